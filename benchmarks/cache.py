@@ -14,7 +14,7 @@ from time import perf_counter
 
 from benchmarks.report import arguments, report
 from benchmarks.station import Station, check, open_station
-from kaas.executor.executor import Request, RunStats
+from kaas.executor.executor import RunRequest, RunStats
 
 OBJECTS = 32
 OBJECT_BYTES = 16 << 20
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(
-    station: Station, requests: list[Request], cache_bytes: int, host_bytes: int
+    station: Station, requests: list[RunRequest], cache_bytes: int, host_bytes: int
 ) -> tuple[float, list[RunStats]]:
     """Seconds of REQUESTS requests, one after the other, and what they did."""
     executor = station.executor(cache_bytes=cache_bytes, host_cache_bytes=host_bytes)

@@ -13,7 +13,7 @@ from time import perf_counter
 import kaas
 from benchmarks.report import arguments, report
 from kaas.executor.device.device import gpu_count, open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 
 PTX = (Path(__file__).parent / "kernels" / "clients.ptx").read_text()
 MORE = "".join(f".global .align 4 .u32 more{number} = {number};\n" for number in range(1, 8))
@@ -46,7 +46,7 @@ def measure(executor: Executor, library: kaas.Library, turns: int) -> tuple[floa
         for client in ("a", "b"):
             for which in ("another", "same"):
                 began = perf_counter()
-                executor.run(Request(task, {}, {}, client))
+                executor.run(RunRequest(task, {}, {}, client))
                 if turn >= WARM_UP:
                     times[which].append(perf_counter() - began)
     return median(times["same"]), median(times["another"])

@@ -20,8 +20,8 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 import kaas
 from benchmarks.report import arguments, report
 from kaas.executor.device.device import gpu_count, open_device
-from kaas.executor.executor import Executor, Request, RunStats, Source
-from kaas.executor.plan.graph_cache import Replay, Values
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunStats
+from kaas.executor.plan.graph_cache import GraphCache, LaunchValues
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 N = 1024
@@ -95,7 +95,8 @@ def measure_graph(executor: Executor, library: kaas.Library) -> tuple[float, dic
     x = np.ones(N, np.float32)
     draw = random.Random(0)
     requests = [
-        Request(task, {"x": Source(x.copy()), "w": Source(objects[k], key=keys[k])}, {}) for k in range(OBJECTS)
+        RunRequest(task, {"x": InputSource(x.copy()), "w": InputSource(objects[k], key=keys[k])}, {})
+        for k in range(OBJECTS)
     ]
     stats: list[RunStats] = []
     drawn = iter(draw.choices(requests, k=WARM_UP + REPEATS))
@@ -123,10 +124,10 @@ def measure_graph(executor: Executor, library: kaas.Library) -> tuple[float, dic
 def calibrated(executor: Executor, library: kaas.Library) -> kaas.KTask:
     """The chain with as many rounds as it takes to come near KERNELS_S."""
     rounds = 1
-    sources = {"x": Source(np.ones(N, np.float32)), "w": Source(np.ones(N, np.float32))}
+    sources = {"x": InputSource(np.ones(N, np.float32)), "w": InputSource(np.ones(N, np.float32))}
     for _ in range(12):
         task = chain(library, rounds)
-        took_s = median(executor.run(Request(task, sources, {})).stats.device_s for _ in range(100))
+        took_s = median(executor.run(RunRequest(task, sources, {})).stats.device_s for _ in range(100))
         if abs(took_s / KERNELS_S - 1) <= CALIBRATION:
             break
         rounds = max(1, min(rounds * 16, round(rounds * KERNELS_S / took_s)))
@@ -152,10 +153,10 @@ def instantiated(executor: Executor, task: kaas.KTask) -> tuple[Any, Any, dict[k
     device = executor.device
     plan = executor.prepare(task)
     with device.current():
-        replay = Replay(plan, device)
+        replay = GraphCache(plan, device)
         by_value = sum(1 << index for index in plan.inputs)
         placement = replay.place(by_value, device.allocate(replay.layout(by_value).nbytes))
-        [(instance, _)] = replay.bind(Values(placement, placement.addresses, []))
+        [(instance, _)] = replay.bind(LaunchValues(placement, placement.addresses, []))
         return instance.handle, device.stream().handle, dict(zip(plan.buffers, placement.addresses, strict=False))
 
 
@@ -173,7 +174,7 @@ def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict
         address = executor.device.allocate(Y.nbytes)
 
     def replay() -> None:
-        executor.run(Request(task, {}, {}))
+        executor.run(RunRequest(task, {}, {}))
 
     def loop() -> None:
         for _ in range(EMPTY_KERNELS):
@@ -189,7 +190,7 @@ def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict
 
 def measure_iterations(executor: Executor, library: kaas.Library) -> tuple[float, dict[str, Any]]:
     pair = [kaas.Kernel(library, "empty", 1, 32, [kaas.Out(Y)]) for _ in range(2)]
-    request = Request(kaas.KTask(pair, [Y], iterations=ITERATIONS), {}, {})
+    request = RunRequest(kaas.KTask(pair, [Y], iterations=ITERATIONS), {}, {})
     instance, stream, _ = instantiated(executor, kaas.KTask(pair, [Y]))
 
     def iterate() -> None:

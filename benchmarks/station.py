@@ -16,8 +16,8 @@ from cuda.bindings import driver
 
 import kaas
 import softgpu
-from kaas.executor.device.device import Device, call, gpu_count, open_device
-from kaas.executor.executor import Executor, Request, Result, RunStats, Source
+from kaas.executor.device.device import OpenDevice, call, gpu_count, open_device
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult, RunStats
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 COPY_BYTES_PER_S = 2e9
@@ -48,7 +48,7 @@ class Station:
     def executor(self, **options: Any) -> Executor:
         return Executor(open_device(self.kind, 0), **options)
 
-    def requests(self, count: int, object_bytes: int) -> list[Request]:
+    def requests(self, count: int, object_bytes: int) -> list[RunRequest]:
         """So many requests, each with an object of its own, which its kernel reads where it is cached."""
         task = reader(object_bytes, self.rounds)
         objects = [np.full(object_bytes // 4, k, np.float32) for k in range(count)]
@@ -71,14 +71,14 @@ def open_station(memory_bytes: int, object_bytes: int, kernel_s: float | None = 
     return Station("software", "software GPU, modelled", COPY_BYTES_PER_S, seconds, 1)
 
 
-def send(executor: Executor, requests: Iterable[Request], lanes: int) -> tuple[float, list[RunStats]]:
+def send(executor: Executor, requests: Iterable[RunRequest], lanes: int) -> tuple[float, list[RunStats]]:
     """Seconds that the requests take from so many threads, each with one under way, and what they did.
 
     The threads do as those of an executor's process: each stays in the device's context, takes the next request itself,
     and wakes no other thread.
     """
     sent = list(requests)
-    results: list[Result | None] = [None] * len(sent)
+    results: list[RunResult | None] = [None] * len(sent)
     numbers = iter(range(len(sent)))  # one step of it is one bytecode: no two threads get the same number
 
     def run() -> None:
@@ -101,7 +101,7 @@ def send(executor: Executor, requests: Iterable[Request], lanes: int) -> tuple[f
     return seconds, [result.stats for result in done]
 
 
-def check(one: Request, result: Result) -> None:
+def check(one: RunRequest, result: RunResult) -> None:
     """That the kernel has read the object of its own request: a fast executor may be a wrong one."""
     w, rounds = float(one.inputs["w"].value[0]), one.task.kernels[0].args[-1]
     assert isinstance(rounds, kaas.Literal), "as reader has it"
@@ -118,8 +118,8 @@ def reader(object_bytes: int, rounds: int) -> kaas.KTask:
     return kaas.KTask([kaas.Kernel(kaas.Library.from_file(PTX), "step", N // 256, 256, args)], [y])
 
 
-def request(task: kaas.KTask, value: np.ndarray[Any, Any], key: bytes) -> Request:
-    return Request(task, {"x": Source(np.ones(N, np.float32)), "w": Source(value, key=key)}, {})
+def request(task: kaas.KTask, value: np.ndarray[Any, Any], key: bytes) -> RunRequest:
+    return RunRequest(task, {"x": InputSource(np.ones(N, np.float32)), "w": InputSource(value, key=key)}, {})
 
 
 # --- a GPU
@@ -135,7 +135,7 @@ def _measured(object_bytes: int, kernel_s: float | None) -> Station:
     return Station("gpu", device.info().name, object_bytes / copy_s, seconds, rounds)
 
 
-def _copy_seconds(device: Device, nbytes: int) -> float:
+def _copy_seconds(device: OpenDevice, nbytes: int) -> float:
     """Median time of a copy from page-locked memory, by the device's clock."""
     stream = device.stream()
     source, target = call(driver.cuMemHostAlloc, nbytes, 0), call(driver.cuMemAlloc, nbytes)

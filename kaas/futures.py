@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from asyncio import Future as Waiter
 
 
-class Source(Protocol):
+class ReplySource(Protocol):
     """Where an answer comes from."""
 
     lock: threading.Lock
     """Guards what is known of each."""
 
-    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+    def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         """Until it has ended, or the time is up; with 0, what has already come is taken."""
         ...
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, pending: PendingReply) -> None:
         """Somebody wants to hear when it ends, and does not wait. Called with the lock held."""
         ...
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingReply) -> None:
         """It was cancelled."""
         ...
 
@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
 
-class Pending:
+class PendingReply:
     """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
     are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
 
@@ -55,7 +55,7 @@ class Pending:
 
     traceparent: str = ""
 
-    def __init__(self, source: Source, number: int) -> None:
+    def __init__(self, source: ReplySource, number: int) -> None:
         self.source = source
         self.number = number
         self.ended = False
@@ -105,7 +105,7 @@ class Future(concurrent.futures.Future[Any]):
     `concurrent.futures` and asyncio takes it, but for what takes coroutines only, `asyncio.create_task` say.
     """
 
-    def __init__(self, pending: Pending, make: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, pending: PendingReply, make: Callable[[Sequence[Any]], Any]) -> None:
         # not as its base is made: `__getattr__` does that for those that need it
         self._pending = pending
         self._make = make

@@ -10,7 +10,7 @@ import numpy as np
 from kaas.ktask.dlpack import _Header, _header
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device import Device
+    from kaas.executor.device.device import OpenDevice
 
 
 class Exporter:
@@ -47,7 +47,7 @@ class Exporter:
 class DeviceArray(Exporter):
     """A copy of an array in the memory of a device."""
 
-    def __init__(self, device: Device, ordinal: int, array: Any, **fields: Any) -> None:
+    def __init__(self, device: OpenDevice, ordinal: int, array: Any, **fields: Any) -> None:
         super().__init__(array, (2, ordinal), **fields)
         with device.current():
             self.address = device.allocate(self.array.nbytes)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 import kaas
-from kaas.server.config.serve_config import Code, ETaskSettings, Limits, Listen, Settings
+from kaas.server.config.serve_config import CodeSettings, ETaskSettings, LimitSettings, ListenSettings, Settings
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
 
@@ -27,10 +27,10 @@ CLASSES: dict[type, str] = {
     kaas.Device: "A device: `kaas.Device`, `pool.devices`",
     kaas.ClientSettings: "A client of a pool: `kaas.ClientSettings`, `pool.clients`",
     Settings: "A server: the file of `kaas serve`",
-    Listen: "`listen`",
-    Limits: "`limits`",
+    ListenSettings: "`listen`",
+    LimitSettings: "`limits`",
     Quotas: "`limits.quotas`, and `[quotas]` of a client's file",
-    Code: "`code`",
+    CodeSettings: "`code`",
     ETaskSettings: "`etasks`",
     LogSettings: "`log`",
 }
@@ -92,7 +92,16 @@ def test_the_page_is_what_the_code_says() -> None:
 
 
 def test_every_field_of_a_pool_and_a_server_is_described() -> None:
-    for kind in (kaas.Config, kaas.Device, kaas.ClientSettings, Limits, Quotas, Code, ETaskSettings, LogSettings):
+    for kind in (
+        kaas.Config,
+        kaas.Device,
+        kaas.ClientSettings,
+        LimitSettings,
+        Quotas,
+        CodeSettings,
+        ETaskSettings,
+        LogSettings,
+    ):
         assert _defaults(kind).keys() == _descriptions(kind).keys(), kind
 
 

@@ -17,7 +17,7 @@ from kaas.executor.device.host_arrays import on_host
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
 from kaas.wire import specs
-from kaas.wire.packing import Signature
+from kaas.wire.packing import FunctionSignature
 
 
 def put(value: Any) -> Any:
@@ -98,7 +98,7 @@ def _name(target: Any) -> bytes:
     return refs[0].binary() if _bound(signatures) else "".join(signature.key for signature in signatures).encode()
 
 
-def _bound(signatures: Sequence[Signature]) -> bool:
+def _bound(signatures: Sequence[FunctionSignature]) -> bool:
     """Whether the function has constants."""
     return any(signature.spec.bindings for signature in signatures)
 
@@ -122,4 +122,4 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     elif target is not None or action not in ("unpin", "flush"):
         raise InvalidRequest(f"kaas.{action} takes a Function, an ObjectRef or what kaas.put gives, not {target!r}")
     ready = action in ("unpin", "flush") or not refs or session.store.complete(refs)
-    return specs.encode(specs.Upkeep(action, device, functions, objects, ready, client)), refs
+    return specs.encode(specs.CacheCommandSpec(action, device, functions, objects, ready, client)), refs

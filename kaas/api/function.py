@@ -15,7 +15,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.variant import Variant, of_shapes
 from kaas.optional_ray import check_ray
 from kaas.wire import specs
-from kaas.wire.packing import Caller, Signature, Store, bind, bind_variants, choose_signature, pack
+from kaas.wire.packing import CallOptions, FunctionSignature, ObjectSink, bind, bind_variants, choose_signature, pack
 
 if TYPE_CHECKING:
     from kaas.futures import Future
@@ -58,7 +58,9 @@ def register_variants(name: str, variants: Sequence[Variant], constants: Mapping
     return _registered(session, name, signatures, objects)
 
 
-def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
+def _registered(
+    session: Session, name: str, signatures: tuple[FunctionSignature, ...], objects: tuple[Any, ...]
+) -> Function:
     store = session.store
     refs = tuple(value for value in objects if store.is_ref(value))
     function = Function(session.name, name, signatures, _Bound(store.put_all(objects) if objects else None, refs))
@@ -100,19 +102,19 @@ class Options:
                 raise InvalidRequest(f"keep is True, False or names of outputs, not {self.keep!r}")
             object.__setattr__(self, "keep", tuple(self.keep))
 
-    def caller(self, session: Session) -> Caller:
+    def caller(self, session: Session) -> CallOptions:
         client = session.client if self.client is None else self.client
         keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
-        return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
+        return CallOptions(client, self.deadline_s, self.retries, self.profile, keep, session.id)
 
 
 @lru_cache(maxsize=1024)
-def signature_of(task: KTask) -> Signature:
+def signature_of(task: KTask) -> FunctionSignature:
     """That of a kTask without constants."""
-    return Signature.of(task)
+    return FunctionSignature.of(task)
 
 
-def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> Caller:
+def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> CallOptions:
     """Who calls by these options.
 
     Raises:
@@ -127,9 +129,9 @@ def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, prof
 @lru_cache(maxsize=1024, typed=True)
 def _caller(
     own: str, session: str, client: str | None, deadline_s: float | None, retries: int, profile: bool
-) -> Caller:
+) -> CallOptions:
     options = Options(client, deadline_s, None, retries, profile)
-    return Caller(options.client or own, options.deadline_s, options.retries, options.profile, session=session)
+    return CallOptions(options.client or own, options.deadline_s, options.retries, options.profile, session=session)
 
 
 class _Bound:
@@ -151,7 +153,7 @@ class Function:
         self,
         pool: str,
         name: str,
-        signatures: tuple[Signature, ...],
+        signatures: tuple[FunctionSignature, ...],
         bound: _Bound,
         options: Options | None = None,
     ) -> None:
@@ -160,7 +162,7 @@ class Function:
         self._signatures = signatures
         self._bound = bound
         self._options = options or Options()
-        self._caller: tuple[Session, Caller] | None = None
+        self._caller: tuple[Session, CallOptions] | None = None
 
     @property
     def tasks(self) -> tuple[KTask, ...]:
@@ -209,7 +211,7 @@ class Function:
         number = of_shapes(self._name, [signature.taken for signature in self._signatures], shapes)
         return self._with((self._signatures[number],), self._options)
 
-    def _with(self, signatures: tuple[Signature, ...], options: Options) -> Function:
+    def _with(self, signatures: tuple[FunctionSignature, ...], options: Options) -> Function:
         return Function(self._pool, self._name, signatures, self._bound, options)
 
     def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
@@ -278,8 +280,8 @@ class Function:
                 raise self._outlived() from error
 
     def _packed(
-        self, session: Session, store: Store, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any]
-    ) -> tuple[Signature, bytes, list[Any]]:
+        self, session: Session, store: ObjectSink, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any]
+    ) -> tuple[FunctionSignature, bytes, list[Any]]:
         bound = self._bound
         if bound.awaited and store.complete(bound.awaited):
             bound.awaited.clear()
@@ -287,7 +289,7 @@ class Function:
         caller = self._caller_in(session) if options is self._options else options.caller(session)
         return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
 
-    def _caller_in(self, session: Session) -> Caller:
+    def _caller_in(self, session: Session) -> CallOptions:
         """By its own options, remembered for the last session, which is nearly always the only one."""
         if self._caller is None or self._caller[0] is not session:
             self._caller = session, self._options.caller(session)
@@ -297,7 +299,7 @@ class Function:
         """What to raise when Ray no longer knows who owns the constants."""
         return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
-    def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
+    def upkeep(self) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
         """Return what cache commands say of it: its signatures and the references to its constants."""
         return self._signatures, [
             *(() if self._bound.constants is None else (self._bound.constants,)),
@@ -324,5 +326,5 @@ def _function(
     awaited: Sequence[Any],
     options: Options,
 ) -> Function:
-    signatures = tuple(Signature.of(*part) for part in parts)
+    signatures = tuple(FunctionSignature.of(*part) for part in parts)
     return Function(pool, name, signatures, _Bound(constants, awaited), options)

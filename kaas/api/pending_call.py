@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.futures import Pending
-from kaas.wire.connections.shared_memory import Lease
+from kaas.futures import PendingReply
+from kaas.wire.connections.shared_memory import BlockLease
 from kaas.wire.messages import Beside, Framed, Named
-from kaas.wire.packing import Signature, Store
+from kaas.wire.packing import FunctionSignature, ObjectSink
 
 
 @dataclass(slots=True)
-class Asked:
+class PendingCall:
     """What has no answer yet, as it is sent, and sent again to a pool that has started again.
 
     Fields:
@@ -21,51 +21,51 @@ class Asked:
             until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
     """
 
-    pending: Pending
+    pending: PendingReply
     what: str
     frames: Sequence[Any]
     beside: Sequence[Any] = ()
     keys: Sequence[bytes] = ()
-    function: Signature | None = None
+    function: FunctionSignature | None = None
     owner: Any = None
 
     @property
-    def leases(self) -> list[Lease]:
-        return [item for item in self.beside if isinstance(item, Lease)]
+    def leases(self) -> list[BlockLease]:
+        return [item for item in self.beside if isinstance(item, BlockLease)]
 
 
-def placed(asked: Asked, shares: bool) -> tuple[list[Beside], list[Any]]:
+def placed(asked: PendingCall, shares: bool) -> tuple[list[Beside], list[Any]]:
     """What stands beside a request as its header says it, and all its frames."""
     beside: list[Beside] = []
     frames = [*asked.frames]
     for item in asked.beside:
-        if isinstance(item, Lease) and shares:
+        if isinstance(item, BlockLease) and shares:
             beside.append(item.block)
-        elif isinstance(item, Lease | bytes):
-            frames.append(item.view if isinstance(item, Lease) else item)
+        elif isinstance(item, BlockLease | bytes):
+            frames.append(item.view if isinstance(item, BlockLease) else item)
             beside.append(Framed(len(frames)))
         else:
             beside.append(Named(item.binary()))
     return beside, frames
 
 
-class Aside:
+class CallAttachments:
     """A session's store, but for inputs by value: they go beside the call as its line carries them. Ends with whether
     the call was sent."""
 
-    def __init__(self, store: Store, put: Callable[[memoryview], Lease | bytes]) -> None:
+    def __init__(self, store: ObjectSink, put: Callable[[memoryview], BlockLease | bytes]) -> None:
         self.is_ref = store.is_ref
         self.complete = store.complete
         self._put = put
-        self._leases: list[Lease] = []
+        self._leases: list[BlockLease] = []
 
-    def put(self, value: Any) -> Lease | bytes:
+    def put(self, value: Any) -> BlockLease | bytes:
         item = self._put(memoryview(value))
-        if isinstance(item, Lease):
+        if isinstance(item, BlockLease):
             self._leases.append(item)
         return item
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> CallAttachments:
         return self
 
     def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:

@@ -12,17 +12,17 @@ from queue import SimpleQueue
 from typing import Any, ClassVar
 from weakref import finalize
 
-from kaas.api.pending_call import Aside
+from kaas.api.pending_call import CallAttachments
 from kaas.api.session import HERE, Session, needs_ray, program_name
 from kaas.config import Config
 from kaas.errors import InvalidConfig, NotInitialized, PoolStopped
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
-from kaas.pool.on_processes.names import Notice, Place
-from kaas.pool.on_processes.objects import Keep, encode_keep, key_of, key_of_all
+from kaas.pool.on_processes.names import PoolName, PoolNotice
+from kaas.pool.on_processes.objects import KeepObjects, encode_keep, key_of, key_of_all
 from kaas.wire.held_ref import HeldRef
 from kaas.wire.messages import Address, Named
-from kaas.wire.packing import Signature
+from kaas.wire.packing import FunctionSignature
 from kaas.wire.specs import INLINE_INPUT_BYTES
 from kaas.wire.status import codec
 from kaas.wire.status.stats import Stats
@@ -63,17 +63,17 @@ class _HeldStore:
         together = key_of_all(keys)
         for begin in range(0, len(keys), AT_ONCE):
             self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
-        self._session.ask("hold", [encode_keep(Keep(keys, together))], [Named(key) for key in keys])
+        self._session.ask("hold", [encode_keep(KeepObjects(keys, together))], [Named(key) for key in keys])
         self._session.calls.drop(keys)
         return self._ref(together, sum(part.nbytes for part in parts), None, None)
 
     def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
         with self._session.calls.aside(self) as aside:
             beside = [self._beside(part, aside) for part in parts]
-            self._session.ask("hold", [encode_keep(Keep(keys))], beside)
+            self._session.ask("hold", [encode_keep(KeepObjects(keys))], beside)
 
     @staticmethod
-    def _beside(part: HeldRef | memoryview, aside: Aside) -> Any:
+    def _beside(part: HeldRef | memoryview, aside: CallAttachments) -> Any:
         if isinstance(part, HeldRef):
             return part
         return aside.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
@@ -106,7 +106,7 @@ class ProcessSession(Session):
     """
 
     ray: ClassVar[bool] = False
-    notice: Notice
+    notice: PoolNotice
     child: Child | None = None
     pid: int = field(default_factory=os.getpid)
     _addressed: bool = False
@@ -133,7 +133,7 @@ class ProcessSession(Session):
     def drop(self, life: str, keys: list[bytes]) -> None:
         """It goes with its reference."""
 
-    def introduce(self, signature: Signature) -> None:
+    def introduce(self, signature: FunctionSignature) -> None:
         self.check()
         self.calls.introduce(signature)
 
@@ -192,7 +192,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
     """
     session = HERE.session
     assert session is None or isinstance(session, ProcessSession), "the caller refuses pools of another kind"
-    place = Place(name)
+    place = PoolName(name)
     if session is not None and not session.gone and _answers(session):
         _refuse_other(name, wanted, session.notice)
         return session, False
@@ -215,7 +215,7 @@ def attach(name: str) -> None:
         NotInitialized, InvalidConfig
     """
     with HERE.lock:
-        place = Place(name)
+        place = PoolName(name)
         with place.locked():
             notice = place.running()
         if notice is None:
@@ -224,7 +224,7 @@ def attach(name: str) -> None:
             HERE.session = ProcessSession(name, _client(), notice=notice)
 
 
-def _started(name: str, wanted: Config | None, place: Place) -> ProcessSession:
+def _started(name: str, wanted: Config | None, place: PoolName) -> ProcessSession:
     try:
         child = Child("kaas.pool.on_processes.process_pool", PoolOrders(name, wanted))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -255,6 +255,6 @@ def _answers(session: ProcessSession) -> bool:
     return True
 
 
-def _refuse_other(name: str, wanted: Config | None, notice: Notice) -> None:
+def _refuse_other(name: str, wanted: Config | None, notice: PoolNotice) -> None:
     if wanted is not None:
         wanted.refuse_other(name, notice.config)

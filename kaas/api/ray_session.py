@@ -26,7 +26,7 @@ from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resou
 from kaas.pool.on_ray.pool_actor import PoolActor
 from kaas.wire import specs
 from kaas.wire.messages import Address
-from kaas.wire.packing import Signature
+from kaas.wire.packing import FunctionSignature
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 
@@ -138,7 +138,7 @@ class RaySession(Session):
     def drop(self, life: str, keys: list[bytes]) -> None:
         self.calls.drop(keys, life)
 
-    def introduce(self, signature: Signature) -> None:
+    def introduce(self, signature: FunctionSignature) -> None:
         self.check()
         if signature.key not in self.registered:
             spec, task = specs.encode(signature.spec), signature.task.to_msgpack()
@@ -149,7 +149,7 @@ class RaySession(Session):
         self.registered[key] = tell
         tell()
 
-    def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
+    def send(self, signature: FunctionSignature, message: bytes, refs: list[Any]) -> Any:
         self.introduce(signature)
         outputs = signature.task.outputs
         if len(outputs) == 1:

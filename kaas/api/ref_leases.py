@@ -19,7 +19,7 @@ class _Held:
     life: str | None = None
 
 
-class Holds:
+class RefLeases:
     """References that calls name, or functions for as long as they live, each held once.
 
     hold: has the pool hold references; returns its life that was told, None if there is none now. drop: lets that life

@@ -11,19 +11,19 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
-from kaas.api.pending_call import Aside, Asked, placed
-from kaas.api.ref_leases import Holds
+from kaas.api.pending_call import CallAttachments, PendingCall, placed
+from kaas.api.ref_leases import RefLeases
 from kaas.errors import KaasError, NotInitialized, PoolStopped
-from kaas.futures import Future, Pending, running_loop
+from kaas.futures import Future, PendingReply, running_loop
 from kaas.wire import messages, specs
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import AnyLine, Line, LineLost
-from kaas.wire.connections.reply_reader import Receiver
-from kaas.wire.connections.shared_memory import Lease, Outbox
+from kaas.wire.connections.connection import AnyConnection, Connection, ConnectionLost
+from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.connections.shared_memory import BlockLease, Outbox
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Ask, Cancel, Drop, Register, Submit
 from kaas.wire.outputs import outputs_from
-from kaas.wire.packing import Signature, Store
+from kaas.wire.packing import FunctionSignature, ObjectSink
 
 CONNECT_S = 30.0
 """Within this a pool that runs says Welcome."""
@@ -33,7 +33,7 @@ TAKEN_EVERY = 64
 Make = Callable[[Sequence[Any]], Any]
 
 
-class Way(Protocol):
+class PoolEndpoint(Protocol):
     """How a session reaches its pool, as its calls see it."""
 
     name: str
@@ -57,33 +57,33 @@ class Way(Protocol):
 
 
 @dataclass(slots=True)
-class _Life:
+class _Epoch:
     """The line to the pool in one of its lives, and the functions that it was told of on it."""
 
-    line: Line
+    line: Connection
     life: str
     introduced: set[str]
 
 
-class Calls:
+class RpcClient:
     """What a session has asked its pool, and the answers."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: PoolEndpoint) -> None:
         self._way = way
         self._pid = os.getpid()
         self._numbers = count()
         self._makers: dict[str, Make] = {}
         self._outbox = Outbox()
-        self._holds = Holds(self._hold, way.drop)
-        self._receiver = Receiver(self._take, self._line_lost)
+        self._holds = RefLeases(self._hold, way.drop)
+        self._receiver = ReplyReader(self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._life: _Life | None = None
+        self._life: _Epoch | None = None
         self._ended: KaasError | None = None
-        self._open: dict[int, Asked] = {}
-        self._late: dict[int, Sequence[Lease]] = {}  # of requests that nobody waits for, but that may still run
+        self._open: dict[int, PendingCall] = {}
+        self._late: dict[int, Sequence[BlockLease]] = {}  # of requests that nobody waits for, but that may still run
 
     @classmethod
-    def connected(cls, way: Way) -> Calls:
+    def connected(cls, way: PoolEndpoint) -> RpcClient:
         """Those of a session that connects to its pool now. An event loop does not wait for that: there another thread
         connects, and what is asked meanwhile is sent then, or ends with what went wrong.
 
@@ -102,7 +102,12 @@ class Calls:
     # --- asking
 
     def submit(
-        self, function: Signature, message: bytes, beside: Sequence[Any], constants: Any = None, owner: Any = None
+        self,
+        function: FunctionSignature,
+        message: bytes,
+        beside: Sequence[Any],
+        constants: Any = None,
+        owner: Any = None,
     ) -> Future:
         """Run an invocation.
 
@@ -115,12 +120,12 @@ class Calls:
         """
         keys: Sequence[bytes] = ()
         if beside:
-            refs = [item for item in beside if not isinstance(item, Lease | bytes) and item is not constants]
+            refs = [item for item in beside if not isinstance(item, BlockLease | bytes) and item is not constants]
             if constants is not None:
                 self._holds.keep(owner, [constants])
             keys = self._holds.use(refs) if refs else ()
-        pending = Pending(self, next(self._numbers))
-        self._ask(Asked(pending, "", (message,), beside, keys, function, owner))
+        pending = PendingReply(self, next(self._numbers))
+        self._ask(PendingCall(pending, "", (message,), beside, keys, function, owner))
         return Future(pending, self._makers.get(function.key) or self._maker(function))
 
     def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
@@ -129,25 +134,25 @@ class Calls:
         Raises:
             PoolStopped, NotInitialized
         """
-        pending = Pending(self, next(self._numbers))
-        self._ask(Asked(pending, what, frames, beside))
+        pending = PendingReply(self, next(self._numbers))
+        self._ask(PendingCall(pending, what, frames, beside))
         return Future(pending, list)
 
-    def _maker(self, function: Signature) -> Make:
+    def _maker(self, function: FunctionSignature) -> Make:
         make = self._makers[function.key] = outputs_from(function.task.outputs)
         return make
 
-    def aside(self, store: Store) -> Aside:
+    def aside(self, store: ObjectSink) -> CallAttachments:
         """What `pack` takes for this session's store."""
-        return Aside(store, self._set_aside)
+        return CallAttachments(store, self._set_aside)
 
-    def _set_aside(self, data: memoryview) -> Lease | bytes:
+    def _set_aside(self, data: memoryview) -> BlockLease | bytes:
         """A copy, so that its owner may write to it again."""
         life = self._life
         shares = life is not None and life.line.shares and not self._outbox.crowded
         return self._outbox.put(data) if shares else bytes(data)
 
-    def introduce(self, function: Signature) -> None:
+    def introduce(self, function: FunctionSignature) -> None:
         """Tell the pool of a function that is not called yet; the message needs no answer."""
         self._check_process()
         life = self._life
@@ -167,7 +172,7 @@ class Calls:
         self._way.hold(life.life, refs)
         return life.life
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: PendingCall) -> None:
         self._check_process()
         number = asked.pending.number
         with self.lock:
@@ -186,36 +191,36 @@ class Calls:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
 
-    def _post(self, life: _Life, asked: Asked) -> None:
+    def _post(self, life: _Epoch, asked: PendingCall) -> None:
         function, number = asked.function, asked.pending.number
         if function is not None and function.key not in life.introduced:
             self._introduce(life, function)
         beside, frames = placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
         self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
 
-    def _introduce(self, life: _Life, function: Signature) -> None:
+    def _introduce(self, life: _Epoch, function: FunctionSignature) -> None:
         self._send(life, Register(), (specs.encode(function.spec), function.task.to_msgpack()))
         life.introduced.add(function.key)
 
-    def _send(self, life: _Life, header: Any, frames: Sequence[Any] = ()) -> None:
+    def _send(self, life: _Epoch, header: Any, frames: Sequence[Any] = ()) -> None:
         try:
             life.line.send(header, frames)
-        except LineLost:
+        except ConnectionLost:
             self._lost(life)
 
     # --- answers
 
-    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+    def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         self._check_process()
         self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         self._receiver.call(callbacks)
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, pending: PendingReply) -> None:
         self._receiver.watch(pending.number)
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingReply) -> None:
         number = pending.number
         with self.lock:
             asked = self._open.pop(number, None)
@@ -268,12 +273,12 @@ class Calls:
         if known is not None and known.life != life:
             self._lost(known)
 
-    def _line_lost(self, line: AnyLine[Any, messages.ToPeer]) -> None:
+    def _line_lost(self, line: AnyConnection[Any, messages.ToPeer]) -> None:
         life = self._life
         if life is not None and life.line is line:
             self._lost(life)
 
-    def _lost(self, life: _Life) -> None:
+    def _lost(self, life: _Epoch) -> None:
         with self.lock:
             if self._life is not life:
                 return
@@ -318,23 +323,23 @@ class Calls:
                 unanswered = list(self._open.values())
             self._post_again(known, unanswered)
 
-    def _post_again(self, life: _Life, unanswered: Sequence[Asked]) -> None:
+    def _post_again(self, life: _Epoch, unanswered: Sequence[PendingCall]) -> None:
         for asked in unanswered:
             self._post(life, asked)
             if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
                 self._send(life, Cancel(asked.pending.number))
 
-    def _connected(self) -> _Life:
+    def _connected(self) -> _Epoch:
         end_s = monotonic() + CONNECT_S
         while True:
             address, node = self._way.address()
             try:
                 line = connect(address, node, "client", self._way.id, token_hex(8), CONNECT_S)
-            except LineLost as error:  # the pool has just ended, and its address with it
+            except ConnectionLost as error:  # the pool has just ended, and its address with it
                 if monotonic() > end_s:
                     raise PoolStopped(f"pool {self._way.name!r} does not answer", pool=self._way.name) from error
             else:
-                return _Life(line, address.life, set())
+                return _Epoch(line, address.life, set())
 
     def end(self, error: KaasError) -> None:
         """Give every call that has no answer this one; further ones are refused."""
@@ -362,6 +367,6 @@ class Calls:
         self._outbox.close()
 
 
-def _release(leases: Sequence[Lease]) -> None:
+def _release(leases: Sequence[BlockLease]) -> None:
     for lease in leases:
         lease.release()

@@ -13,17 +13,17 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, PoolStopped
-from kaas.wire.packing import Store
+from kaas.wire.packing import ObjectSink
 
 if TYPE_CHECKING:
-    from kaas.api.rpc_client import Calls
+    from kaas.api.rpc_client import RpcClient
     from kaas.wire.messages import Address
-    from kaas.wire.packing import Signature
+    from kaas.wire.packing import FunctionSignature
     from kaas.wire.status.stats import Stats
     from kaas.wire.status.status import Status
 
 
-class ObjectStore(Store, Protocol):
+class SessionObjects(ObjectSink, Protocol):
     """Where objects are that outlive a request: Ray's store, or the pool itself."""
 
     def put_all(self, values: tuple[Any, ...]) -> Any:
@@ -48,7 +48,7 @@ class Session(ABC):
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
-    _calls: Calls | None = None
+    _calls: RpcClient | None = None
     _connecting: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
@@ -60,7 +60,7 @@ class Session(ABC):
             raise PoolStopped(f"pool {self.name!r} is gone; kaas.init() starts another", pool=self.name)
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> RpcClient:
         """Its calls; the first who asks for them connects to the pool.
 
         Raises:
@@ -68,12 +68,12 @@ class Session(ABC):
         """
         return self._calls or self._connected()
 
-    def _connected(self) -> Calls:
-        from kaas.api.rpc_client import Calls
+    def _connected(self) -> RpcClient:
+        from kaas.api.rpc_client import RpcClient
 
         with self._connecting:
             if self._calls is None:
-                self._calls = Calls.connected(self)
+                self._calls = RpcClient.connected(self)
             return self._calls
 
     def end_calls(self, error: KaasError) -> None:
@@ -101,7 +101,7 @@ class Session(ABC):
 
     @property
     @abstractmethod
-    def store(self) -> ObjectStore:
+    def store(self) -> SessionObjects:
         """Its objects."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Session(ABC):
         """Whether what it stands on is still there: Ray, for a pool on Ray."""
 
     @abstractmethod
-    def introduce(self, signature: Signature) -> None:
+    def introduce(self, signature: FunctionSignature) -> None:
         """Tell the pool of a function, once; the message needs no answer.
 
         Raises:
@@ -117,7 +117,7 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
+    def send(self, signature: FunctionSignature, message: bytes, refs: list[Any]) -> Any:
         """What `kaas.invoke` gives."""
 
     @abstractmethod
@@ -147,14 +147,14 @@ class Session(ABC):
 
 
 @dataclass(slots=True, eq=False)
-class Here:
+class CurrentSession:
     """This process's session, if it has one, and who may change that."""
 
     session: Session | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-HERE = Here()
+HERE = CurrentSession()
 
 
 def program_name() -> str:

@@ -33,7 +33,7 @@ class Shaped:
     dtype: None = None
 
 
-class Step(Protocol):
+class CompileStep(Protocol):
     """What a compiler says of its progress."""
 
     stage: str
@@ -103,7 +103,7 @@ def _shaped(text: str) -> tuple[str, Shaped]:
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[Step], None]]:
+def _bars() -> Iterator[Callable[[CompileStep], None]]:
     """A bar for each stage, on stderr if that is a terminal."""
     columns: tuple[Any, ...] = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -112,7 +112,7 @@ def _bars() -> Iterator[Callable[[Step], None]]:
     stages: dict[str, TaskID] = {}
     with Bars(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
 
-        def report(step: Step) -> None:
+        def report(step: CompileStep) -> None:
             if step.stage not in stages:
                 stages[step.stage] = bars.add_task(step.stage, detail="")
             detail = escape(step.detail)

@@ -29,18 +29,18 @@ EitherPool = Annotated[
 ]
 
 
-class By(Enum):
+class GroupBy(Enum):
     """What usage is summed up by."""
 
     CLIENT = "client"
     FUNCTION = "function"
 
 
-PoolName = Annotated[str, typer.Option(help="of the pool, or of the server's")]
+PoolNamed = Annotated[str, typer.Option(help="of the pool, or of the server's")]
 Address = Annotated[str, typer.Option(help="of the Ray cluster")]
 
 
-def status(address: Address = "auto", name: PoolName = "kaas", ray: EitherPool = None) -> None:
+def status(address: Address = "auto", name: PoolNamed = "kaas", ray: EitherPool = None) -> None:
     """Show a running pool: its devices, executors and queue."""
     from kaas.api.program import status as pool_status
     from kaas.wire.status.status import status_tables
@@ -53,7 +53,7 @@ def stats(
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="count from here on, for everybody")] = False,
     address: Address = "auto",
-    name: PoolName = "kaas",
+    name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
     """Show where the requests of a running pool spent their time, and what its caches did."""
@@ -88,7 +88,7 @@ def trace(
     seconds: Annotated[float, typer.Option(min=0.001, help="for which requests are taken down")] = 10.0,
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="where the trace goes")] = Path("trace.json"),
     address: Address = "auto",
-    name: PoolName = "kaas",
+    name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
     """Take down what the requests of a running pool do, for https://ui.perfetto.dev or chrome://tracing."""
@@ -109,9 +109,9 @@ def attach_either(name: str, address: str, ray: bool | None) -> None:
         NotInitialized
     """
     from kaas.api.program import attach
-    from kaas.pool.on_processes.names import Place, running_names
+    from kaas.pool.on_processes.names import PoolName, running_names
 
-    on_ray = Place(name).running() is None if ray is None else ray
+    on_ray = PoolName(name).running() is None if ray is None else ray
     try:
         attach(name, address=address, ray=on_ray)
     except (MissingPackage, NotInitialized) as error:
@@ -135,7 +135,7 @@ def usage(
     folder: Annotated[
         Path | None, typer.Argument(exists=True, file_okay=False, help="the server's state, instead of asking it")
     ] = None,
-    by: Annotated[By, typer.Option(help="what is summed up")] = By.CLIENT,
+    by: Annotated[GroupBy, typer.Option(help="what is summed up")] = GroupBy.CLIENT,
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
     keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of the client that asks")] = None,
@@ -203,14 +203,14 @@ def _state(config: Path) -> Path:
     return Path(state)
 
 
-def _table(found: Usage, by: By) -> Table:
+def _table(found: Usage, by: GroupBy) -> Table:
     counts = ("requests", "ended well", "device s", "bytes in", "bytes out", "bytes copied")
-    held = ("held, byte s",) if by is By.CLIENT else ()
+    held = ("held, byte s",) if by is GroupBy.CLIENT else ()
     table = Table(by.value, *counts, *held, title=f"usage by {by.value}")
     for flow in found.by(by.value):
-        name = flow.client if by is By.CLIENT else flow.function
+        name = flow.client if by is GroupBy.CLIENT else flow.function
         moved = (flow.bytes_in, flow.bytes_out, flow.bytes_copied)
         row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), f"{flow.device_s:.6f}", *map(str, moved)]
-        kept = [f"{found.byte_s(flow.client):.0f}"] if by is By.CLIENT else []
+        kept = [f"{found.byte_s(flow.client):.0f}"] if by is GroupBy.CLIENT else []
         table.add_row(escape(printable(name)), *row, *kept)
     return table

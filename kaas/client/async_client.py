@@ -13,7 +13,7 @@ from kaas.client.prepared import prepare
 from kaas.client.remote_function import RemoteFunction, RemoteObject
 from kaas.client.transfers import Progress
 from kaas.errors import DeadlineExceeded
-from kaas.futures import Future, Pending
+from kaas.futures import Future, PendingReply
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 from kaas.wire import protocol
@@ -90,7 +90,7 @@ class AsyncClient:
             calls.submit_late(call)
         return await Future(call, call.make)
 
-    async def _room(self, room: Pending, nbytes: int, deadline_s: float | None) -> None:
+    async def _room(self, room: PendingReply, nbytes: int, deadline_s: float | None) -> None:
         """Until credit has been taken."""
         try:
             async with asyncio.timeout(deadline_s):

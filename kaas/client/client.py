@@ -10,14 +10,14 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from kaas.client.connecting import Way, retried
+from kaas.client.connecting import ServerEndpoint, retried
 from kaas.client.open_calls import TryAgain
 from kaas.client.prepared import prepare
 from kaas.client.registering import Registering
 from kaas.client.remote_calls import RemoteCalls
 from kaas.client.remote_function import RemoteFunction, RemoteObject, check_object_name
 from kaas.client.server_connection import CurveKeys
-from kaas.client.transfers import Content, Progress, Transfers
+from kaas.client.transfers import Progress, Transfers, UploadContent
 from kaas.errors import InvalidConfig, InvalidRequest, MissingContent, UnknownObject
 from kaas.executor.device.host_arrays import on_host
 from kaas.futures import Future, running_loop
@@ -65,7 +65,7 @@ class Client:
     ) -> None:
         if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not patience_s >= 0:
             raise InvalidConfig(f"patience_s is a number of seconds, not {patience_s!r}", field="patience_s")
-        self._way = Way(address, _curve_keys(address, keys, server_key), patience_s)
+        self._way = ServerEndpoint(address, _curve_keys(address, keys, server_key), patience_s)
         self._patience_s = patience_s
         self._calls = RemoteCalls(self._way, patience_s)
         self._transfers = Transfers(self._calls)
@@ -220,7 +220,7 @@ class Client:
         if dtype is not None and dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"object {name!r}: no dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
         made = RemoteObject(name, dtype or "uint8", (len(flat),) if shape is None else shape)
-        self._tried(lambda: self._registering.put(made, Content.value(flat), progress))
+        self._tried(lambda: self._registering.put(made, UploadContent.value(flat), progress))
         return made
 
     def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:

@@ -24,10 +24,10 @@ from tenacity import (
 from tenacity.stop import stop_base
 
 from kaas import errors
-from kaas.client.server_connection import HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.client.server_connection import HUNG_UP, NOT_IT, REFUSED, CurveKeys, ServerConnection
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, Unreachable, declared
 from kaas.wire import protocol
-from kaas.wire.connections.connection import LineLost
+from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.connections.zmq_connection import Socket
 
 ATTEMPT_S = 5.0
@@ -45,10 +45,10 @@ that starts."""
 
 _log = logging.getLogger(__name__)
 
-Connected = tuple[RemoteLine, protocol.Welcome]
+Connected = tuple[ServerConnection, protocol.Welcome]
 
 
-class Way:
+class ServerEndpoint:
     """To one server. patience_s: how long a server that is not there is looked for."""
 
     def __init__(self, address: str, keys: CurveKeys | None, patience_s: float) -> None:
@@ -60,7 +60,7 @@ class Way:
         self._connecting = self._closed = False
         self._met = False
         self._pid = os.getpid()
-        self._line: RemoteLine | None = None  # the newest
+        self._line: ServerConnection | None = None  # the newest
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         """A line on which this session has been welcomed.
@@ -114,7 +114,7 @@ class Way:
         )
         try:
             line, welcome = attempts(self._attempt, session)
-        except LineLost as error:
+        except ConnectionLost as error:
             if stopped.is_set():
                 raise _closed() from None
             raise Unreachable(
@@ -128,7 +128,7 @@ class Way:
 
     def _attempt(self, session: str) -> Connected:
         try:
-            line = RemoteLine(self._context, self.address, self._keys, ATTEMPT_S)
+            line = ServerConnection(self._context, self.address, self._keys, ATTEMPT_S)
         except zmq.ZMQError as error:
             raise InvalidConfig(f"{self.address!r} is no address of a server: {error}", field="address") from error
         with self._lock:
@@ -140,7 +140,7 @@ class Way:
             return line, _welcome(line)
         except BaseException as error:
             line.close()
-            if isinstance(error, LineLost) and str(error) not in (REFUSED, NOT_IT):
+            if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, NOT_IT):
                 raise _Missed(str(error)) from None
             raise
 
@@ -168,7 +168,7 @@ def _closed() -> NotInitialized:
     return NotInitialized("this client is closed")
 
 
-class _Missed(LineLost):
+class _Missed(ConnectionLost):
     """Another attempt may meet somebody."""
 
 
@@ -187,7 +187,7 @@ class _HungUp(stop_base):
         return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= self._limit_s
 
 
-def _welcome(line: RemoteLine) -> protocol.Welcome:
+def _welcome(line: ServerConnection) -> protocol.Welcome:
     end_s = time.monotonic() + ATTEMPT_S
     while True:
         match line.receive(max(0.0, end_s - time.monotonic())):
@@ -196,9 +196,9 @@ def _welcome(line: RemoteLine) -> protocol.Welcome:
             case (protocol.Failure(retry_s=None) as failure, _):
                 raise error_of(failure)
             case (protocol.Failure(message=reason) | protocol.Goodbye(reason=reason), _):
-                raise LineLost(reason)
+                raise ConnectionLost(reason)
             case None:
-                raise LineLost(f"no answer within {ATTEMPT_S:g} s")
+                raise ConnectionLost(f"no answer within {ATTEMPT_S:g} s")
 
 
 def retried(patience_s: float, stopped: threading.Event, delay_s: Callable[[BaseException], float | None]) -> Retrying:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kaas.futures import Pending
+from kaas.futures import PendingReply
 from kaas.wire.protocol import Limits
 
 PART = 8
@@ -23,7 +23,7 @@ class Credit:
     limits: Limits | None = None
     requests: int = 0
     nbytes: int = 0
-    waiting: deque[tuple[Pending, int]] = field(default_factory=deque)
+    waiting: deque[tuple[PendingReply, int]] = field(default_factory=deque)
     _answered: list[int] = field(default_factory=list)
     _answered_bytes: int = 0
 
@@ -44,7 +44,7 @@ class Credit:
         self.requests -= 1
         self.nbytes -= nbytes
 
-    def granted(self) -> list[tuple[Pending, int]]:
+    def granted(self) -> list[tuple[PendingReply, int]]:
         """Those that waited and have room now, which is taken."""
         granted = []
         while self.waiting and self.fits(self.waiting[0][1]):
@@ -54,7 +54,7 @@ class Credit:
             granted.append((room, nbytes))
         return granted
 
-    def hopeless(self) -> list[tuple[Pending, int]]:
+    def hopeless(self) -> list[tuple[PendingReply, int]]:
         """Those that waited for more than there will ever be, and wait no more."""
         limits = self.limits
         hopeless = [] if limits is None else [entry for entry in self.waiting if entry[1] > limits.credit_bytes]
@@ -62,7 +62,7 @@ class Credit:
             self.waiting.remove(entry)
         return hopeless
 
-    def leave(self, room: Pending) -> None:
+    def leave(self, room: PendingReply) -> None:
         """It waits no more."""
         self.waiting = deque(entry for entry in self.waiting if entry[0] is not room)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kaas.client.credit import Credit
-from kaas.client.open_calls import Call, Question
-from kaas.futures import Pending
+from kaas.client.open_calls import OpenCall, OpenQuestion
+from kaas.futures import PendingReply
 from kaas.wire.protocol import Failure, Limits
 
 
-class Standing:
+class InFlight:
     """Numbers in, numbers out; whoever uses it guards it.
 
     Fields:
@@ -21,12 +21,12 @@ class Standing:
 
     def __init__(self) -> None:
         self.credit = Credit()
-        self.open: dict[int, Call] = {}
-        self.questions: dict[int, Question] = {}
-        self.resting: dict[int, Call] = {}
+        self.open: dict[int, OpenCall] = {}
+        self.questions: dict[int, OpenQuestion] = {}
+        self.resting: dict[int, OpenCall] = {}
         self.cancelled: dict[int, int] = {}
 
-    def answered(self, number: int, failure: Failure | None, patience_s: float) -> tuple[Call | None, float | None]:
+    def answered(self, number: int, failure: Failure | None, patience_s: float) -> tuple[OpenCall | None, float | None]:
         """An answer has come: to which call, if somebody waits for it, and after which time that is to be asked again,
         if it is."""
         call = self.open.pop(number, None)
@@ -42,9 +42,9 @@ class Standing:
         self.credit.give(call.nbytes)
         return call, None
 
-    def forget(self, pending: Pending) -> bool:
+    def forget(self, pending: PendingReply) -> bool:
         """Nobody waits for it any more. Whether the server is to be told."""
-        if not isinstance(pending, Call):
+        if not isinstance(pending, OpenCall):
             self.credit.leave(pending)
         elif self.resting.pop(pending.number, None) is not None:
             self.credit.give(pending.nbytes)
@@ -53,17 +53,17 @@ class Standing:
             return True
         return False
 
-    def expired(self, now_s: float) -> list[Call]:
+    def expired(self, now_s: float) -> list[OpenCall]:
         return [call for call in self.open.values() if call.expires_s is not None and call.expires_s < now_s]
 
     # --- connections
 
-    def lost(self) -> tuple[list[Question], bool]:
+    def lost(self) -> tuple[list[OpenQuestion], bool]:
         """The connection is gone: what ends with it, and whether another one is wanted at once."""
         ended, self.questions = list(self.questions.values()), {}
         return ended, bool(self.open or self.credit.waiting)
 
-    def renewed(self, limits: Limits) -> tuple[Sequence[int], Sequence[Call], Sequence[Question]]:
+    def renewed(self, limits: Limits) -> tuple[Sequence[int], Sequence[OpenCall], Sequence[OpenQuestion]]:
         """There is another one: numbers of what was cancelled meanwhile, and what is to be sent on it."""
         self.credit.limits = limits
         self.credit.forget_answered()  # what the server still keeps it sends again
@@ -72,7 +72,7 @@ class Standing:
             self.credit.give(nbytes)
         return list(cancelled), list(self.open.values()), list(self.questions.values())
 
-    def failed(self) -> list[Pending]:
+    def failed(self) -> list[PendingReply]:
         """There is none to be had: all that waited."""
         calls = [*self.open.values(), *self.resting.values()]
         for nbytes in (*(call.nbytes for call in calls), *self.cancelled.values()):

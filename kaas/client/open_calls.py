@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kaas.errors import DeadlineExceeded, KaasError, RequestTooLarge
-from kaas.futures import Pending, Source
+from kaas.futures import PendingReply, ReplySource
 from kaas.wire import protocol
 
 JITTER = 0.25
@@ -25,7 +25,7 @@ class TryAgain(Exception):
         self.error, self.retry_s = error, retry_s
 
 
-class Call(Pending):
+class OpenCall(PendingReply):
     """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. make: its value out
     of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s: when its
     deadline is over. traceparent: of the server's span, with the answer."""
@@ -45,7 +45,7 @@ class Call(Pending):
 
     def __init__(
         self,
-        source: Source,
+        source: ReplySource,
         invoke: protocol.Invoke,
         frames: Sequence[bytes],
         nbytes: int,
@@ -98,12 +98,12 @@ class Call(Pending):
         )
 
 
-class Question(Pending):
+class OpenQuestion(PendingReply):
     """Anything else."""
 
     __slots__ = ("frames_out", "header")
 
-    def __init__(self, source: Source, header: Any, frames: Sequence[Any]) -> None:
+    def __init__(self, source: ReplySource, header: Any, frames: Sequence[Any]) -> None:
         super().__init__(source, header.number)
         self.header, self.frames_out = header, frames
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kaas.api.function import Options
-from kaas.client.open_calls import Call
+from kaas.client.open_calls import OpenCall
 from kaas.client.remote_calls import RemoteCalls
 from kaas.client.remote_function import RemoteFunction, check_object_name, packed
 from kaas.errors import InvalidRequest
@@ -27,7 +27,7 @@ def prepare(
     key: str,
     store: Mapping[str, str] | None,
     trace: str,
-) -> Call:
+) -> OpenCall:
     """Its deadline counts from now.
 
     Raises:
@@ -52,4 +52,4 @@ def prepare(
     number = next(calls.numbers)
     own_key = key or f"{calls.key_prefix}{number}"
     invoke = protocol.Invoke(number, task.key, named, encoded, own_key, deadline_s, kept, trace)
-    return Call(calls, invoke, frames, sum(map(len, frames)) + reply_bytes, make, task.label, task.after)
+    return OpenCall(calls, invoke, frames, sum(map(len, frames)) + reply_bytes, make, task.label, task.after)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.client.remote_function import RemoteObject, RemoteTask
-from kaas.client.transfers import Content, Progress, Transfers
+from kaas.client.transfers import Progress, Transfers, UploadContent
 from kaas.errors import InvalidRequest, NotAllowed, UnknownFunction
 from kaas.executor.device.host_arrays import on_host
 from kaas.ktask.arguments import Buffer
@@ -27,7 +27,7 @@ CONSTANT = "constant-"
 @dataclass(frozen=True, slots=True)
 class _Constant:
     object: RemoteObject
-    content: Content
+    content: UploadContent
 
 
 class Registering:
@@ -115,7 +115,7 @@ class Registering:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownFunction(f"this client has registered no function {name!r}{hint}", function=name)
 
-    def put(self, made: RemoteObject, content: Content, progress: Progress | None) -> None:
+    def put(self, made: RemoteObject, content: UploadContent, progress: Progress | None) -> None:
         """
         Raises:
             KaasError
@@ -132,9 +132,9 @@ class Registering:
             () if frame is None else (frame,),
         )
 
-    def _code(self, library: Library) -> Content:
+    def _code(self, library: Library) -> UploadContent:
         data = memoryview(encode_library(library))
-        return Content(library.hash, data, "library")
+        return UploadContent(library.hash, data, "library")
 
     def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
         """Code and constants that the server lacks."""
@@ -190,5 +190,5 @@ def _constant(buffer: Buffer, value: Any) -> _Constant | RemoteObject:
         raise InvalidRequest(
             f"constant {buffer.name!r} is all of an object at the server, not a View", buffer=buffer.name
         )
-    content = Content.value(input_bytes(buffer, on_host(buffer.name, value)))
+    content = UploadContent.value(input_bytes(buffer, on_host(buffer.name, value)))
     return _Constant(RemoteObject(CONSTANT + content.hash, buffer.dtype, buffer.shape), content)

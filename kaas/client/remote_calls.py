@@ -11,16 +11,16 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any
 
-from kaas.client.connecting import Way, error_of
-from kaas.client.in_flight import Standing
-from kaas.client.open_calls import Call, Question, TryAgain, too_large
-from kaas.client.server_connection import RemoteLine
-from kaas.client.timer_thread import Later
+from kaas.client.connecting import ServerEndpoint, error_of
+from kaas.client.in_flight import InFlight
+from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain, too_large
+from kaas.client.server_connection import ServerConnection
+from kaas.client.timer_thread import TimerThread
 from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
-from kaas.futures import Pending
+from kaas.futures import PendingReply
 from kaas.wire import protocol
-from kaas.wire.connections.connection import AnyLine, LineLost
-from kaas.wire.connections.reply_reader import Receiver
+from kaas.wire.connections.connection import AnyConnection, ConnectionLost
+from kaas.wire.connections.reply_reader import ReplyReader
 
 GRACE_S = 1.0
 """So long after its deadline a call ends by itself, if the server does not end it."""
@@ -38,7 +38,7 @@ class RemoteCalls:
             it is the call's own key of idempotency.
     """
 
-    def __init__(self, way: Way, patience_s: float) -> None:
+    def __init__(self, way: ServerEndpoint, patience_s: float) -> None:
         self._way, self._patience_s = way, patience_s
         weakref.finalize(self, way.abandon).atexit = False
         self._pid = os.getpid()
@@ -46,19 +46,19 @@ class RemoteCalls:
         self.key_prefix = f"{self.session}-"
         self.numbers = count(1)
         self.stopped = threading.Event()
-        self._later = Later("kaas-later")
-        self._receiver = Receiver[protocol.FromServer](self._take, self._line_lost)
+        self._later = TimerThread("kaas-later")
+        self._receiver = ReplyReader[protocol.FromServer](self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._standing = Standing()
+        self._standing = InFlight()
         self._credit = self._standing.credit
-        self._line: RemoteLine | None = None
+        self._line: ServerConnection | None = None
         self._life = ""  # of the server, the last that was met
         self._connecting = self._draining = False
         self._ended: KaasError | None = None
 
     # --- asking
 
-    def submit(self, call: Call) -> Pending | None:
+    def submit(self, call: OpenCall) -> PendingReply | None:
         """Send an Invoke, if there is credit for it. Else what ends when that has been taken: then it is to be
         `submit_late`d.
 
@@ -73,7 +73,7 @@ class RemoteCalls:
             if not call.number % TAKEN_EVERY:
                 self._receiver.take_all()
             return None
-        room = Pending(self, -next(self.numbers))
+        room = PendingReply(self, -next(self.numbers))
         with self.lock:
             ended = self._ended
             if ended is None:
@@ -84,7 +84,7 @@ class RemoteCalls:
         self._grant()
         return room
 
-    def await_room(self, room: Pending, deadline_s: float | None) -> None:
+    def await_room(self, room: PendingReply, deadline_s: float | None) -> None:
         """Until credit has been taken.
 
         Raises:
@@ -100,19 +100,19 @@ class RemoteCalls:
         if room.error is not None:
             raise room.error
 
-    def submit_when(self, room: Pending, call: Call) -> None:
+    def submit_when(self, room: PendingReply, call: OpenCall) -> None:
         """Send an Invoke as soon as credit has been taken for it; whoever asks does not wait for that."""
         call.when_ended(lambda: self._gave_up(room))
         room.when_ended(lambda: self._has_room(room, call))
         if call.expires_s is not None:
             self._later.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire_waiting(room, call))
 
-    def _gave_up(self, room: Pending) -> None:
+    def _gave_up(self, room: PendingReply) -> None:
         """A call that may have waited for room has ended."""
         if not room.ended and room.end(cancelled=True):
             self.forget(room)
 
-    def _has_room(self, room: Pending, call: Call) -> None:
+    def _has_room(self, room: PendingReply, call: OpenCall) -> None:
         if room.cancelled:
             return
         if room.error is not None:
@@ -125,7 +125,7 @@ class RemoteCalls:
             except RequestTooLarge as error:
                 call.end(error=error)
 
-    def _expire_waiting(self, room: Pending, call: Call) -> None:
+    def _expire_waiting(self, room: PendingReply, call: OpenCall) -> None:
         if not room.ended and room.end(cancelled=True):
             self.forget(room)
             call.end(error=call.expired())
@@ -136,7 +136,7 @@ class RemoteCalls:
             self._credit.give(nbytes)
         self._grant()
 
-    def submit_late(self, call: Call) -> None:
+    def submit_late(self, call: OpenCall) -> None:
         """Send an Invoke, now that credit has been taken for it.
 
         Raises:
@@ -153,7 +153,7 @@ class RemoteCalls:
         call.again(call.number)
         self._entered(call, taken=True)
 
-    def _entered(self, call: Call, *, taken: bool) -> bool:
+    def _entered(self, call: OpenCall, *, taken: bool) -> bool:
         """Whether there was credit for it. taken: it has been taken already."""
         due: tuple[int, ...] = ()
         with self.lock:
@@ -174,10 +174,10 @@ class RemoteCalls:
             self._post(line, call)
         return True
 
-    def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
+    def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> PendingReply:
         """Anything but an Invoke; what comes of it are the answer's header and its frames, or TryAgain."""
         self._check()
-        question = Question(self, make(next(self.numbers)), frames)
+        question = OpenQuestion(self, make(next(self.numbers)), frames)
         with self.lock:
             ended, line = self._ended, self._line
             if ended is None:
@@ -199,26 +199,26 @@ class RemoteCalls:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a client: it needs one of its own")
 
-    def _post(self, line: RemoteLine, call: Call) -> None:
+    def _post(self, line: ServerConnection, call: OpenCall) -> None:
         if self._draining:  # it goes to the server's next life
             return
         try:
             line.send(call.invoke, call.frames_out)
-        except LineLost:
+        except ConnectionLost:
             self._line_lost(line)
 
-    def _send(self, line: RemoteLine, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
+    def _send(self, line: ServerConnection, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
         try:
             line.send(header, frames)
-        except LineLost:
+        except ConnectionLost:
             self._line_lost(line)
 
     # --- answers
 
-    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+    def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         if os.getpid() != self._pid:
             self._check()
-        if isinstance(pending, Call) and pending.expires_s is not None:
+        if isinstance(pending, OpenCall) and pending.expires_s is not None:
             left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
             if timeout_s is None or left_s < timeout_s:
                 self._receiver.wait(pending, left_s)
@@ -230,30 +230,30 @@ class RemoteCalls:
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         self._receiver.call(callbacks)
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, pending: PendingReply) -> None:
         self._receiver.watch(pending.number)
-        if isinstance(pending, Call) and pending.expires_s is not None:
+        if isinstance(pending, OpenCall) and pending.expires_s is not None:
             watched = weakref.ref(pending)  # what has an answer goes before its deadline
             left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
             self._later.after(left_s, lambda: self._expire_watched(watched))
 
-    def _expire_watched(self, watched: weakref.ref[Call]) -> None:
+    def _expire_watched(self, watched: weakref.ref[OpenCall]) -> None:
         call = watched()
         if call is not None:
             self._expire(call)
 
-    def forget(self, pending: Pending) -> None:
+    def forget(self, pending: PendingReply) -> None:
         line = None
         with self.lock:
             self._receiver.unwatch(pending.number)
             if self._standing.forget(pending):
                 line = self._line
-        if line is not None and isinstance(pending, Call):
+        if line is not None and isinstance(pending, OpenCall):
             self._send(line, protocol.Cancel(pending.invoke.number))
         self._receiver.wake()
         self._grant()
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: OpenCall) -> None:
         if call.end(error=call.expired()):
             self.forget(call)
 
@@ -315,7 +315,7 @@ class RemoteCalls:
         if credit.waiting:
             self._grant()
 
-    def _again(self, call: Call) -> None:
+    def _again(self, call: OpenCall) -> None:
         number = next(self.numbers)
         with self.lock:
             if self._standing.resting.pop(call.number, None) is None:
@@ -355,7 +355,7 @@ class RemoteCalls:
             self._connecting = True
         threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
 
-    def _line_lost(self, line: AnyLine[Any, protocol.FromServer]) -> None:
+    def _line_lost(self, line: AnyConnection[Any, protocol.FromServer]) -> None:
         with self.lock:
             if self._line is not line:
                 return
@@ -398,7 +398,7 @@ class RemoteCalls:
             self._send(line, question.header, question.frames_out)
         self._grant()
 
-    def _post_again(self, line: RemoteLine, unanswered: Iterable[Call]) -> None:
+    def _post_again(self, line: ServerConnection, unanswered: Iterable[OpenCall]) -> None:
         for call in unanswered:
             call.again(call.invoke.number)
             self._post(line, call)
@@ -442,13 +442,13 @@ class RemoteCalls:
         self._fail(closed)
 
     @staticmethod
-    def _part(line: RemoteLine, unanswered: Iterable[int], answered: tuple[int, ...]) -> None:
+    def _part(line: ServerConnection, unanswered: Iterable[int], answered: tuple[int, ...]) -> None:
         try:
             for number in unanswered:
                 line.send(protocol.Cancel(number))
             if answered:
                 line.send(protocol.Received(answered))
-        except LineLost:
+        except ConnectionLost:
             return  # then the server knows by itself
         finally:
             line.close()

@@ -136,7 +136,7 @@ class RemoteTask:
         return make
 
 
-class Caller(Protocol):
+class ClientCaller(Protocol):
     """Who calls functions: a client, blocking or not."""
 
     def call(
@@ -148,7 +148,7 @@ class RemoteFunction:
     """What `Client.register` gives: a kTask at the server with its constants bound, or several that share them: a
     model's variants, of which each call takes the one for the shapes of its inputs."""
 
-    def __init__(self, client: Caller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
+    def __init__(self, client: ClientCaller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
         self._client = client
         self.name = name
         self.tasks = tasks

@@ -17,7 +17,7 @@ import zmq.backend
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import protocol
-from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, AnyLine, Frames, LineLost
+from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, AnyConnection, ConnectionLost, Frames
 from kaas.wire.connections.zmq_connection import Socket, receive_frames
 
 HEARTBEAT_S = 2.0
@@ -71,7 +71,7 @@ class CurveKeys:
     secret_key: bytes
 
 
-class RemoteLine(AnyLine[protocol.FromClient, protocol.FromServer]):
+class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
     """Sending and receiving threads share one socket: who waits for a message waits for the socket's file descriptor,
     and not in the socket."""
 
@@ -102,7 +102,7 @@ class RemoteLine(AnyLine[protocol.FromClient, protocol.FromServer]):
         """frames: each anything with contiguous memory; what is large is not copied."""
         with self._using:
             if self._lost:
-                raise LineLost(self._lost)
+                raise ConnectionLost(self._lost)
             socket, left = self._socket, len(frames)
             try:
                 _send(socket, protocol.encode(header), _AT_ONCE | _MORE if left else _AT_ONCE)
@@ -111,7 +111,7 @@ class RemoteLine(AnyLine[protocol.FromClient, protocol.FromServer]):
                     _send(socket, frame, _MORE if left else 0, len(frame) < LARGE_BYTES)
             except zmq.Again:
                 self._hear()
-                raise LineLost(self._lost or BROKEN) from None
+                raise ConnectionLost(self._lost or BROKEN) from None
             if self._waiting and _readable(self._socket):
                 os.eventfd_write(self._bell, 1)  # sending may have taken the notice of what has come
 
@@ -122,7 +122,7 @@ class RemoteLine(AnyLine[protocol.FromClient, protocol.FromServer]):
             while True:
                 with self._using:
                     if self._lost == CLOSED:
-                        raise LineLost(CLOSED)
+                        raise ConnectionLost(CLOSED)
                     if came or _readable(self._socket):
                         try:
                             header, *frames = receive_frames(self._socket, _AT_ONCE)
@@ -133,7 +133,7 @@ class RemoteLine(AnyLine[protocol.FromClient, protocol.FromServer]):
                     if not (self._lost or self._heard):
                         self._hear()
                     if self._lost:
-                        raise LineLost(self._lost)
+                        raise ConnectionLost(self._lost)
                     self._waiting = True
                 left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
                 ready = dict(self._poll.poll(left_ms))

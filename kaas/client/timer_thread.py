@@ -13,7 +13,7 @@ LINGER_S = 10.0
 """The thread ends when it had nothing to do for so long."""
 
 
-class Later:
+class TimerThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()

@@ -13,7 +13,7 @@ from msgspec import structs
 from kaas.client.open_calls import TryAgain
 from kaas.client.remote_calls import RemoteCalls
 from kaas.errors import KaasError
-from kaas.futures import Pending
+from kaas.futures import PendingReply
 from kaas.wire import protocol
 
 WINDOW = 4
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class UploadContent:
     """What is known to the server by its hash. kind, signature: as of `wire.Upload`."""
 
     hash: str
@@ -33,7 +33,7 @@ class Content:
     signature: bytes = b""
 
     @classmethod
-    def value(cls, data: memoryview) -> Content:
+    def value(cls, data: memoryview) -> UploadContent:
         return cls(hashlib.sha256(data).hexdigest(), data, "value")
 
 
@@ -43,7 +43,7 @@ class Transfers:
     def __init__(self, calls: RemoteCalls) -> None:
         self._calls = calls
 
-    def answer(self, pending: Pending) -> Sequence[Any]:
+    def answer(self, pending: PendingReply) -> Sequence[Any]:
         """The header of a question's answer, and its frames."""
         if not pending.ended:
             self._calls.wait(pending, None)
@@ -55,7 +55,7 @@ class Transfers:
         """The answer's header."""
         return self.answer(self._calls.ask(make, frames))[0]
 
-    def upload(self, contents: Sequence[Content], progress: Progress | None) -> None:
+    def upload(self, contents: Sequence[UploadContent], progress: Progress | None) -> None:
         total, done = sum(len(content.data) for content in contents), 0
         for content in contents:
 
@@ -66,13 +66,13 @@ class Transfers:
             self._upload(content, told)
             done += len(content.data)
 
-    def _upload(self, content: Content, told: Callable[[int], None]) -> None:
+    def _upload(self, content: UploadContent, told: Callable[[int], None]) -> None:
         size, data, digest = len(content.data), content.data, content.hash
         sent = there = self.ask(
             lambda number: protocol.Upload(number, digest, size, content.kind, content.signature)
         ).offset
         told(there)
-        flying: deque[tuple[Pending, int]] = deque()
+        flying: deque[tuple[PendingReply, int]] = deque()
         while there < size:
             while sent < size and len(flying) < WINDOW:
                 begin, sent = sent, min(sent + protocol.CHUNK_BYTES, size)
@@ -83,7 +83,7 @@ class Transfers:
             if there != expected:
                 raise TryAgain(KaasError(f"an upload stands at {there} and not at {expected}"))
 
-    def _chunk(self, digest: str, offset: int, part: memoryview) -> Pending:
+    def _chunk(self, digest: str, offset: int, part: memoryview) -> PendingReply:
         return self._calls.ask(lambda number: protocol.Chunk(number, digest, offset), (part,))
 
     def download(self, name: str, progress: Progress | None) -> tuple[protocol.Value, bytearray]:
@@ -93,7 +93,7 @@ class Transfers:
         data = bytearray(header.bytes)
         data[: len(first)] = first
         asked = there = len(first)
-        flying: deque[Pending] = deque()
+        flying: deque[PendingReply] = deque()
         while there < header.bytes:
             while asked < header.bytes and len(flying) < WINDOW:
                 flying.append(self._get(name, asked))
@@ -109,5 +109,5 @@ class Transfers:
             progress(there, header.bytes)
         return header, data
 
-    def _get(self, name: str, offset: int) -> Pending:
+    def _get(self, name: str, offset: int) -> PendingReply:
         return self._calls.ask(lambda number: protocol.Get(number, name, offset))

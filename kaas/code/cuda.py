@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kaas.code import nvrtc, target
 from kaas.code.refusal import refused
 from kaas.ktask.library import Image, Library
-from kaas.ktask.signature import Entry
+from kaas.ktask.signature import KernelSignature
 from kaas.ktask.symbols import kernels_of
 
 _FILES = (".cu", ".cuh", ".cpp", ".h", ".ptx")
@@ -52,7 +52,7 @@ def library(
         has_ptx = f"sm_{wanted.ptx}" if wanted.ptx in wanted.cubins else f"compute_{wanted.ptx}"
         images.append(Image("ptx", made[has_ptx].ptx.encode()))
     first = made[architectures[0]]
-    entries = [Entry(symbol, expression) for expression, symbol in first.names.items()]
+    entries = [KernelSignature(symbol, expression) for expression, symbol in first.names.items()]
     made_library = Library(tuple(images), entries=entries, log=first.log)
     if not kernels_of(made_library.images):
         why = "a template makes one when it is named, as names=['scale<float>']" if "template" in source else _KERNEL

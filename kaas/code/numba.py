@@ -15,7 +15,14 @@ from kaas.code.refusal import missing, refused, title
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget, MissingPackage
 from kaas.ktask.dtypes import DTYPE_BYTES
 from kaas.ktask.library import Library
-from kaas.ktask.signature import Array, Complex, Entry, Parameter, Pointer, Value
+from kaas.ktask.signature import (
+    ArrayParameter,
+    ComplexParameter,
+    KernelSignature,
+    NumberParameter,
+    Parameter,
+    PointerParameter,
+)
 
 _INSTALL = "numba-cuda[cu13]"
 _COUNTED = re.compile(r"_ZN\w+|_cudapy_\w+")
@@ -55,7 +62,7 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
         raise _failed(compiler, name, error) from error
     symbol = re.sub(r"\W", "_", name, flags=re.ASCII)  # that of a lambda, say, is no name for PTX
     images = Library.from_ptx(_named(ptx, symbol)).images
-    return Library(images, entries=[Entry(symbol, name, parameters=parameters)])
+    return Library(images, entries=[KernelSignature(symbol, name, parameters=parameters)])
 
 
 @contextmanager
@@ -122,15 +129,15 @@ def _parameter(kernel: str, name: str, kind: Any, compiler: str) -> Parameter:
                     compiler, kernel, f"array {name!r} lies in Fortran's order, and buffers in C's: declare it so"
                 )
             if element in DTYPE_BYTES:
-                return Array(name, element, kind.ndim)
+                return ArrayParameter(name, element, kind.ndim)
         case types.CPointer():
             element = str(kind.dtype)
-            return Pointer(name, element if element in DTYPE_BYTES else None)
+            return PointerParameter(name, element if element in DTYPE_BYTES else None)
         case types.Boolean():
-            return Value(name, "boolean")
+            return NumberParameter(name, "boolean")
         case types.Integer() | types.Float():
             sign = "f" if isinstance(kind, types.Float) else "i" if kind.signed else "u"
-            return Value(name, f"{sign}{kind.bitwidth}")
+            return NumberParameter(name, f"{sign}{kind.bitwidth}")
         case types.Complex():
-            return Complex(name, {"complex64": "c64", "complex128": "c128"}[str(kind)])
+            return ComplexParameter(name, {"complex64": "c64", "complex128": "c128"}[str(kind)])
     raise refused(compiler, kernel, f"parameter {name!r} is of type {kind}, which no argument of a kTask gives")

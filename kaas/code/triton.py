@@ -11,7 +11,7 @@ from kaas.code import target
 from kaas.code.refusal import missing, refused, title
 from kaas.errors import InvalidGraph, InvalidTarget
 from kaas.ktask.library import PTX_COMMENT_OR_STRING, Image, Library
-from kaas.ktask.signature import Entry, Parameter, Pointer, Scratch, Value
+from kaas.ktask.signature import KernelSignature, NumberParameter, Parameter, PointerParameter, ScratchParameter
 
 _TYPE = re.compile(r"(\*?)(\w+)(?::(1|2|4|8|16|32|64|128|256))?")
 _PARAMETERS = re.compile(r"\.entry\s+[\w$]+\s*\(([^)]*)\)")
@@ -143,7 +143,7 @@ def _compiled(
             raise refused(compiler, title(kernel), why, str(error), int(at[1]) if at else None) from error
 
 
-def _entry(name: str, parameters: tuple[Parameter, ...], made: Any, compiler: str) -> Entry:
+def _entry(name: str, parameters: tuple[Parameter, ...], made: Any, compiler: str) -> KernelSignature:
     metadata = made.metadata
     if metadata.num_ctas != 1 or metadata.launch_cooperative_grid:
         raise refused(compiler, name, "its blocks are launched as clusters or as a whole grid, which a kTask's are not")
@@ -154,13 +154,13 @@ def _entry(name: str, parameters: tuple[Parameter, ...], made: Any, compiler: st
         raise refused(compiler, name, f"its code takes {trailing} parameters beside those of the function")
     if metadata.profile_scratch_size:
         raise refused(compiler, name, "it is compiled for a profiler, which gives it memory")
-    return Entry(
+    return KernelSignature(
         symbol=metadata.name,
         name=name,
         block=(32 * metadata.num_warps, 1, 1),
         shared_bytes=metadata.shared,
         parameters=parameters,
-        scratch=tuple(Scratch(size) for size in sizes[:trailing]),
+        scratch=tuple(ScratchParameter(size) for size in sizes[:trailing]),
     )
 
 
@@ -170,5 +170,5 @@ def _parameter(kernel: str, name: str, kind: str, compiler: str) -> Parameter:
         star, base, divisor = match.groups()
         known = _DTYPES if star else _KINDS
         if base in known:
-            return (Pointer if star else Value)(name, known[base], int(divisor or 1))
+            return (PointerParameter if star else NumberParameter)(name, known[base], int(divisor or 1))
     raise refused(compiler, kernel, f"parameter {name!r} is of type {kind!r}, which no argument of a kTask gives")

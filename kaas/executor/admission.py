@@ -9,21 +9,21 @@ import msgspec
 
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.cache.cache import Shortage, Unsaved
-from kaas.executor.cache.memory import Lease, Memory
+from kaas.executor.cache.memory import MemoryLease, TieredMemory
 from kaas.executor.cache.tiers import granules
-from kaas.executor.cache.write_back import WriteBack
-from kaas.executor.device.monitor import Gate
+from kaas.executor.cache.write_back import WriteBackStream
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.inputs import Arriving, Inputs
 from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import describe, too_large
-from kaas.executor.single_flight import Fetches
+from kaas.executor.single_flight import SingleFlight
 from kaas.ktask.graph import KTask
 
 Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
 """Looks up what a request reads, given what has been fetched for it; under the lock."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class AdmissionRequest(msgspec.Struct, frozen=True):
     """What a request asks for, or a prefetch, which has no kTask, no slot and no arena.
 
     Fields:
@@ -45,7 +45,7 @@ class Admitted(msgspec.Struct, frozen=True):
     """
 
     inputs: Inputs
-    lease: Lease
+    lease: MemoryLease
     at_s: float
     store_s: float
     memory_s: float
@@ -57,15 +57,15 @@ class Admission:
     find room, since their objects could otherwise stay pinned in turn, for ever.
     """
 
-    def __init__(self, memory: Memory, gate: Gate, write_back: WriteBack, device: str) -> None:
+    def __init__(self, memory: TieredMemory, gate: DeviceMonitor, write_back: WriteBackStream, device: str) -> None:
         self._device = device
         self._memory = memory
         self._gate = gate
         self._write_back = write_back
-        self._fetches = Fetches(gate)
+        self._fetches = SingleFlight(gate)
         self._queue: list[object] = []
 
-    def admit(self, wanted: Wanted) -> Admitted:
+    def admit(self, wanted: AdmissionRequest) -> Admitted:
         """Fetches, and waits until everything fits at once.
 
         Raises:
@@ -94,7 +94,7 @@ class Admission:
                 self._fetches.forget(own)
             raise
 
-    def _enter(self, wanted: Wanted, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, Lease | None]:
+    def _enter(self, wanted: AdmissionRequest, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, MemoryLease | None]:
         """Inputs with all that they need or, while some are missing, without."""
         self._gate.check()
         place = object()
@@ -105,7 +105,7 @@ class Admission:
                     if inputs.missing:
                         return inputs, None
                     lease = self._reserve(wanted, inputs)
-                    if isinstance(lease, Lease):
+                    if isinstance(lease, MemoryLease):
                         return inputs, lease
                     if lease is not None:
                         self._save(lease, place)
@@ -126,7 +126,7 @@ class Admission:
             self._write_back.save(unsaved.keys)
         self._gate.check()
 
-    def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | Unsaved | None:
+    def _reserve(self, wanted: AdmissionRequest, inputs: Inputs) -> MemoryLease | Unsaved | None:
         """None: not now."""
         if inputs.made and not self._made_anew(inputs.made):
             return None

@@ -8,27 +8,27 @@ from time import perf_counter
 from types import MappingProxyType
 
 from kaas.errors import DeviceLost, InvalidRequest, KaasError
-from kaas.executor.admission import Admission, Admitted, Wanted
+from kaas.executor.admission import Admission, AdmissionRequest, Admitted
 from kaas.executor.cache.cache import ObjectCache
-from kaas.executor.cache.memory import Lease, Memory
+from kaas.executor.cache.memory import MemoryLease, TieredMemory
 from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
-from kaas.executor.cache.write_back import Deliver, WriteBack
-from kaas.executor.device.context import Entered
-from kaas.executor.device.device import Device
-from kaas.executor.device.host_to_device import Transport
-from kaas.executor.device.monitor import Gate
+from kaas.executor.cache.write_back import Deliver, WriteBackStream
+from kaas.executor.device.context import DeviceContext
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.host_to_device import HostToDevice
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.failures import Failures
-from kaas.executor.inputs import CachedObject, HostObject, Source, gather, gather_whole, stage
-from kaas.executor.plan.graph_cache import Replay
+from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, gather_whole, stage
+from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
-from kaas.executor.run import Request, Result, RunStats
+from kaas.executor.run import RunRequest, RunResult, RunStats
 from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
 from kaas.executor.watchdog import Watchdog, Watched
 from kaas.executor.work import check, occupied, tiers_of, work
 from kaas.ktask.graph import KTask
 
-__all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
+__all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
 
 HOST_CACHE_BYTES = 4 << 30
 """Page-locked host memory that an executor takes at most for its cache, unless it is told."""
@@ -42,7 +42,7 @@ class Executor:
 
     def __init__(
         self,
-        device: Device,
+        device: OpenDevice,
         *,
         slots: int = 1,
         cache_bytes: int | None = None,
@@ -72,15 +72,15 @@ class Executor:
         self._run_limit_s = run_limit_s
         self._on_printed = on_printed
         self._closed = False
-        self._gate = Gate()
-        self._entered = Entered(device, self._gate)
+        self._gate = DeviceMonitor()
+        self._entered = DeviceContext(device, self._gate)
         with device.current():
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
-            self._memory = Memory(device, slots, capacity, host_capacity, whole_object_bytes)
-            self._transport = Transport(device.stream(), self._gate)
-            self._write_back = WriteBack(device, self._memory, self._gate, on_write_back)
+            self._memory = TieredMemory(device, slots, capacity, host_capacity, whole_object_bytes)
+            self._transport = HostToDevice(device.stream(), self._gate)
+            self._write_back = WriteBackStream(device, self._memory, self._gate, on_write_back)
             self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
         self._admission = Admission(self._memory, self._gate, self._write_back, device.info().name)
         self._failures = Failures(device, self._gate, self._take_printed)
@@ -126,7 +126,7 @@ class Executor:
             self._failures.complete(error, task)
             raise
 
-    def load(self, sources: Sequence[Source], *, pin: bool = False) -> RunStats:
+    def load(self, sources: Sequence[InputSource], *, pin: bool = False) -> RunStats:
         """Brings objects to the device ahead of their use: all of them, or none.
 
         Args:
@@ -196,7 +196,7 @@ class Executor:
             self._tidy()
             return left
 
-    def run(self, request: Request, slot: int | None = None) -> Result:
+    def run(self, request: RunRequest, slot: int | None = None) -> RunResult:
         """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
         it loaded is gone unless others use it, and the next request finds the arena in order.
 
@@ -259,7 +259,7 @@ class Executor:
 
     # --- the way of a request
 
-    def _watched(self, request: Request) -> Watched | None:
+    def _watched(self, request: RunRequest) -> Watched | None:
         limit_s, own_s = self._run_limit_s, request.limit_s
         if own_s is not None:
             limit_s = own_s if limit_s is None else min(limit_s, own_s)
@@ -267,7 +267,7 @@ class Executor:
             return None
         return Watched(self._watchdog, request.task.label, limit_s)
 
-    def _run(self, slot: Slot, request: Request, watched: Watched | None) -> Result:
+    def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
         replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
@@ -304,7 +304,7 @@ class Executor:
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
         occupied_s = occupied(admitted, done, planned - started, ended)
         stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes, occupied_s)
-        return Result(request.task, done.outputs, stats, self._take_printed(request.client) if plan.prints else "")
+        return RunResult(request.task, done.outputs, stats, self._take_printed(request.client) if plan.prints else "")
 
     def _take_printed(self, client: str) -> str:
         printed = self.device.take_printed()
@@ -312,10 +312,10 @@ class Executor:
             self._on_printed(client, printed)
         return printed
 
-    def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
+    def _load(self, sources: Sequence[InputSource], pin: bool) -> RunStats:
         memory = self._memory
         look_up = partial(gather_whole, sources, memory.find, memory.ranges)
-        admitted = self._admit(Wanted(look_up))
+        admitted = self._admit(AdmissionRequest(look_up))
         lease = admitted.lease
         try:
             for arrival in (*lease.arrivals.values(), *lease.awaited):
@@ -329,13 +329,15 @@ class Executor:
         self._commit(admitted, pin)
         return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0, (), self.cached_bytes)
 
-    def _wanted(self, slot: Slot, replay: Replay, request: Request, kept: Mapping[int, bytes]) -> Wanted:
+    def _wanted(
+        self, slot: Slot, replay: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
+    ) -> AdmissionRequest:
         plan, memory = replay.plan, self._memory
         by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
         look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
-        return Wanted(look_up, plan.task, slot.number, replay.layout)
+        return AdmissionRequest(look_up, plan.task, slot.number, replay.layout)
 
-    def _admit(self, wanted: Wanted) -> Admitted:
+    def _admit(self, wanted: AdmissionRequest) -> Admitted:
         """A place for a request, with all that it needs on the device, or on its way."""
         while True:
             admitted = self._admission.admit(wanted)
@@ -350,7 +352,7 @@ class Executor:
                 return admitted
             self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
 
-    def _kept(self, plan: Plan, request: Request) -> dict[int, bytes]:
+    def _kept(self, plan: Plan, request: RunRequest) -> dict[int, bytes]:
         """Keys of the outputs that stay on the device, by index."""
         label = plan.task.label
         if not (self._write_back.possible or request.copy_kept):
@@ -376,7 +378,7 @@ class Executor:
             for buffer in leaving:
                 buffer.close()
 
-    def _give_back(self, lease: Lease) -> None:
+    def _give_back(self, lease: MemoryLease) -> None:
         """For a request that failed, once its stream does nothing with it. With a lost device nothing can be given
         back."""
         if lease.loaded:
@@ -386,6 +388,6 @@ class Executor:
             self._gate.notify()
 
 
-def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:
+def _loaded(lease: MemoryLease, memory: TieredMemory) -> tuple[bytes, ...]:
     new = (*lease.loaded, *lease.made)
     return tuple(dict.fromkeys(map(memory.object_of, new))) if new else ()

@@ -15,8 +15,8 @@ from kaas.errors import (
     KaasError,
     OutOfDeviceMemory,
 )
-from kaas.executor.device.device import Device
-from kaas.executor.device.monitor import Gate
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.watchdog import Watched
 from kaas.ktask.graph import KTask
 
@@ -26,7 +26,7 @@ _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
 class Failures:
     """Of one executor. All methods may be called from any thread."""
 
-    def __init__(self, device: Device, gate: Gate, take_printed: Callable[[str], str]) -> None:
+    def __init__(self, device: OpenDevice, gate: DeviceMonitor, take_printed: Callable[[str], str]) -> None:
         """
         Args:
             take_printed: takes what kernels have printed, for the log under this client's name.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kaas.executor.plan.plan import Plan
 
 
-class Source(msgspec.Struct, frozen=True):
+class InputSource(msgspec.Struct, frozen=True):
     """Where one input of one request comes from. A Struct, since every request makes some.
 
     Args:
@@ -140,7 +140,7 @@ class Inputs(msgspec.Struct):
         self.objects.update({key: buffer.nbytes for key, buffer in self.made.items()})
 
 
-def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -> ByValue:
+def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: int) -> ByValue:
     """The inputs that are passed by value.
 
     Args:
@@ -182,7 +182,7 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
 
 def gather(
     plan: Plan,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, InputSource],
     by_value: ByValue,
     kept: Mapping[int, bytes],
     find: Find,
@@ -223,7 +223,9 @@ def gather(
     return inputs
 
 
-def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]) -> Inputs:
+def gather_whole(
+    sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]
+) -> Inputs:
     """As above, for objects that nobody reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:
@@ -244,7 +246,7 @@ def _arrive(
     task: KTask | None,
     buffer: Buffer,
     key: bytes,
-    source: Source,
+    source: InputSource,
     inputs: Inputs,
     fetched: Mapping[bytes, Arriving],
     ranges: Ranges,
@@ -259,7 +261,7 @@ def _arrive(
     return arriving
 
 
-def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, offset_bytes: int) -> None:
+def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: InputSource, offset_bytes: int) -> None:
     apart = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
     if source.constant:
         inputs.constants.add(key)
@@ -276,7 +278,7 @@ def _gather_views(
     plan: Plan,
     inputs: Inputs,
     key: bytes,
-    sources: Mapping[int, Source],
+    sources: Mapping[int, InputSource],
     fetched: Mapping[bytes, Arriving],
     find: Find,
     ranges: Ranges,
@@ -316,7 +318,7 @@ def _take_views(
     inputs: Inputs,
     key: bytes,
     whole: Arriving,
-    sources: Mapping[int, Source],
+    sources: Mapping[int, InputSource],
     spans: Mapping[int, tuple[int, int]],
     ranges: Ranges,
 ) -> tuple[Part, ...]:
@@ -362,7 +364,7 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
     return found
 
 
-def _fetch(task: KTask | None, buffer: Buffer, source: Source) -> Arriving:
+def _fetch(task: KTask | None, buffer: Buffer, source: InputSource) -> Arriving:
     """
     Raises:
         InputFailed, NotContiguous
@@ -371,7 +373,7 @@ def _fetch(task: KTask | None, buffer: Buffer, source: Source) -> Arriving:
     return Arriving(data, len(data), dtype, shape)
 
 
-def _value(task: KTask | None, buffer: Buffer, source: Source) -> Any:
+def _value(task: KTask | None, buffer: Buffer, source: InputSource) -> Any:
     if source.fetch is None:
         return source.value
     try:

@@ -17,8 +17,8 @@ from kaas.ktask.request import View, check_names, encode_scalars, mapping
 if TYPE_CHECKING:
     import numpy as np
 
-    from kaas.executor.executor import Executor, Request, Result
-    from kaas.executor.inputs import Source
+    from kaas.executor.executor import Executor, RunRequest, RunResult
+    from kaas.executor.inputs import InputSource
     from kaas.executor.plan.plan import Plan
     from kaas.executor.profile import KernelTime
 
@@ -77,9 +77,9 @@ def run(
     device: Device | int | None = None,
     profile: bool = False,
     limit_s: float | None = None,
-) -> Result:
+) -> RunResult:
     """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
-    from kaas.executor.executor import Request
+    from kaas.executor.executor import RunRequest
 
     if not isinstance(task, KTask):
         raise InvalidRequest(f"run_local takes a kaas.KTask, not {task!r}")
@@ -93,10 +93,10 @@ def run(
     if executor.lost is not None:
         message = f"an earlier kTask has cost this process its device; a new process has one. {executor.lost.message}"
         raise DeviceLost(message, **executor.lost.fields)
-    return interruptible(executor, Request(task, sources, encoded, profile=profile, limit_s=limit_s))
+    return interruptible(executor, RunRequest(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
-def interruptible(executor: Executor, request: Request) -> Result:
+def interruptible(executor: Executor, request: RunRequest) -> RunResult:
     """Run a request such that Ctrl-C ends it. Python tells the main thread of that, and only between two steps of
     Python: while the main thread waited for the device itself, that would be too late.
 
@@ -105,7 +105,7 @@ def interruptible(executor: Executor, request: Request) -> Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return executor.run(request)
-    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    done: concurrent.futures.Future[RunResult] = concurrent.futures.Future()
 
     def run() -> None:
         try:
@@ -159,10 +159,10 @@ def executor_for(device: Device | int | None = None) -> Executor:
         return _executors[key]
 
 
-def source_of(value: Any) -> Source:
+def source_of(value: Any) -> InputSource:
     """Where an input comes from that is passed by value: an array, or a View of one."""
-    from kaas.executor.inputs import Source
+    from kaas.executor.inputs import InputSource
 
     if isinstance(value, View):
-        return Source(value.source, offset_bytes=value.offset_bytes)
-    return Source(value)
+        return InputSource(value.source, offset_bytes=value.offset_bytes)
+    return InputSource(value)

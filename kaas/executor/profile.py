@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device import ParameterBlock, Stream, Watch
+    from kaas.executor.device.device import EventPair, ParameterBlock, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class KernelTime:
 
 
 def launch_timed(
-    blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, watches: Sequence[Watch]
+    blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, watches: Sequence[EventPair]
 ) -> list[float]:
     """Launches the kernels in their order, which the edges of every kTask agree with, so many times; gives the seconds
     of each. As many launches as there are watches are under way at once."""

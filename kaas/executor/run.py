@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 
 from kaas.executor.device.device_to_host import Bytes
-from kaas.executor.inputs import Source
+from kaas.executor.inputs import InputSource
 from kaas.executor.stats import RunStats
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
 
-__all__ = ["Request", "Result", "RunStats"]
+__all__ = ["RunRequest", "RunResult", "RunStats"]
 
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Request(msgspec.Struct, frozen=True):
+class RunRequest(msgspec.Struct, frozen=True):
     """One invocation.
 
     Fields:
@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True):
     """
 
     task: KTask
-    inputs: Mapping[str, Source]
+    inputs: Mapping[str, InputSource]
     scalars: Mapping[str, bytes]
     client: str = ""
     profile: bool = False
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
     copy_kept: bool = False
 
 
-class Result(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """What came of it.
 
     Fields:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
-from kaas.executor.device.monitor import Gate
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.inputs import Arriving
 
 
@@ -15,14 +15,14 @@ class _Fetch:
     data: Arriving | None = None
 
 
-class Fetches:
+class SingleFlight:
     """Fetches under way, and what was fetched until the request that did it has made its reservation.
 
     Nobody waits for another's fetch while he has one of his own to do, so that two requests that want the same two
     objects never wait for each other.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: DeviceMonitor) -> None:
         self._gate = gate
         self._under_way: dict[bytes, _Fetch] = {}
 

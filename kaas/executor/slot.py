@@ -6,13 +6,13 @@ from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 
-from kaas.executor.cache.memory import Arena, Lease
+from kaas.executor.cache.memory import MemoryLease, SlotArena
 from kaas.executor.cache.tiers import granules
-from kaas.executor.device.device import Device
-from kaas.executor.device.device_to_host import Bytes, Outlet
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.inputs import CachedObject, Inputs
-from kaas.executor.plan.graph_cache import Launches, Placement, Replay, Values
-from kaas.executor.plan.loaded_kernels import Kernels
+from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
+from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
 from kaas.ktask.graph import KTask
@@ -30,18 +30,18 @@ class Slot:
         number: among the slots of its executor. arena: which only the executor's memory changes.
     """
 
-    def __init__(self, number: int, device: Device, arena: Arena) -> None:
+    def __init__(self, number: int, device: OpenDevice, arena: SlotArena) -> None:
         self.number = number
         self.arena = arena
         self.stream = device.stream()
-        self.kernels = Kernels(device)
-        self.replays: dict[str, Replay] = {}
+        self.kernels = LoadedKernels(device)
+        self.replays: dict[str, GraphCache] = {}
         self._device = device
-        self._outlet = Outlet(device, self.stream)
+        self._outlet = DeviceToHost(device, self.stream)
         self._client: str | None = None
-        self._tables: tuple[Placement, list[bytes]] | None = None
+        self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
 
-    def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> Replay:
+    def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
         """The plan of a kTask in this slot, made at its first request.
 
         Args:
@@ -62,13 +62,13 @@ class Slot:
         self.kernels.drop(stale)
         return self._ready(task, capacity_bytes)
 
-    def _ready(self, task: KTask, capacity_bytes: int) -> Replay:
+    def _ready(self, task: KTask, capacity_bytes: int) -> GraphCache:
         replay = self.replays.pop(task.key, None)
         if replay is None:
             device = self._device
             name = device.info().name
             plan = make_plan(task, self.kernels, device.limits, capacity_bytes, name, apart=device.checks)
-            replay = Replay(plan, device)
+            replay = GraphCache(plan, device)
             if len(self.replays) >= MAX_PLANS:
                 self.replays.pop(next(iter(self.replays))).close()
                 in_use = (replay, *self.replays.values())
@@ -88,7 +88,7 @@ class Slot:
             self._client = client
             self._tables = None
 
-    def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
+    def copy_in(self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, lease: MemoryLease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
         objects = lease.objects
@@ -122,7 +122,7 @@ class Slot:
             instance.launch(stream, times)
         stream.kernels.stop(stream)
 
-    def profile(self, replay: Replay, values: Values, iterations: int) -> tuple[KernelTime, ...]:
+    def profile(self, replay: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
         """Runs the kernels one by one, all between two events, and each between two of its own."""
         self.stream.kernels.start(self.stream)
         times = replay.profile(values, self.stream, iterations)
@@ -149,7 +149,7 @@ class Slot:
         self.kernels.close()
 
     def _describe(
-        self, plan: Plan, placement: Placement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
+        self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
     ) -> None:
         """Names what lies in the arena, and the cached objects that kernels read or make. An object that others read
         too at this moment gets the name that it has here."""
@@ -162,7 +162,7 @@ class Slot:
                 region = (plan.buffers[index].name, 0, there.nbytes)
                 describe(there.address, granules(there.nbytes), [region])
 
-    def _wait_for(self, lease: Lease) -> None:
+    def _wait_for(self, lease: MemoryLease) -> None:
         """Makes the stream wait for the objects that are on their way."""
         for arrival in lease.awaited:
             arrival.watch.hold_back(self.stream)
@@ -170,7 +170,7 @@ class Slot:
             last = next(reversed(lease.arrivals.values()))  # they come one after the other
             last.watch.hold_back(self.stream)
 
-    def _write_tables(self, plan: Plan, placement: Placement, addresses: list[int]) -> None:
+    def _write_tables(self, plan: Plan, placement: ArenaPlacement, addresses: list[int]) -> None:
         """Tables stay in the arena from one request to the next, unless another plan's runs in between."""
         if not plan.tables:
             self._tables = None
@@ -186,7 +186,7 @@ class Slot:
             self._tables = (placement, contents)
 
 
-def _regions(plan: Plan, placement: Placement) -> Iterator[tuple[str, int, int]]:
+def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
     """What lies in the arena: names, offsets and bytes."""
     for tenant in plan.tenants:
         address = placement.addresses[tenant.index]

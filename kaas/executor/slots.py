@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kaas.executor.device.monitor import Gate
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.slot import Slot
 
 
@@ -20,7 +20,7 @@ class _Asking:
 class Slots:
     """All of them: free, or in the hands of one thread each."""
 
-    def __init__(self, slots: Sequence[Slot], gate: Gate) -> None:
+    def __init__(self, slots: Sequence[Slot], gate: DeviceMonitor) -> None:
         self._gate = gate
         self._all = tuple(slots)
         self._free = {slot.number: slot for slot in slots}  # the last one is the one freed last

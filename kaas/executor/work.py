@@ -12,22 +12,22 @@ from kaas.executor.admission import Admitted
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device_to_host import Bytes
 from kaas.executor.inputs import check_scalars
-from kaas.executor.plan.graph_cache import Replay, Values
+from kaas.executor.plan.graph_cache import GraphCache, LaunchValues
 from kaas.executor.plan.plan import Plan
 from kaas.executor.profile import KernelTime
-from kaas.executor.run import Request
+from kaas.executor.run import RunRequest
 from kaas.executor.slot import Slot
 from kaas.ktask.request import check_names, iterations_of
 
 
-class Given(msgspec.Struct, frozen=True):
+class ChosenValues(msgspec.Struct, frozen=True):
     """What a request chooses beside its inputs: the scalars in the plan's order, and how often the kernels run."""
 
     scalars: list[bytes]
     iterations: int
 
 
-def check(plan: Plan, request: Request) -> Given:
+def check(plan: Plan, request: RunRequest) -> ChosenValues:
     """Checks that a request names exactly what its kTask takes.
 
     Raises:
@@ -40,10 +40,10 @@ def check(plan: Plan, request: Request) -> Given:
     if iterations < 1:
         label = plan.task.label
         raise WrongScalar(f"kTask {label!r}: the number of iterations is at least 1, not {iterations}", task=label)
-    return Given(scalars, iterations)
+    return ChosenValues(scalars, iterations)
 
 
-class Work(msgspec.Struct, frozen=True):
+class SlotWork(msgspec.Struct, frozen=True):
     """What a slot has done for a request.
 
     Fields:
@@ -62,18 +62,18 @@ class Work(msgspec.Struct, frozen=True):
 
 def work(
     slot: Slot,
-    replay: Replay,
-    request: Request,
+    replay: GraphCache,
+    request: RunRequest,
     admitted: Admitted,
-    given: Given,
+    given: ChosenValues,
     kept: Mapping[int, bytes],
-) -> Work:
+) -> SlotWork:
     """Copies in, launches, copies out."""
     plan, inputs = replay.plan, admitted.inputs
     slot.enter(request.client, plan)
     placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
-    values = Values(placement, addresses, given.scalars)
+    values = LaunchValues(placement, addresses, given.scalars)
     launches = None if request.profile else replay.bind(values, given.iterations)
     copied = perf_counter()
 
@@ -83,10 +83,10 @@ def work(
     else:
         slot.launch(launches)
     outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
-    return Work(outputs, copied, slot.stream.kernels.seconds(), kernels, *tiers_of(admitted))
+    return SlotWork(outputs, copied, slot.stream.kernels.seconds(), kernels, *tiers_of(admitted))
 
 
-def occupied(admitted: Admitted, done: Work, planning_s: float, ended_s: float) -> float:
+def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: float) -> float:
     """Seconds for which a request kept its place on the device from others; ended_s: by `perf_counter`.
 
     What others bring for their own requests is waited for, and theirs: then only this one's parts count.

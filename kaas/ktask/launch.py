@@ -10,23 +10,23 @@ from typing import Any
 from kaas.errors import InvalidGraph
 from kaas.ktask.arguments import LIMIT, Argument, integers, items
 from kaas.ktask.images import Image
-from kaas.ktask.signature import Entry, Parameter
+from kaas.ktask.signature import KernelSignature, Parameter
 from kaas.ktask.symbols import kernels_of, mangled_start, unknown
 
 Extent = int | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownLibrary:
     """A library as this module reads it: its hash, its kernels as their maker knows them, its images."""
 
     library: str
-    entries: tuple[Entry, ...]
+    entries: tuple[KernelSignature, ...]
     images: tuple[Image, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CompletedLaunch:
     """The fields of a `kaas.Kernel` but for its library."""
 
     symbol: str
@@ -37,13 +37,13 @@ class Launch:
 
 
 def complete(
-    known: Known,
+    known: KnownLibrary,
     name: str | None,
     grid: Extent,
     args: Iterable[Any] | Mapping[str, Any],
     block: Extent | None,
     shared_bytes: int | None,
-) -> Launch:
+) -> CompletedLaunch:
     """Return a launch completed from what is known of the library; see `kaas.Library.kernel`."""
     entry = _entry(known, name)
     block = _fixed(entry, "block", _three(entry.block), _three(block))
@@ -52,10 +52,10 @@ def complete(
     shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes) or 0
     blocks, threads = extent(entry.symbol, "grid", grid), extent(entry.symbol, "block", block)
     scratch = [part.argument(entry.symbol, math.prod(blocks)) for part in entry.scratch]
-    return Launch(entry.symbol, blocks, threads, [*_arguments(entry, args), *scratch], shared_bytes)
+    return CompletedLaunch(entry.symbol, blocks, threads, [*_arguments(entry, args), *scratch], shared_bytes)
 
 
-def _entry(library: Known, name: str | None) -> Entry:
+def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
     """
     Raises:
         UnknownSymbol: none, or several, are of this name.
@@ -72,11 +72,11 @@ def _entry(library: Known, name: str | None) -> Entry:
     if named:
         return named[0]
     if name in symbols or not symbols:
-        return known.get(name, Entry(name, name))
+        return known.get(name, KernelSignature(name, name))
     mangled = [symbol for symbol in symbols if symbol.startswith(mangled_start(name))]
     if len(mangled) != 1:
         raise unknown(library.library, name, [*symbols, *(entry.name for entry in library.entries)])
-    return known.get(mangled[0], Entry(mangled[0], name))
+    return known.get(mangled[0], KernelSignature(mangled[0], name))
 
 
 def _three(extent: Extent | None) -> Any:
@@ -85,13 +85,13 @@ def _three(extent: Extent | None) -> Any:
     return given + (1,) * (3 - len(given)) if given else extent
 
 
-def _fixed(entry: Entry, what: str, fixed: Any, given: Any) -> Any:
+def _fixed(entry: KernelSignature, what: str, fixed: Any, given: Any) -> Any:
     if fixed is not None and given is not None and given != fixed:
         raise InvalidGraph(f"kernel {entry.name!r}: {what} is {fixed} by its code, not {given}", kernel=entry.symbol)
     return given if fixed is None else fixed
 
 
-def _arguments(entry: Entry, args: Iterable[Any] | Mapping[str, Any]) -> list[Argument]:
+def _arguments(entry: KernelSignature, args: Iterable[Any] | Mapping[str, Any]) -> list[Argument]:
     parameters = entry.parameters
     if parameters is None:
         if isinstance(args, Mapping):
@@ -116,7 +116,7 @@ def _arguments(entry: Entry, args: Iterable[Any] | Mapping[str, Any]) -> list[Ar
     return expanded
 
 
-def _named(entry: Entry, parameters: tuple[Parameter, ...], args: Mapping[str, Any]) -> tuple[Any, ...]:
+def _named(entry: KernelSignature, parameters: tuple[Parameter, ...], args: Mapping[str, Any]) -> tuple[Any, ...]:
     names = [parameter.name for parameter in parameters]
     missing, unexpected = [n for n in names if n not in args], [n for n in args if n not in names]
     if missing or unexpected:

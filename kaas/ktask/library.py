@@ -24,8 +24,8 @@ from kaas.ktask.arguments import (
     scalars_of,
 )
 from kaas.ktask.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, Provided, check
-from kaas.ktask.launch import Known, complete, extent
-from kaas.ktask.signature import Entry
+from kaas.ktask.launch import KnownLibrary, complete, extent
+from kaas.ktask.signature import KernelSignature
 
 __all__ = ["PTX_COMMENT_OR_STRING", "Image", "Kernel", "Library"]
 
@@ -45,10 +45,10 @@ class Library:
 
     images: tuple[Image, ...] = field(repr=False)
     hash: str
-    entries: tuple[Entry, ...] = field(repr=False)
+    entries: tuple[KernelSignature, ...] = field(repr=False)
     log: str = field(repr=False)
 
-    def __init__(self, images: tuple[Image, ...], *, entries: Iterable[Entry] = (), log: str = "") -> None:
+    def __init__(self, images: tuple[Image, ...], *, entries: Iterable[KernelSignature] = (), log: str = "") -> None:
         """
         Raises:
             CorruptImage: no image, or one whose bytes are not of its kind or end too early.
@@ -255,7 +255,7 @@ class Library:
             UnknownSymbol: no kernel of this name, or several.
             InvalidGraph: an argument that does not fit its parameter, or a number of arguments that is not theirs.
         """
-        known = Known(self.hash, self.entries, self.images)
+        known = KnownLibrary(self.hash, self.entries, self.images)
         launch = complete(known, name, grid, args, block, shared_bytes)
         return Kernel(self, launch.symbol, launch.grid, launch.block, launch.args, launch.shared_bytes)
 

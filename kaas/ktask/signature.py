@@ -12,7 +12,7 @@ from kaas.ktask.dtypes import DTYPE_BYTES, KIND_BYTES, decode, is_integer_kind
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
+class PointerParameter:
     """A parameter that takes In, Out, InOut, Pointers or Null.
 
     Fields:
@@ -37,7 +37,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class NumberParameter:
     """A parameter that takes a number: a Literal or Scalar of its kind, or any Python number that the kind can hold.
 
     Fields:
@@ -70,7 +70,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Complex:
+class ComplexParameter:
     """A parameter that takes a complex number, which the code takes as two: its real and its imaginary part."""
 
     name: str
@@ -88,7 +88,7 @@ class Complex:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class ArrayParameter:
     """A parameter that takes a whole array: the code is told its shape and strides too, in the order of numba's
     struct (meminfo, parent, elements, bytes of one, data, shape, strides in bytes).
 
@@ -122,11 +122,11 @@ class Array:
         return (shape[0] - access.offset_bytes // row_bytes, *shape[1:])
 
 
-Parameter = Pointer | Value | Complex | Array
+Parameter = PointerParameter | NumberParameter | ComplexParameter | ArrayParameter
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class ScratchParameter:
     """Memory that the code wants behind its parameters, so many bytes for each block; 0: it takes a null pointer."""
 
     bytes_per_block: int
@@ -138,7 +138,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KernelSignature:
     """A kernel of a library, as its maker knows it. It counts in no hash: it only helps to write down a launch.
 
     Fields:
@@ -154,7 +154,7 @@ class Entry:
     block: tuple[int, int, int] | None = None
     shared_bytes: int | None = None
     parameters: tuple[Parameter, ...] | None = None
-    scratch: tuple[Scratch, ...] = ()
+    scratch: tuple[ScratchParameter, ...] = ()
 
 
 def _access(name: str, given: Any) -> Access:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kaas.api.function import Function
-    from kaas.executor.executor import Result
-    from kaas.executor.inputs import Source
+    from kaas.executor.executor import RunResult
+    from kaas.executor.inputs import InputSource
 
     Array = np.ndarray[Any, Any]
 
@@ -55,7 +55,7 @@ class CompiledModel:
     about: Mapping[str, str]
     library: Library
     _number: int
-    _sources: dict[Variant, Mapping[str, Source]]
+    _sources: dict[Variant, Mapping[str, InputSource]]
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CompiledModel:
         Raises:
             InvalidRequest: the file cannot be written.
         """
-        parts = model_file.Parts(self.name, self.variants, self.constants, self.about, self.library)
+        parts = model_file.ModelParts(self.name, self.variants, self.constants, self.about, self.library)
         try:
             model_file.write(path, parts)
         except OSError as error:
@@ -156,11 +156,11 @@ class CompiledModel:
         outputs = self.run(by_position(self.name, taken, arrays, named), device=device).outputs
         return outputs_type(tuple(outputs))(*outputs.values()) if len(outputs) > 1 else next(iter(outputs.values()))
 
-    def run(self, inputs: Mapping[str, Any], *, device: Device | int | None = None, profile: bool = False) -> Result:
+    def run(self, inputs: Mapping[str, Any], *, device: Device | int | None = None, profile: bool = False) -> RunResult:
         """As run_local, for inputs by name; the result has the times of the stages too and, with profile, those of the
         kernels."""
         from kaas.executor import local
-        from kaas.executor.executor import Request
+        from kaas.executor.executor import RunRequest
 
         variant = self.choose(inputs)
         sources = dict(self._constant_sources(variant))
@@ -170,16 +170,16 @@ class CompiledModel:
                 sources[buffer.name] = local.source_of(inputs[buffer.name])
             else:
                 input_bytes(buffer, on_host(buffer.name, inputs[buffer.name]))
-        return local.interruptible(local.executor_for(device), Request(variant.task, sources, {}, profile=profile))
+        return local.interruptible(local.executor_for(device), RunRequest(variant.task, sources, {}, profile=profile))
 
-    def _constant_sources(self, variant: Variant) -> Mapping[str, Source]:
+    def _constant_sources(self, variant: Variant) -> Mapping[str, InputSource]:
         """Where the constants come from in this process, under keys by which devices find them the next time."""
-        from kaas.executor.inputs import Source
+        from kaas.executor.inputs import InputSource
 
         sources = self._sources.get(variant)
         if sources is None:
             sources = self._sources[variant] = {
-                buffer.name: Source(
+                buffer.name: InputSource(
                     self.constants[buffer.name], f"{self._number} {buffer.name}".encode(), constant=True
                 )
                 for buffer in variant.constants

@@ -60,7 +60,7 @@ _MEANINGLESS = (
 _FIELDS = {"kaas_model", "name", "about", "code", "dtypes", "variants"}
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """What a file holds."""
 
     name: str
@@ -79,7 +79,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 # --- writing
 
 
-def write(path: str | os.PathLike[str], parts: Parts) -> None:
+def write(path: str | os.PathLike[str], parts: ModelParts) -> None:
     """Write a file, or replace it: who reads it has all of the old one or all of the new. The same parts are the same
     bytes, so far as zlib and safetensors are the same. The folder has to have room for the constants twice.
 
@@ -95,7 +95,7 @@ def write(path: str | os.PathLike[str], parts: Parts) -> None:
         model.replace(path)
 
 
-def _write(file: IO[bytes], parts: Parts, constants: io.BufferedReader) -> None:
+def _write(file: IO[bytes], parts: ModelParts, constants: io.BufferedReader) -> None:
     manifest = {
         "kaas_model": FORMAT,
         "name": parts.name,
@@ -133,7 +133,7 @@ def _entry(archive: zipfile.ZipFile, name: str, data: IO[bytes], compression: in
 # --- reading
 
 
-def read(path: str | os.PathLike[str]) -> Parts:
+def read(path: str | os.PathLike[str]) -> ModelParts:
     """What a file holds; the constants are read-only.
 
     Raises:
@@ -178,7 +178,7 @@ def _no_zip(path: str | os.PathLike[str], error: zipfile.BadZipFile) -> str:
     return "it is no zip file, as `kaas compile` and CompiledModel.save write them"
 
 
-def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: int) -> Parts:
+def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: int) -> ModelParts:
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) < len(archive.infolist()):
         raise _corrupt(path, "two entries have one name")
@@ -200,7 +200,7 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: in
     del data  # each array has its own bytes
     library = Library(images)
     variants = tuple(_variant(entry, library) for entry in manifest["variants"])
-    return Parts(manifest["name"], variants, constants, manifest.get("about", {}), library)
+    return ModelParts(manifest["name"], variants, constants, manifest.get("about", {}), library)
 
 
 def _manifest(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from kaas.pool.core.core import Pool
 from kaas.pool.core.records import Request
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.registry import Registry
 from kaas.wire import specs
-from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import (
     Ask,
@@ -46,7 +46,7 @@ LONGEST_S = 1e9
 YES, NO = b"1", b"0"
 
 
-class Objects(Protocol):
+class ObjectDirectory(Protocol):
     """The objects that requests name: Ray's, or those that a pool without Ray holds itself."""
 
     def ref(self, session: str, named: Named) -> Any:
@@ -70,7 +70,7 @@ class Objects(Protocol):
     def session_ended(self, session: str) -> None: ...
 
 
-class Served(Protocol):
+class ServicePool(Protocol):
     """The pool as this needs it: `service.Service`, whose members say more."""
 
     registry: Registry
@@ -101,13 +101,13 @@ class _Session:
     peer: Peer
     incarnation: str
     former: set[str] = field(default_factory=set)
-    open: dict[int, Answer[Any] | asyncio.Future[Any]] = field(default_factory=dict)
+    open: dict[int, ImmediateFuture[Any] | asyncio.Future[Any]] = field(default_factory=dict)
 
 
 class Clients:
     """Belongs to one event loop."""
 
-    def __init__(self, service: Served, exchange: Exchange, objects: Objects) -> None:
+    def __init__(self, service: ServicePool, exchange: Router, objects: ObjectDirectory) -> None:
         self._service = service
         self._exchange = exchange
         self._send = exchange.send
@@ -255,7 +255,9 @@ class Clients:
         blocks = _blocks(message.beside)
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
-    def _answered(self, session: _Session, number: int, request: Request, blocks: bool, answer: Answer[Any]) -> None:
+    def _answered(
+        self, session: _Session, number: int, request: Request, blocks: bool, answer: ImmediateFuture[Any]
+    ) -> None:
         self._closed(session, number)
         if answer.cancelled():
             self._service.pool.cancelled(request)

@@ -14,7 +14,7 @@ OPEN_LIMIT_S = 300.0
 """How long somebody waits for a front to open."""
 
 
-class Front(Protocol):
+class SessionListener(Protocol):
     """It is open."""
 
     @property
@@ -40,13 +40,13 @@ class _Entry:
     """opened: the front, or why there is none. gone: nobody asks for it any more. served: it has begun. asking: so many
     wait for it."""
 
-    opened: asyncio.Future[Front]
+    opened: asyncio.Future[SessionListener]
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     served: bool = False
     asking: int = 0
 
 
-class Fronts:
+class SessionListeners:
     """By the sessions of those who ask for them. Belongs to one event loop."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Fronts:
         """Whether somebody asks for one."""
         return any(entry.served for entry in self._entries.values())
 
-    def serve(self, session: str, opener: Callable[[], Awaitable[Front]]) -> asyncio.Task[None]:
+    def serve(self, session: str, opener: Callable[[], Awaitable[SessionListener]]) -> asyncio.Task[None]:
         """From a front's opening to its end; `end` counts from now on. The task raises what opening it does."""
         entry = self._entry(session)
         entry.served = True
@@ -73,7 +73,7 @@ class Fronts:
             entry.opened.set_exception(error)
             entry.opened.exception()  # whoever asked for it is told here
 
-    async def opened(self, session: str) -> Front:
+    async def opened(self, session: str) -> SessionListener:
         """It may be asked for later than this.
 
         Raises:
@@ -99,7 +99,7 @@ class Fronts:
         return self._entries[session]
 
 
-async def _live(entry: _Entry, opener: Callable[[], Awaitable[Front]]) -> None:
+async def _live(entry: _Entry, opener: Callable[[], Awaitable[SessionListener]]) -> None:
     front = await opener()
     entry.opened.set_result(front)
     ends = asyncio.ensure_future(front.left()), asyncio.ensure_future(entry.gone.wait())

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _PENDING, _SET, _FAILED, _CANCELLED = range(4)
 
 
-class Answer(msgspec.Struct, Generic[T], eq=False):
+class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
     """Belongs to one event loop. It can be awaited there; a wait that is cancelled cancels the answer.
 
     A turn of asyncio's loop costs as much as what a pool does for a message, and a request would take five.
@@ -22,10 +22,10 @@ class Answer(msgspec.Struct, Generic[T], eq=False):
 
     _state: int = _PENDING
     _value: Any = None
-    _callbacks: tuple[Callable[[Answer[T]], object], ...] = ()
+    _callbacks: tuple[Callable[[ImmediateFuture[T]], object], ...] = ()
 
     @classmethod
-    def of(cls, task: asyncio.Future[T]) -> Answer[T]:
+    def of(cls, task: asyncio.Future[T]) -> ImmediateFuture[T]:
         """What a task or future gives; it comes in a turn of its own."""
         answer = cls()
         task.add_done_callback(answer._take)
@@ -81,7 +81,7 @@ class Answer(msgspec.Struct, Generic[T], eq=False):
         self._end(_CANCELLED, None)
         return True
 
-    def add_done_callback(self, callback: Callable[[Answer[T]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[ImmediateFuture[T]], object]) -> None:
         """Call this with it once it is done: at once if it is, else in the call that does it."""
         if self._state == _PENDING:
             self._callbacks += (callback,)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 
 NAME = "kaas-pool"
 
@@ -57,7 +57,7 @@ class PoolThread:
         """What becomes of work that runs there, awaited in another loop. Who cancels this cancels the work."""
         return await self.ask(self.task, work)
 
-    async def ask(self, begin: Callable[..., asyncio.Future[T] | Answer[T]], *args: Any) -> T:
+    async def ask(self, begin: Callable[..., asyncio.Future[T] | ImmediateFuture[T]], *args: Any) -> T:
         """As `run`, of a future or an Answer that `begin` makes there, or of what it raises. Cheaper than a task."""
         here = asyncio.get_running_loop()
         answer: asyncio.Future[T] = here.create_future()
@@ -87,11 +87,11 @@ class _Crossing:
     def __init__(self, here: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]) -> None:
         self._here = here
         self._answer = answer
-        self._work: asyncio.Future[Any] | Answer[Any] | None = (
+        self._work: asyncio.Future[Any] | ImmediateFuture[Any] | None = (
             None  # also keeps a task alive, of which a loop does not take care
         )
 
-    def begin(self, begin: Callable[..., asyncio.Future[Any] | Answer[Any]], args: tuple[Any, ...]) -> None:
+    def begin(self, begin: Callable[..., asyncio.Future[Any] | ImmediateFuture[Any]], args: tuple[Any, ...]) -> None:
         try:
             self._work = begin(*args)
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
@@ -103,7 +103,7 @@ class _Crossing:
         if self._work is not None:
             self._work.cancel()
 
-    def _done(self, work: asyncio.Future[Any] | Answer[Any]) -> None:
+    def _done(self, work: asyncio.Future[Any] | ImmediateFuture[Any]) -> None:
         if work.cancelled():
             self._here.call_soon_threadsafe(self._answer.cancel)
         elif (error := work.exception()) is not None:

@@ -11,31 +11,31 @@ from typing import Any, Protocol
 
 from kaas.config import Config
 from kaas.errors import InvalidRequest, PoolStopped
-from kaas.pool.clients import Clients, Objects
+from kaas.pool.clients import Clients, ObjectDirectory
 from kaas.pool.core.core import Pool
 from kaas.pool.core.records import Request
 from kaas.pool.executors.executors import Executors
-from kaas.pool.executors.payloads import Orders, Payload
+from kaas.pool.executors.payloads import OrderPayload, Payload
 from kaas.pool.executors.residents import Residents
-from kaas.pool.executors.transport import Call, Order, Transport
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerTransport
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
 from kaas.pool.registry import Registry
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 from kaas.wire import specs
-from kaas.wire.connections.router import Exchange, Peer
-from kaas.wire.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
+from kaas.wire.connections.router import Peer, Router
+from kaas.wire.messages import Address, Done, FromPeer, Hello, Orphaned, RequestObjects, WrittenBack
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 from kaas.worker.huge_pages import use_huge_pages_soon
 
-FROM_EXECUTORS = frozenset((Done, Need, Written, Orphaned))
+FROM_EXECUTORS = frozenset((Done, RequestObjects, WrittenBack, Orphaned))
 LONGEST_TRACE_S = 600.0
 NOTHING_KEPT: Mapping[int, bytes] = {}
 
 
-class Ground(Protocol):
+class Backend(Protocol):
     """What a pool stands on: Ray, or plain processes."""
 
     @property
@@ -54,9 +54,9 @@ class Ground(Protocol):
         ...
 
     @property
-    def objects(self) -> Objects: ...
+    def objects(self) -> ObjectDirectory: ...
 
-    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Transport]:
+    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
         """The executors, and the way to the workers of all kinds."""
         ...
 
@@ -68,7 +68,7 @@ class Ground(Protocol):
 class Service:
     """One pool. All methods belong to the event loop in which it was opened."""
 
-    def __init__(self, name: str, config: Config, ground: Ground, store: Store) -> None:
+    def __init__(self, name: str, config: Config, ground: Backend, store: Store) -> None:
         self._name = name
         self._ground = ground
         self._store = store
@@ -80,7 +80,7 @@ class Service:
         self.served = False
         """Whether it is a server's: then it ends with that, and not since a program that uses it says so."""
         self.residents = Residents(self._loop)
-        self._exchange = Exchange(self._loop, ground.node, ground.host)
+        self._exchange = Router(self._loop, ground.node, ground.host)
         self._executors, transport = ground.workers(self._exchange, self.residents)
         self.pool = Pool(name, config, transport)
         if not ground.again:
@@ -89,7 +89,7 @@ class Service:
         self.clients = Clients(self, self._exchange, ground.objects)
 
     @classmethod
-    async def open(cls, name: str, config: Config, ground: Ground, store: Store) -> Service:
+    async def open(cls, name: str, config: Config, ground: Backend, store: Store) -> Service:
         """A pool that begins, or goes on with what an earlier process of it has left. store: open.
 
         Raises:
@@ -136,7 +136,7 @@ class Service:
         frames: Sequence[Any],
         refs: Sequence[Any] = (),
         keep: Mapping[int, bytes] = NOTHING_KEPT,
-    ) -> Answer[Sequence[Any]]:
+    ) -> ImmediateFuture[Sequence[Any]]:
         """Its outputs in declared order. frames: the encoded invocation. keep: keys of the outputs that stay on the
         device, by position.
 
@@ -145,7 +145,7 @@ class Service:
         """
         function = self.registry.get(invocation.function)
         if function is None:  # its registration, another message, may come later
-            return Answer.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
+            return ImmediateFuture.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
         ready = self._ground.objects.ready(refs) if refs and not invocation.ready else None
         request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
         request.answer.add_done_callback(partial(self._answered, request))
@@ -161,7 +161,7 @@ class Service:
         await self.function(invocation.function)
         return await self.invoke(invocation, frames, refs, keep)
 
-    def _answered(self, request: Request, answer: Answer[Any]) -> None:
+    def _answered(self, request: Request, answer: ImmediateFuture[Any]) -> None:
         if answer.cancelled():
             self.pool.cancelled(request)
 
@@ -187,9 +187,9 @@ class Service:
         payload: Payload,
         session: str,
         label: str = "",
-    ) -> Call:
+    ) -> WorkerCall:
         """An invocation as the core takes it. label: of the function for people; its kTask's if this is empty."""
-        return Call(
+        return WorkerCall(
             label or function.label,
             invocation.client,
             invocation.deadline_s,
@@ -223,7 +223,7 @@ class Service:
             await self._unless_stopped(incomplete)
         target = refs[0].binary() if upkeep.objects else "".join(upkeep.functions).encode()
         label = ", ".join(dict.fromkeys(function.label for function in functions))
-        order = Order(Orders(functions, message, refs), label, upkeep.client)
+        order = CacheOrder(OrderPayload(functions, message, refs), label, upkeep.client)
         if upkeep.action == "unpin":
             self.pool.unpin(target or None, upkeep.device)
         if upkeep.action == "pin":

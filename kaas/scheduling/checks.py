@@ -65,7 +65,7 @@ class _Worker:
 Flow = tuple[WorkerKind, str, str]
 
 
-class Checked:
+class CheckedPolicy:
     """Wraps a policy and keeps its own books.
 
     Asserted: ids are known and new ones new; a request is dispatched once, only with its inputs ready, into a free

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 import msgspec
 
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
-from kaas.scheduling.checks import Checked
+from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.events import Decision, Event, PhysicalDevice, PolicyFactory
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
@@ -26,7 +26,7 @@ TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *ge
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class PoolEpoch:
     """How a life of a pool begins. policy: its name, None for one of the user's own, with its options."""
 
     version: int
@@ -78,7 +78,7 @@ class Recorder:
             recorder._write(b"")  # the last line of an earlier life may have no end
         name, options = _name(policy)
         try:
-            life = recorder._encode(Life(VERSION, name, options, tuple(devices)))
+            life = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices)))
         except TypeError as error:
             raise InvalidConfig(f"record: it cannot hold the policy's options: {error}", field="record") from error
         recorder._write(life)
@@ -158,7 +158,7 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     lives = events = decisions = 0
     tell: Callable[[Event], list[Decision]] | None = None
     for number, entry in read(Path(path)):
-        if isinstance(entry, Life):
+        if isinstance(entry, PoolEpoch):
             lives += 1
             tell = _fresh(path, number, entry, policy)
             continue
@@ -183,7 +183,7 @@ def recorded(path: str | Path) -> Recorded:
     """
     told = Recorded()
     for number, entry in read(Path(path)):
-        if isinstance(entry, Life):
+        if isinstance(entry, PoolEpoch):
             told.begin(entry.policy, entry.options, entry.devices)
         elif not told.devices:
             raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
@@ -202,20 +202,20 @@ def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decisio
 
 
 def _fresh(
-    path: str | Path, line: int, life: Life, policy: str | PolicyFactory | None
+    path: str | Path, line: int, life: PoolEpoch, policy: str | PolicyFactory | None
 ) -> Callable[[Event], list[Decision]]:
     if policy is not None:
-        return Checked(factory(policy)(life.devices), life.devices).handle
+        return CheckedPolicy(factory(policy)(life.devices), life.devices).handle
     if life.policy is None:
         raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=line)
     try:
-        return Checked(factory(life.policy)(life.devices, **life.options), life.devices).handle
+        return CheckedPolicy(factory(life.policy)(life.devices, **life.options), life.devices).handle
     except (KaasError, TypeError, ValueError, LookupError) as error:
         message = f"{path}, line {line}: policy {life.policy!r} with {life.options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error
 
 
-def read(path: Path) -> Iterator[tuple[int, Life | tuple[Event, tuple[Decision, ...] | None]]]:
+def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decision, ...] | None]]]:
     """What each line of a record says, with its number; decisions are None where the policy raised. A line that has no
     end, the last of a life, says nothing.
 
@@ -243,9 +243,9 @@ def _cut_off(rest: Sequence[bytes]) -> bool:
     return following is None or following.startswith(b'{"version"')
 
 
-def _decode(line: bytes) -> Life | tuple[Event, tuple[Decision, ...] | None]:
+def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None]:
     if line.startswith(b'{"version"'):
-        life = msgspec.json.decode(line, type=Life)
+        life = msgspec.json.decode(line, type=PoolEpoch)
         if life.version != VERSION:
             raise msgspec.ValidationError(f"version {life.version}, not {VERSION}")
         return life

@@ -13,7 +13,7 @@ from kaas.errors import InvalidRequest
 from kaas.pool.service import Service
 from kaas.server.canary import sing
 from kaas.server.replies import plain, without_paths
-from kaas.server.sessions import Session
+from kaas.server.sessions import ClientSession
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage import told as usage_told
@@ -28,7 +28,7 @@ TABLES: dict[type, str] = {StageStats: "stages", TierStats: "tiers", OutcomeStat
 _log = logging.getLogger(__name__)
 
 
-class Desk:
+class Admin:
     """Belongs to the pool's event loop.
 
     Fields:
@@ -51,7 +51,7 @@ class Desk:
         self._turns: dict[str | None, asyncio.Lock] = {}
         self._singing: asyncio.Task[float] | None = None
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+    def told(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError

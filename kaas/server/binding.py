@@ -13,7 +13,7 @@ from kaas.wire.protocol import Invoke
 DIGEST_BYTES = 16
 
 
-class Bound(msgspec.Struct, frozen=True):
+class InvocationDigest(msgspec.Struct, frozen=True):
     """Digests, in hex.
 
     Fields:
@@ -25,13 +25,13 @@ class Bound(msgspec.Struct, frozen=True):
     charge: str
 
 
-def bound(message: Invoke, frames: Sequence[Any], function: str, content_of: Callable[[str], str]) -> Bound:
+def bound(message: Invoke, frames: Sequence[Any], function: str, content_of: Callable[[str], str]) -> InvocationDigest:
     """frames: with the header. function: its key. content_of: gives the hash of an object's content by its name."""
     digest = _digest(message, frames)
     request = _hex(digest)
     objects = [content_of(item.object) for _, item in sorted(message.inputs.items()) if item.object]
     digest.update(msgspec.msgpack.encode((message.key, function, objects)))
-    return Bound(request, _hex(digest))
+    return InvocationDigest(request, _hex(digest))
 
 
 def request_digest(message: Invoke, frames: Sequence[Any]) -> str:

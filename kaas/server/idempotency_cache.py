@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Finished(Generic[T]):
+class IdempotencyCache(Generic[T]):
     """Of one client, by key; the oldest go first, and those whose time is over when `expire` is called."""
 
     def __init__(

@@ -10,8 +10,8 @@ from kaas.ktask.dtypes import KIND_BYTES, decode
 from kaas.ktask.request import check_fit
 from kaas.pool.clients import LONGEST_S
 from kaas.pool.executors.payloads import Payload
-from kaas.server.building.remote_function import RemoteFunction
-from kaas.server.state.object_store import Values
+from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.state.object_store import ObjectStore
 from kaas.server.steps.steps import Made
 from kaas.wire import specs as pool_wire
 from kaas.wire.messages import Framed
@@ -22,7 +22,7 @@ RETRIES = 3
 
 
 def invocation_of(
-    client: str, message: Invoke, frames: Sequence[Any], remote: RemoteFunction, objects: Values
+    client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, objects: ObjectStore
 ) -> tuple[pool_wire.Invocation, Payload]:
     """What the pool is asked for. frames: with the header.
 
@@ -95,7 +95,7 @@ def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
     return {name: frames[item.frame] for name, item in message.inputs.items()}
 
 
-def check_made(remote: RemoteFunction, made: Mapping[str, Made]) -> None:
+def check_made(remote: InvocableFunction, made: Mapping[str, Made]) -> None:
     """Check what the step before a function makes of a request, as a client's inputs are checked.
 
     Raises:
@@ -111,7 +111,7 @@ def check_made(remote: RemoteFunction, made: Mapping[str, Made]) -> None:
         raise type(error)(f"what step {remote.before!r} made does not fit: {error.message}", **fields) from error
 
 
-def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:
+def check_scalars(remote: InvocableFunction, scalars: dict[str, bytes]) -> None:
     """
     Raises:
         MissingScalar, WrongScalar

@@ -12,20 +12,20 @@ import msgspec
 
 from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, KeyReused, PoolStopped, UsageUnavailable
 from kaas.pool.core.records import Request
-from kaas.pool.executors.transport import Call
-from kaas.pool.immediate_future import Answer
-from kaas.pool.observing.tracing import Step
+from kaas.pool.executors.transport import WorkerCall
+from kaas.pool.immediate_future import ImmediateFuture
+from kaas.pool.observing.tracing import TraceStep
 from kaas.pool.service import Service
-from kaas.server.binding import Bound, bound, request_digest
-from kaas.server.building.remote_function import RemoteFunction
+from kaas.server.binding import InvocationDigest, bound, request_digest
+from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
 from kaas.server.replies import failure_of
-from kaas.server.reply_tracker import ENDED, Delivery, kept_bytes
-from kaas.server.sessions import LONGEST_NAME, Client, Run, Session
+from kaas.server.reply_tracker import ENDED, ReplyTracker, kept_bytes
+from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient
 from kaas.server.state import durable_replies
-from kaas.server.state.client_store import Holdings
-from kaas.server.state.object_store import Given
+from kaas.server.state.client_store import ClientStore
+from kaas.server.state.object_store import NewObject
 from kaas.server.steps.steps import Made, Steps
 from kaas.server.usage.metering import Meter, unanswered
 from kaas.wire import protocol
@@ -38,7 +38,7 @@ BEFORE, AFTER = "before", "after"
 T = TypeVar("T")
 
 
-class Runs:
+class Invocations:
     """Belongs to the pool's event loop.
 
     Fields:
@@ -46,7 +46,9 @@ class Runs:
         closed: the usage is, so that nothing is charged any more, nor answered with a result.
     """
 
-    def __init__(self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, delivery: Delivery) -> None:
+    def __init__(
+        self, service: Service, holdings: ClientStore, meter: Meter, steps: Steps, delivery: ReplyTracker
+    ) -> None:
         self.draining = ""
         self.closed = False
         self._service, self._pool, self._holdings = service, service.pool, holdings
@@ -54,7 +56,7 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def ask(self, session: Session, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+    def ask(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
 
         Raises:
@@ -76,7 +78,9 @@ class Runs:
         else:
             self._ask_again(session, message, frames, run)
 
-    def _ask_again(self, session: Session, message: protocol.Invoke, frames: Sequence[Any], run: Run) -> None:
+    def _ask_again(
+        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
+    ) -> None:
         """A request that is known by its key is waited for once more. Its inputs take credit while they are hashed.
 
         Raises:
@@ -93,7 +97,9 @@ class Runs:
             joining = self._task(self._join_later(session, message, frames, run))
             joining.add_done_callback(lambda _: session.client.questions.give_back(nbytes))
 
-    async def _join_later(self, session: Session, message: protocol.Invoke, frames: Sequence[Any], run: Run) -> None:
+    async def _join_later(
+        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
+    ) -> None:
         """Large inputs are hashed by another thread."""
         try:
             if run.binding is not None:
@@ -104,7 +110,7 @@ class Runs:
         except KaasError as error:
             session.channel.send(failure_of(message.number, error))
 
-    def _join(self, session: Session, message: protocol.Invoke, run: Run, digest: str) -> None:
+    def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
         """
         Raises:
             KeyReused, QueueFull
@@ -115,7 +121,7 @@ class Runs:
         client.requests.check(client, run.nbytes)
         self._delivery.wait(session, message.number, run, run.nbytes)
 
-    def _begin(self, session: Session, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+    def _begin(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
             raise PoolStopped(f"the server takes nothing more: {self.draining}")
         client = session.client
@@ -134,7 +140,7 @@ class Runs:
         try:
             if not remote.before and remote.etask is None:  # first: the device has something to do by then
                 request = self._request(client.name, message, frames, remote)
-            run = Run(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
+            run = ClientRun(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
             run.begun_s = self._loop.time()
             if message.store or remote.after or remote.etask is not None:
                 run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
@@ -155,7 +161,7 @@ class Runs:
             run.moved_bytes = input_bytes
             self._begun(run, request)
 
-    def _bind(self, run: Run, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
+    def _bind(self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
         """Find out what the key of a request stands for, while the device is busy with it."""
         contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
         find = partial(bound, message, frames, function, dict(contents).__getitem__)
@@ -164,14 +170,16 @@ class Runs:
         else:
             run.binding = self._task(self._bind_later(run, find))
 
-    async def _bind_later(self, run: Run, find: Callable[[], Bound]) -> None:
+    async def _bind_later(self, run: ClientRun, find: Callable[[], InvocationDigest]) -> None:
         run.bound = await asyncio.to_thread(find)
         run.binding = None
 
     def _content(self, client: str, name: str) -> str:
         return self._holdings.values.named(client, name).content.hash if name else ""
 
-    def _request(self, client: str, message: protocol.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
+    def _request(
+        self, client: str, message: protocol.Invoke, frames: Sequence[Any], remote: InvocableFunction
+    ) -> Request:
         """What the pool is asked for, of one that was admitted.
 
         Raises:
@@ -180,13 +188,13 @@ class Runs:
         invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
         return self._asked(self._service.call(remote.function, invocation, payload, "", remote.label), message.trace)
 
-    def _asked(self, call: Call, trace: str) -> Request:
+    def _asked(self, call: WorkerCall, trace: str) -> Request:
         request = self._pool.begin(call)
         if trace:
             request.trace = continued(trace)
         return request
 
-    def _begun(self, run: Run, request: Request) -> None:
+    def _begun(self, run: ClientRun, request: Request) -> None:
         """The pool has it."""
         run.request = request
         if request.trace is not None:
@@ -206,7 +214,9 @@ class Runs:
         check_deadline(message.deadline_s)
         return self._loop.time() + message.deadline_s
 
-    def _prepare(self, run: Run, message: protocol.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+    def _prepare(
+        self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], remote: InvocableFunction
+    ) -> None:
         """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
 
         Raises:
@@ -218,12 +228,12 @@ class Runs:
 
     async def _call(
         self,
-        run: Run,
+        run: ClientRun,
         message: protocol.Invoke,
         frames: Sequence[Any],
-        remote: RemoteFunction,
+        remote: InvocableFunction,
         given: Mapping[str, Any] | None,
-    ) -> Call:
+    ) -> WorkerCall:
         """
         Raises:
             KaasError
@@ -241,10 +251,10 @@ class Runs:
         asked = invocation_of(client, message, frames, remote, values)
         return self._service.call(remote.function, *asked, "", remote.label)
 
-    def _left_s(self, run: Run) -> float | None:
+    def _left_s(self, run: ClientRun) -> float | None:
         return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
 
-    def _prepared(self, run: Run, trace: str, task: asyncio.Future[Call]) -> None:
+    def _prepared(self, run: ClientRun, trace: str, task: asyncio.Future[WorkerCall]) -> None:
         run.task = None
         try:
             call = task.result()
@@ -261,7 +271,7 @@ class Runs:
         else:
             self._begun(run, request)
 
-    async def _step(self, run: Run, stage: str, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+    async def _step(self, run: ClientRun, stage: str, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """
         Raises:
             StepFailed, DeadlineExceeded
@@ -272,9 +282,9 @@ class Runs:
         finally:
             ended_s = self._loop.time()
             run.steps_s[stage] = ended_s - begun_s
-            self._pool.reports.note_step(Step(run.client.name, run.label, stage, name, begun_s, ended_s))
+            self._pool.reports.note_step(TraceStep(run.client.name, run.label, stage, name, begun_s, ended_s))
 
-    async def _run_step(self, run: Run, name: str, values: Mapping[str, Any], begun_s: float) -> dict[str, Made]:
+    async def _run_step(self, run: ClientRun, name: str, values: Mapping[str, Any], begun_s: float) -> dict[str, Made]:
         """
         Raises:
             StepFailed, DeadlineExceeded
@@ -294,7 +304,9 @@ class Runs:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    def _outputs(
+        self, client: ConnectedClient, remote: InvocableFunction, store: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], int]:
         """Names of the outputs that come when others are stored, and the bytes of these.
 
         Raises:
@@ -312,7 +324,7 @@ class Runs:
 
     # --- answers
 
-    def _answered(self, run: Run, request: Request, answer: Answer[Sequence[Any]]) -> None:
+    def _answered(self, run: ClientRun, request: Request, answer: ImmediateFuture[Sequence[Any]]) -> None:
         if run.binding is not None:  # by which its charge is known
             run.binding.add_done_callback(lambda _: self._answered(run, request, answer))
             return
@@ -335,7 +347,7 @@ class Runs:
         else:
             self._settle(run, request, outcome, partial(self._delivery.end, run))
 
-    async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
+    async def _after(self, run: ClientRun, request: Request, remote: InvocableFunction) -> None:
         """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
         outcome = SUCCEEDED
         found = {
@@ -354,7 +366,7 @@ class Runs:
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and (run.store or remote.etask is not None):
-            named = [Given(stored, *found[name].kept()) for name, stored in run.store.items()]
+            named = [NewObject(stored, *found[name].kept()) for name, stored in run.store.items()]
             try:
                 await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told
@@ -362,7 +374,7 @@ class Runs:
                 _fail(run, error)
         self._delivery.end(run)
 
-    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+    def _lasting(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
         """What is to be written down of its answer, for it is not to be run again."""
         run.lasting = bool(run.key) and run.client.finished.takes(kept_bytes(run))
         if not run.lasting:
@@ -372,7 +384,9 @@ class Runs:
         said = durable_replies.entry(run.client.name, run.key, *asked, *answer, run.bound)
         return {durable_replies.ANSWERS: {run.key: said}}
 
-    def _settle(self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered) -> None:
+    def _settle(
+        self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object] = unanswered
+    ) -> None:
         """Charge for it, then answer."""
         try:
             if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
@@ -382,13 +396,13 @@ class Runs:
             _fail(run, error)
             answer()
 
-    def _left(self, run: Run, request: Request, outcome: str) -> None:
+    def _left(self, run: ClientRun, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
             return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome, unanswered)
 
-    def _charge(self, run: Run, request: Request, outcome: str, answer: Callable[[], object]) -> None:
+    def _charge(self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object]) -> None:
         """
         Raises:
             UsageUnavailable
@@ -403,10 +417,10 @@ def _at_once(frames: Sequence[Any]) -> bool:
     return sum(map(len, frames)) <= AT_ONCE_BYTES
 
 
-def _reused(run: Run, what: str) -> KeyReused:
+def _reused(run: ClientRun, what: str) -> KeyReused:
     message = f"key {run.key!r} is of another request, {what}: a new request wants a new key"
     return KeyReused(message, key=run.key, function=run.asked)
 
 
-def _fail(run: Run, error: Exception) -> None:
+def _fail(run: ClientRun, error: Exception) -> None:
     run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)

@@ -14,14 +14,14 @@ from typing import Any
 from kaas.pool.observing.metrics import Measured
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
-from kaas.server.admin import Desk
-from kaas.server.building.served import ETaskPool, Served
+from kaas.server.admin import Admin
+from kaas.server.building.served import ETaskPool, ServedETasks
 from kaas.server.config.serve_config import Settings
 from kaas.server.metrics import MetricsServer
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.listener import RemoteDoor
-from kaas.server.session_manager import Gateway, Keeping
-from kaas.server.state.client_store import Holdings
+from kaas.server.peers.listener import ServerListener
+from kaas.server.session_manager import KeptLimits, SessionManager
+from kaas.server.state.client_store import ClientStore
 from kaas.server.steps.steps import Steps
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.quotas import Quotas
@@ -35,7 +35,7 @@ LAST_WORDS_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Front:
+class Server:
     """Belongs to the pool's event loop.
 
     Fields:
@@ -60,7 +60,7 @@ class Front:
         self._settings, self._service = settings, service
         self._keys = None if settings.keys is None else Keys(Path(settings.keys))
         self._leave = asyncio.Event()
-        self._door: RemoteDoor | None = None
+        self._door: ServerListener | None = None
         self._opened = False
         self._settle_turn = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
@@ -68,7 +68,7 @@ class Front:
         self._meter = Meter(folder)
         self._steps = steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
         self._closing.callback(steps.close)
-        self._holdings = Holdings(
+        self._holdings = ClientStore(
             folder,
             service.registry,
             objects,
@@ -76,14 +76,14 @@ class Front:
             settings.code.allowed(),
             settings.steps,
             self._meter.holds,
-            Served(settings.etasks, etasks),
+            ServedETasks(settings.etasks, etasks),
             self._meter.reserve,
         )
         limits = settings.limits
-        keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
+        keeping = KeptLimits(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         slow_s = settings.log.slow_request_s
-        self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
-        self._desk = self._gateway.desk = Desk(
+        self._gateway = SessionManager(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
+        self._desk = self._gateway.desk = Admin(
             service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
         )
 
@@ -160,7 +160,7 @@ class Front:
         await self._settle_tenants()
         self._gateway.open()
         await self._service.started()
-        door = RemoteDoor(
+        door = ServerListener(
             loop,
             settings.listen.host,
             settings.listen.port,

@@ -15,12 +15,12 @@ import msgspec
 
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, UnknownSession
 from kaas.pool.service import Service
-from kaas.server.idempotency_cache import Finished
-from kaas.server.invocations import Runs
+from kaas.server.idempotency_cache import IdempotencyCache
+from kaas.server.invocations import Invocations
 from kaas.server.replies import failure_of
-from kaas.server.reply_tracker import Delivery
-from kaas.server.sessions import LONGEST_NAME, Channel, Client, Run, Session
-from kaas.server.state.client_store import Holdings, Said
+from kaas.server.reply_tracker import ReplyTracker
+from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient, ReplyChannel
+from kaas.server.state.client_store import ClientStore, Said
 from kaas.server.steps.steps import Steps
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
@@ -35,7 +35,7 @@ SENSELESS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class KeptLimits:
     """What a gateway keeps of each client, at most.
 
     Fields:
@@ -49,10 +49,10 @@ class Keeping:
     answers_s: float = 600.0
 
 
-class Desk(Protocol):
+class AdminQuestions(Protocol):
     """What answers `wire.Ask`."""
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+    def told(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError
@@ -60,7 +60,7 @@ class Desk(Protocol):
         ...
 
 
-class Gateway:
+class SessionManager:
     """Belongs to the pool's event loop.
 
     Fields:
@@ -71,24 +71,26 @@ class Gateway:
     def __init__(
         self,
         service: Service,
-        holdings: Holdings,
+        holdings: ClientStore,
         meter: Meter,
         steps: Steps,
         limits: Callable[[str], protocol.Limits],
-        keeping: Keeping = Keeping(),
+        keeping: KeptLimits = KeptLimits(),
         slow_s: float | None = None,
     ) -> None:
         """limits: of a client, as they are now. slow_s: requests that take longer are logged."""
         self.life = token_hex(8)
         self.dropped = 0
-        self.clients: dict[str, Client] = {}
-        self.desk: Desk | None = None
+        self.clients: dict[str, ConnectedClient] = {}
+        self.desk: AdminQuestions | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
         time_s = self._loop.time
-        self._delivery = Delivery(meter, holdings.answers, self._closed, lambda run: tell_slow(run, slow_s, time_s()))
-        self._runs = Runs(service, holdings, meter, steps, self._delivery)
-        self._by_channel: dict[Channel, Session] = {}
+        self._delivery = ReplyTracker(
+            meter, holdings.answers, self._closed, lambda run: tell_slow(run, slow_s, time_s())
+        )
+        self._runs = Invocations(service, holdings, meter, steps, self._delivery)
+        self._by_channel: dict[ReplyChannel, ClientSession] = {}
         self._meter = meter
         self.kept_out: Collection[str] = ()
         self._silence: asyncio.Event | None = None  # somebody waits for it
@@ -115,7 +117,7 @@ class Gateway:
 
     # --- messages
 
-    def receive(self, channel: Channel, frames: Sequence[Any]) -> None:
+    def receive(self, channel: ReplyChannel, frames: Sequence[Any]) -> None:
         """frames: with the header."""
         session = self._by_channel.get(channel)
         if len(frames[0]) > HEADER_BYTES:
@@ -141,7 +143,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
             channel.send(failure_of(number_of(message) or 0, error))
 
-    def _senseless(self, session: Session | None, header: Any, why: str) -> None:
+    def _senseless(self, session: ClientSession | None, header: Any, why: str) -> None:
         """Strangers learn nothing; others what is wrong with which message."""
         try:
             number = msgspec.msgpack.decode(header, type=_Numbered).number if session is not None else None
@@ -152,7 +154,7 @@ class Gateway:
         else:
             session.channel.send(failure_of(number, InvalidRequest(why)))
 
-    def _take(self, session: Session, message: protocol.FromClient, frames: Sequence[Any]) -> None:
+    def _take(self, session: ClientSession, message: protocol.FromClient, frames: Sequence[Any]) -> None:
         """
         Raises:
             KaasError, or whatever else a senseless message leads to.
@@ -185,7 +187,7 @@ class Gateway:
 
     # --- programs
 
-    def _greet(self, channel: Channel, hello: protocol.Hello) -> None:
+    def _greet(self, channel: ReplyChannel, hello: protocol.Hello) -> None:
         """A program has a connection, its first or a new one, where from now on it gets all its answers.
 
         Raises:
@@ -203,7 +205,7 @@ class Gateway:
         session = client.sessions.get(hello.session)
         if session is None:
             self._make_room(client)
-            session = client.sessions[hello.session] = Session(hello.session, client, channel)
+            session = client.sessions[hello.session] = ClientSession(hello.session, client, channel)
         elif session.channel != channel:
             self._by_channel.pop(session.channel, None)
             session.channel.drop()
@@ -219,17 +221,17 @@ class Gateway:
             channel.send(protocol.Goodbye(self._runs.draining))
         self._delivery.send_again(session)
 
-    def _client(self, name: str) -> Client:
+    def _client(self, name: str) -> ConnectedClient:
         limits = self._limits(name)
         client = self.clients.get(name)
         if client is None:
             keeping = self._keeping
-            finished = Finished[Run](keeping.answers_bytes, keeping.answers_s, self._delivery.forgotten)
-            client = self.clients[name] = Client(name, limits, finished)
+            finished = IdempotencyCache[ClientRun](keeping.answers_bytes, keeping.answers_s, self._delivery.forgotten)
+            client = self.clients[name] = ConnectedClient(name, limits, finished)
         client.limits = limits
         return client
 
-    def _make_room(self, client: Client) -> None:
+    def _make_room(self, client: ConnectedClient) -> None:
         """
         Raises:
             QueueFull: each of its programs waits for something.
@@ -243,7 +245,7 @@ class Gateway:
             raise QueueFull(message, client=client.name, limit=limit, queued=limit)
         self._forget(idle)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: ClientSession) -> None:
         """A program has ended, or can say Hello again."""
         client = session.client
         client.sessions.pop(session.id, None)
@@ -253,13 +255,13 @@ class Gateway:
         for task in list(session.tasks.values()):
             task.cancel()
 
-    def gone(self, channel: Channel) -> None:
+    def gone(self, channel: ReplyChannel) -> None:
         """A connection has ended: its program may come again."""
         session = self._by_channel.pop(channel, None)
         if session is not None:
             self._lost(session)
 
-    def _lost(self, session: Session) -> None:
+    def _lost(self, session: ClientSession) -> None:
         session.lost_s = monotonic()
         self._delivery.lost(session)
         if session.idle:
@@ -283,7 +285,7 @@ class Gateway:
 
     # --- questions that take a while
 
-    def _later(self, session: Session, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
+    def _later(self, session: ClientSession, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
         """nbytes: of the question's frames.
 
         Raises:
@@ -301,7 +303,7 @@ class Gateway:
         task = session.tasks[number] = self._loop.create_task(said)
         task.add_done_callback(partial(self._said, session, number, nbytes))
 
-    def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
+    def _said(self, session: ClientSession, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
         session.client.questions.give_back(nbytes)
         if not task.cancelled():
@@ -366,7 +368,7 @@ def _other_version(theirs: int) -> protocol.Failure:
 _log = logging.getLogger(__name__)
 
 
-def tell_slow(run: Run, limit_s: float | None, now_s: float) -> None:
+def tell_slow(run: ClientRun, limit_s: float | None, now_s: float) -> None:
     """A request has its answer. limit_s: those that took longer are logged; None: none are. now_s: on the loop's
     clock, as is when it began."""
     seconds = now_s - run.begun_s

@@ -12,17 +12,17 @@ import msgspec
 
 from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.core.records import Request
-from kaas.pool.executors.transport import Call
-from kaas.server.binding import Bound
-from kaas.server.building.remote_function import RemoteFunction
-from kaas.server.idempotency_cache import Finished
+from kaas.pool.executors.transport import WorkerCall
+from kaas.server.binding import InvocationDigest
+from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.idempotency_cache import IdempotencyCache
 from kaas.wire import protocol
 
 LONGEST_NAME = 64
 """Bytes of a session's id, and of a key of idempotency."""
 
 
-class Channel(Protocol):
+class ReplyChannel(Protocol):
     """The way to one program; hashable. user: the name of its key."""
 
     @property
@@ -42,7 +42,7 @@ class Channel(Protocol):
         ...
 
 
-class Run(msgspec.Struct, eq=False):
+class ClientRun(msgspec.Struct, eq=False):
     """A request, of whoever asked for it; of one with a key, there may be several, one after the other too.
 
     Fields:
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, eq=False):
         begun_s: when it came, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
 
-    client: Client
+    client: ConnectedClient
     key: str
     asked: str
     label: str
@@ -69,21 +69,21 @@ class Run(msgspec.Struct, eq=False):
     input_bytes: int
     nbytes: int
     request: Request | None = None
-    waits: list[Wait] = []
+    waits: list[PendingReply] = []
     done: bool = False
     failure: protocol.Failure | None = None
     frames: Sequence[Any] = ()
     trace: str = ""
     store: dict[str, str] = {}
-    remote: RemoteFunction | None = None
-    task: asyncio.Task[Call] | None = None
+    remote: InvocableFunction | None = None
+    task: asyncio.Task[WorkerCall] | None = None
     ends_s: float | None = None
     stored_bytes: int = 0
     lasting: bool = False
     moved_bytes: int = 0
     begun_s: float = 0.0
     steps_s: dict[str, float] = {}
-    bound: Bound | None = None
+    bound: InvocationDigest | None = None
     binding: asyncio.Task[None] | None = None
 
     @property
@@ -92,19 +92,19 @@ class Run(msgspec.Struct, eq=False):
         return "" if self.bound is None else self.bound.charge
 
 
-class Wait(msgspec.Struct, eq=False):
+class PendingReply(msgspec.Struct, eq=False):
     """What a program has asked for and not yet received. nbytes: of its client's credit that it takes. sent: on which
     channel its answer was sent last."""
 
-    session: Session
+    session: ClientSession
     number: int
-    run: Run
+    run: ClientRun
     nbytes: int
-    sent: Channel | None = None
+    sent: ReplyChannel | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class ClientSession:
     """A program. channel: its newest one. tasks: questions of other kinds that take a while.
 
     Fields:
@@ -112,9 +112,9 @@ class Session:
     """
 
     id: str
-    client: Client
-    channel: Channel
-    waits: dict[int, Wait] = field(default_factory=dict)
+    client: ConnectedClient
+    channel: ReplyChannel
+    waits: dict[int, PendingReply] = field(default_factory=dict)
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     lost_s: float | None = None
 
@@ -124,7 +124,7 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class OpenCounts:
     """What a client has open of one kind.
 
     Fields:
@@ -136,7 +136,7 @@ class Open:
     count: int = 0
     nbytes: int = 0
 
-    def check(self, client: Client, nbytes: int) -> None:
+    def check(self, client: ConnectedClient, nbytes: int) -> None:
         """Whether one more may be open that takes so many bytes.
 
         Raises:
@@ -165,7 +165,7 @@ class Open:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class ConnectedClient:
     """A key's owner: all its programs together, and what they take.
 
     Fields:
@@ -177,12 +177,12 @@ class Client:
 
     name: str
     limits: protocol.Limits
-    finished: Finished[Run]
-    runs: dict[str, Run] = field(default_factory=dict)
-    requests: Open = field(default_factory=lambda: Open("requests, unanswered or not received,"))
-    storing: Open = field(default_factory=lambda: Open("requests with outputs to be stored", alone=True))
-    questions: Open = field(default_factory=lambda: Open("questions", alone=True))
-    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    finished: IdempotencyCache[ClientRun]
+    runs: dict[str, ClientRun] = field(default_factory=dict)
+    requests: OpenCounts = field(default_factory=lambda: OpenCounts("requests, unanswered or not received,"))
+    storing: OpenCounts = field(default_factory=lambda: OpenCounts("requests with outputs to be stored", alone=True))
+    questions: OpenCounts = field(default_factory=lambda: OpenCounts("questions", alone=True))
+    sessions: OrderedDict[str, ClientSession] = field(default_factory=OrderedDict)
 
     def check_taken(self, leaving_bytes: int) -> None:
         """Whether it may have answers that are large: who asks and does not read gets no more.

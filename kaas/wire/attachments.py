@@ -18,7 +18,7 @@ def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is 
     return value
 
 
-class Parts(NamedTuple):
+class ObjectParts(NamedTuple):
     """An object that came over the line: its bytes or, of a tuple of constants, those of each entry.
 
     Fields:
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     frames: Sequence[Any]
 
 
-class Objects:
+class Attachments:
     """Of one request: what `kaas.wire.packing` gets objects with.
 
     Fields:
@@ -73,7 +73,7 @@ class Objects:
             self._objects = self._supply()
         position = self._items.index(item)
         found = self._objects[position]
-        if not isinstance(found, Parts):
+        if not isinstance(found, ObjectParts):
             return self._get(found, self.made)
         values = [_read(each, found.frames) for each in found.items]
         return values if position in self._constants else values[0]

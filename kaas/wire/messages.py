@@ -166,11 +166,11 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=22):
 # --- pool to executor; numbers are the pool's, one for each thing that is asked
 
 
-class Meet(msgspec.Struct, frozen=True, array_like=True, tag=30):
+class RegisterFunction(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """A function that the executor will be asked about. Frames: an encoded FunctionSpec, and its kTask's bytes."""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, tag=31):
+class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """keep: keys of outputs that stay on the device, as the Invocation lists them. parcel: outputs do not come in
     frames but as a parcel, which is collected. Frames: the encoded Invocation, then those that beside points to."""
 
@@ -181,21 +181,21 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=31):
     beside: Sequence[Attached] = ()
 
 
-class Upkeep(msgspec.Struct, frozen=True, array_like=True, tag=32):
+class CacheCommand(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """Frames: an encoded wire.Upkeep, then those that beside points to."""
 
     number: int
     beside: Sequence[Attached] = ()
 
 
-class Follow(msgspec.Struct, frozen=True, array_like=True, tag=33):
+class CacheDecision(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """Frames: an encoded wire.Decided, then those that beside points to."""
 
     number: int
     beside: Sequence[Attached] = ()
 
 
-class WriteBack(msgspec.Struct, frozen=True, array_like=True, tag=34):
+class WriteBackOutput(msgspec.Struct, frozen=True, array_like=True, tag=34):
     """Have kept outputs come back: each is announced by Written before this is Done."""
 
     number: int
@@ -209,7 +209,7 @@ class Discard(msgspec.Struct, frozen=True, array_like=True, tag=35):
     keys: Sequence[bytes]
 
 
-class Supply(msgspec.Struct, frozen=True, array_like=True, tag=36):
+class ProvideObjects(msgspec.Struct, frozen=True, array_like=True, tag=36):
     """The answer to Need where objects do not travel by Ray. objects: for each thing beside the request its values, one
     for each entry if it is a tuple of constants. Frames: those that objects points to. error: instead, it cannot be
     had; the second frame is why."""
@@ -219,7 +219,7 @@ class Supply(msgspec.Struct, frozen=True, array_like=True, tag=36):
     error: bool = False
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True, tag=37):
+class ForgetFunction(msgspec.Struct, frozen=True, array_like=True, tag=37):
     """A function of which the executor will not be asked any more, unless it meets it again."""
 
     key: str
@@ -240,13 +240,13 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=40):
     parcel: int | None = None
 
 
-class Need(msgspec.Struct, frozen=True, array_like=True, tag=41):
+class RequestObjects(msgspec.Struct, frozen=True, array_like=True, tag=41):
     """The cache lacks objects that this request names: send all that it names, by Ray or by Supply."""
 
     number: int
 
 
-class Written(msgspec.Struct, frozen=True, array_like=True, tag=42):
+class WrittenBack(msgspec.Struct, frozen=True, array_like=True, tag=42):
     """A kept output has come back. parcel: under which number its array waits to be collected."""
 
     key: bytes
@@ -260,21 +260,21 @@ class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):
     record: RunRecord | None = None
 
 
-FromPeer = Hello | Register | Submit | Cancel | Ask | Drop | Done | Need | Written | Orphaned
+FromPeer = Hello | Register | Submit | Cancel | Ask | Drop | Done | RequestObjects | WrittenBack | Orphaned
 ToPeer = (
     Welcome
     | Refused
     | Result
     | Failure
     | Release
-    | Meet
-    | Run
-    | Upkeep
-    | Follow
-    | WriteBack
+    | RegisterFunction
+    | RunInvocation
+    | CacheCommand
+    | CacheDecision
+    | WriteBackOutput
     | Discard
-    | Supply
-    | Forget
+    | ProvideObjects
+    | ForgetFunction
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -14,7 +14,7 @@ from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.request import outputs_type
 
 
-class Inline:
+class InlineOutput:
     """An output's bytes; pickles as an array of them, at less than half of what pickling an array costs in Ray."""
 
     __slots__ = ("_data", "_dtype", "_shape")
@@ -28,7 +28,7 @@ class Inline:
         return array_of, (self._data, self._dtype, self._shape)
 
 
-class Stored:
+class StoredOutput:
     """An output in Ray's store: whoever receives it gets the value itself, and the pool never touches it.
 
     The reference inside must be complete before this is handed out. get: `kaas.pool.on_ray.results.fetched`.

@@ -10,7 +10,7 @@ import numpy as np
 
 from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
 from kaas.executor.device.host_arrays import on_host
-from kaas.executor.inputs import Source
+from kaas.executor.inputs import InputSource
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
@@ -20,7 +20,7 @@ from kaas.wire import specs as wire
 from kaas.wire.held_ref import HeldRef
 
 
-class Store(Protocol):
+class ObjectSink(Protocol):
     """What packing needs of where objects are."""
 
     def is_ref(self, value: Any) -> bool: ...
@@ -33,7 +33,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class CallOptions:
     """Who invokes and under what conditions."""
 
     client: str
@@ -45,7 +45,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class FunctionSignature:
     """A kTask of a function as its callers see it: the inputs they give, and what is bound already.
 
     Fields:
@@ -65,7 +65,7 @@ class Signature:
     @classmethod
     def of(
         cls, task: KTask, bindings: Sequence[wire.Binding] = (), inputs: Sequence[Buffer] | None = None
-    ) -> Signature:
+    ) -> FunctionSignature:
         """inputs: of a model's variant, all that callers give."""
         spec = wire.FunctionSpec(task.key, tuple(bindings))
         bound = {binding.buffer for binding in bindings}
@@ -96,7 +96,9 @@ class Signature:
         check_names(self.task, [*names, *bound])
 
 
-def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tuple[Signature, tuple[Any, ...]]:
+def bind(
+    task: KTask, constants: Mapping[str, Any] | None, store: ObjectSink
+) -> tuple[FunctionSignature, tuple[Any, ...]]:
     """The signature of a kTask with constants, and the tuple of objects behind them, each object once.
 
     Raises:
@@ -105,12 +107,12 @@ def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tupl
     constants = mapping(task, "constants", constants)
     check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
     bindings, objects = _bind(task.inputs, constants, store)
-    return Signature.of(task, bindings), objects
+    return FunctionSignature.of(task, bindings), objects
 
 
 def bind_variants(
-    variants: Sequence[Variant], constants: Mapping[str, Any], store: Store
-) -> tuple[tuple[Signature, ...], tuple[Any, ...]]:
+    variants: Sequence[Variant], constants: Mapping[str, Any], store: ObjectSink
+) -> tuple[tuple[FunctionSignature, ...], tuple[Any, ...]]:
     """The signatures of a model's variants, and the tuple of objects that all of them find their constants in.
 
     Raises:
@@ -120,13 +122,13 @@ def bind_variants(
     bindings, objects = _bind(tuple(read.values()), constants, store)
     by_name = {binding.buffer: binding for binding in bindings}
     return tuple(
-        Signature.of(variant.task, [by_name[buffer.name] for buffer in variant.constants], variant.inputs)
+        FunctionSignature.of(variant.task, [by_name[buffer.name] for buffer in variant.constants], variant.inputs)
         for variant in variants
     ), objects
 
 
 def _bind(
-    buffers: Sequence[Buffer], constants: Mapping[str, Any], store: Store
+    buffers: Sequence[Buffer], constants: Mapping[str, Any], store: ObjectSink
 ) -> tuple[list[wire.Binding], tuple[Any, ...]]:
     known = {buffer.name: buffer for buffer in buffers}
     entries: dict[int, int] = {}
@@ -147,8 +149,12 @@ def _bind(
 
 
 def choose_signature(
-    label: str, signatures: Sequence[Signature], positional: Sequence[Any], named: Mapping[str, Any], store: Store
-) -> tuple[Signature, Mapping[str, Any]]:
+    label: str,
+    signatures: Sequence[FunctionSignature],
+    positional: Sequence[Any],
+    named: Mapping[str, Any],
+    store: ObjectSink,
+) -> tuple[FunctionSignature, Mapping[str, Any]]:
     """Which of a function's signatures is for these inputs, and those of them that it reads, by name.
 
     Raises:
@@ -167,11 +173,11 @@ def choose_signature(
 
 
 def pack(
-    signature: Signature,
+    signature: FunctionSignature,
     inputs: Mapping[str, Any],
     scalars: Mapping[str, Any] | None,
-    caller: Caller,
-    store: Store,
+    caller: CallOptions,
+    store: ObjectSink,
     constants: Any = None,
     awaited: Sequence[Any] = (),
 ) -> tuple[bytes, list[Any]]:
@@ -234,7 +240,7 @@ def kept(task: KTask, keep: bool | tuple[str, ...]) -> tuple[int, ...]:
 class Packing:
     """Inputs sorted into values in the message and references beside it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectSink) -> None:
         self._store = store
         self._positions: dict[Any, int] = {}
         self._inline_bytes = 0
@@ -274,23 +280,23 @@ class Packing:
 
 def unpack(
     invocation: wire.Invocation, spec: wire.FunctionSpec, refs: Sequence[Any], get: Callable[[Any], Any]
-) -> dict[str, Source]:
+) -> dict[str, InputSource]:
     """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for.
 
     Raises:
         InputFailed: a value that travels beside the message could not be had.
     """
-    sources = {name: Source(value=data) for name, data in invocation.values}
+    sources = {name: InputSource(value=data) for name, data in invocation.values}
     for item in invocation.objects:
         ref = refs[item.ref]
         if item.shared:
-            sources[item.buffer] = Source(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
+            sources[item.buffer] = InputSource(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
         else:
-            sources[item.buffer] = Source(value=_by_value(item.buffer, ref, get))
+            sources[item.buffer] = InputSource(value=_by_value(item.buffer, ref, get))
     if invocation.constants is not None:
         constants = _Constants(get, refs[invocation.constants])
         for binding in spec.bindings:
-            sources[binding.buffer] = Source(
+            sources[binding.buffer] = InputSource(
                 key=constant_key(constants.ref, binding.entry),
                 fetch=constants.entry(binding.entry),
                 offset_bytes=binding.offset_bytes,
@@ -308,27 +314,30 @@ def _by_value(buffer: str, ref: Any, get: Callable[[Any], Any]) -> memoryview:
 
 
 def unpack_objects(
-    upkeep: wire.Upkeep, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
-) -> list[Source]:
+    upkeep: wire.CacheCommandSpec, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
+) -> list[InputSource]:
     """The objects that an Upkeep is about."""
     if not upkeep.objects:
         return []
     if not specs:
-        return [Source(key=refs[0].binary(), fetch=_Fetch(get, refs[0]))]
+        return [InputSource(key=refs[0].binary(), fetch=_Fetch(get, refs[0]))]
     constants = _Constants(get, refs[0])
     entries = dict.fromkeys(binding.entry for spec in specs for binding in spec.bindings)
     return [
-        Source(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constant=True) for entry in entries
+        InputSource(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constant=True)
+        for entry in entries
     ]
 
 
-def unpack_keyed(loads: Sequence[wire.KeyedObject], refs: Sequence[Any], get: Callable[[Any], Any]) -> list[Source]:
+def unpack_keyed(
+    loads: Sequence[wire.KeyedObject], refs: Sequence[Any], get: Callable[[Any], Any]
+) -> list[InputSource]:
     """The objects that a policy wants loaded."""
     constants = {item.ref: _Constants(get, refs[item.ref]) for item in loads if item.entry is not None}
     return [
-        Source(key=item.key, fetch=_Fetch(get, refs[item.ref]))
+        InputSource(key=item.key, fetch=_Fetch(get, refs[item.ref]))
         if item.entry is None
-        else Source(key=item.key, fetch=constants[item.ref].entry(item.entry), constant=True)
+        else InputSource(key=item.key, fetch=constants[item.ref].entry(item.entry), constant=True)
         for item in loads
     ]
 

@@ -78,7 +78,7 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """Of the program that sent it: its requests end with it. "" if they do not."""
 
 
-class Upkeep(msgspec.Struct, frozen=True, array_like=True):
+class CacheCommandSpec(msgspec.Struct, frozen=True, array_like=True):
     """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
     a function's constants, if there is one, and then those that must be complete first.
 
@@ -102,7 +102,7 @@ class KeyedObject(msgspec.Struct, frozen=True, array_like=True):
     entry: int | None
 
 
-class Decided(msgspec.Struct, frozen=True, array_like=True):
+class CacheDecisionSpec(msgspec.Struct, frozen=True, array_like=True):
     """What the policy wants of one device's cache: objects to load, and keys of objects to drop."""
 
     loads: list[KeyedObject]
@@ -166,8 +166,8 @@ def without_keep(message: bytes) -> bytes:
 
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
-decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
-decode_decided = msgspec.msgpack.Decoder(Decided).decode
+decode_upkeep = msgspec.msgpack.Decoder(CacheCommandSpec).decode
+decode_decided = msgspec.msgpack.Decoder(CacheDecisionSpec).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
 decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode
 decode_etask_call = msgspec.msgpack.Decoder(ETaskCall).decode

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kaas.scheduling.events import StartWorker
-from kaas.wire.connections.connection import Line, LineLost
-from kaas.wire.messages import FromPeer, Need, Run
+from kaas.wire.connections.connection import Connection, ConnectionLost
+from kaas.wire.messages import FromPeer, RequestObjects, RunInvocation
 from kaas.wire.specs import decode_invocation
 from kaas.wire.status.status import WorkerInfo
 
 
-class Post(NamedTuple):
+class WorkerPost(NamedTuple):
     """Where a worker stands: as what it was started, and the handle of its pool, whose end is its own."""
 
     start: StartWorker
@@ -46,18 +46,18 @@ class Adoption:
     cached: tuple[bytes, ...]
 
 
-class Life:
+class Epoch:
     """One life of the pool, as long as it or this process does not end, and all that is only good for it."""
 
-    def __init__(self, name: str, line: Line) -> None:
+    def __init__(self, name: str, line: Connection) -> None:
         """
         Args:
             name: as in the pool's Address.
         """
         self.name = name
         self.line = line
-        self.supplies = Supplies(lambda number: line.send(Need(number)))
-        self.parcels = Parcels()
+        self.supplies = RequestedObjects(lambda number: line.send(RequestObjects(number)))
+        self.parcels = DeferredResults()
         self.over = False
         self._ending = threading.Lock()
 
@@ -65,7 +65,7 @@ class Life:
         """To the pool, unless it has ended: what is said of one life means nothing to the next."""
         try:
             self.line.send(header, frames)
-        except LineLost:
+        except ConnectionLost:
             return
 
     def close(self) -> bool:
@@ -78,7 +78,7 @@ class Life:
         return ends
 
 
-class Running:
+class RunningInvocation:
     """An invocation while it runs in a slot, and the life that asked for it.
 
     Fields:
@@ -87,14 +87,14 @@ class Running:
 
     __slots__ = ("asked", "frames", "invocation", "life")
 
-    def __init__(self, life: Life, asked: Run, frames: Sequence[Any]) -> None:
+    def __init__(self, life: Epoch, asked: RunInvocation, frames: Sequence[Any]) -> None:
         self.life = life
         self.asked = asked
         self.invocation = decode_invocation(frames[0])
         self.frames = frames
 
 
-class Lives:
+class Epochs:
     """All of them, one after the other: what runs goes on from one to the next. All methods may be called from any
     thread.
 
@@ -105,10 +105,10 @@ class Lives:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._runs: dict[int, Running] = {}
-        self.now: Life | None = None
+        self._runs: dict[int, RunningInvocation] = {}
+        self.now: Epoch | None = None
 
-    def begin(self, life: Life) -> dict[int, Running]:
+    def begin(self, life: Epoch) -> dict[int, RunningInvocation]:
         """What runs, by slot; who had asked for it has ended."""
         with self._changed:
             former, self.now = self.now, life
@@ -123,7 +123,7 @@ class Lives:
         with self._changed:
             self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
-    def started(self, run: Running) -> bool:
+    def started(self, run: RunningInvocation) -> bool:
         """Whether it may run: if its life is over, the next one, which was not told of it, has its slot."""
         with self._lock:
             if run.life is not self.now:
@@ -136,14 +136,14 @@ class Lives:
         with self._lock:
             return {run.invocation.function for run in self._runs.values()}
 
-    def ended(self, run: Running) -> Life | None:
+    def ended(self, run: RunningInvocation) -> Epoch | None:
         """The life that has adopted this run, if its own is over."""
         with self._lock:
             del self._runs[run.asked.slot]
             return None if self.now is run.life else self.now
 
 
-class Supplies:
+class RequestedObjects:
     """For one life of the pool. All methods may be called from any thread."""
 
     def __init__(self, need: Callable[[int], None]) -> None:
@@ -195,7 +195,7 @@ WRITTEN_AT_ONCE = 4
 """Outputs that were written back and not collected yet; who writes more waits."""
 
 
-class Parcels:
+class DeferredResults:
     """For one life of the pool. All methods may be called from any thread."""
 
     def __init__(self) -> None:

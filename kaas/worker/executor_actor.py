@@ -15,7 +15,7 @@ from kaas.config import Device
 from kaas.wire.messages import Address
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
-from kaas.worker.epochs import Adoption, Orphan, Post
+from kaas.worker.epochs import Adoption, Orphan, WorkerPost
 from kaas.worker.executor_work import Told
 from kaas.worker.executor_worker import LINGER_S, ExecutorWorker
 
@@ -26,7 +26,7 @@ GROUPS = {"watch": 1, "supply": 1, "collect": 2, "adoption": 2}
 class ExecutorActor:
     """One device. Ray runs `start`; what to do comes over a line to the pool."""
 
-    def __init__(self, device: Device, options: dict[str, Any], post: Post) -> None:
+    def __init__(self, device: Device, options: dict[str, Any], post: WorkerPost) -> None:
         """
         Args:
             options: those of `kaas.executor.Executor`.

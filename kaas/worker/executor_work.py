@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
-from kaas.executor.run import Request, Result
+from kaas.executor.run import RunRequest, RunResult
 from kaas.ktask.graph import KTask
 from kaas.wire import specs as wire
-from kaas.wire.attachments import Objects
+from kaas.wire.attachments import Attachments
 from kaas.wire.outputs import InputLost
 from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
 
@@ -25,7 +25,7 @@ Told = tuple[bytes, bytes]
 T = TypeVar("T")
 
 
-class Work:
+class ExecutorWork:
     """Around one executor. All methods may be called from any thread."""
 
     def __init__(self, executor: Executor, introduce: Callable[[str], Told] | None = None) -> None:
@@ -79,11 +79,11 @@ class Work:
         self,
         invocation: wire.Invocation,
         beside: Sequence[Attached],
-        objects: Objects,
+        objects: Attachments,
         slot: int,
         keep: Sequence[bytes] = (),
         copy: bool = False,
-    ) -> Result:
+    ) -> RunResult:
         """
         Args:
             keep: keys of the outputs that stay on the device. copy: they come back too.
@@ -102,11 +102,11 @@ class Work:
         self,
         invocation: wire.Invocation,
         refs: Sequence[object],
-        objects: Objects,
+        objects: Attachments,
         slot: int | None,
         keep: Sequence[bytes] = (),
         copy: bool = False,
-    ) -> Result:
+    ) -> RunResult:
         began_s = None if invocation.function in self._functions else perf_counter()
         spec, task = self._function(invocation.function)
         met_s = 0.0 if began_s is None else perf_counter() - began_s
@@ -118,7 +118,7 @@ class Work:
         kept = {}
         if keep:
             kept = {task.outputs[at].name: key for at, key in zip(invocation.keep, keep, strict=True)}
-        request = Request(
+        request = RunRequest(
             task,
             sources,
             invocation.scalars,
@@ -133,7 +133,7 @@ class Work:
                 result.stats.stages[stage] += met_s
         return result
 
-    def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None, *known: InputLost) -> T:
+    def _with_inputs(self, attempt: Callable[[], T], objects: Attachments, slot: int | None, *known: InputLost) -> T:
         """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
         here, each before what reads it, in the slot that would otherwise wait for them. known: those that are known to
         have."""
@@ -151,7 +151,7 @@ class Work:
 
     # --- orders about the cache
 
-    def upkeep(self, upkeep: wire.Upkeep, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
+    def upkeep(self, upkeep: wire.CacheCommandSpec, beside: Sequence[Attached], objects: Attachments) -> wire.RunRecord:
         """What a program wants of the cache.
 
         Raises:
@@ -175,7 +175,9 @@ class Work:
                 pin = upkeep.action == "pin"
                 return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
-    def follow(self, decided: wire.Decided, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
+    def follow(
+        self, decided: wire.CacheDecisionSpec, beside: Sequence[Attached], objects: Attachments
+    ) -> wire.RunRecord:
         """What the policy decided about the cache.
 
         Raises:

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.wire import messages, specs
-from kaas.wire.attachments import Get, Objects, Parts, same
+from kaas.wire.attachments import Attachments, Get, ObjectParts, same
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import LineLost
+from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import Done
 from kaas.wire.status.status import WorkerInfo
-from kaas.worker.epochs import Life, Lives, Running
-from kaas.worker.executor_work import Told, Work, evicted
+from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
+from kaas.worker.executor_work import ExecutorWork, Told, evicted
 from kaas.worker.huge_pages import use_huge_pages_soon
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ LOST_STATUS = 3
 """The exit status of a process that ended by itself, since its device was lost."""
 
 Frames = Sequence[Any]
-Order = messages.Upkeep | messages.Follow | messages.WriteBack | messages.Discard
+Order = messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutput | messages.Discard
 
 
 class ExecutorWorker:
     """One device."""
 
-    _work: Work
+    _work: ExecutorWork
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ExecutorWorker:
         """
         Args:
             options: those of `kaas.executor.Executor`. name: the worker's number. node: where it is. introduce: as
-                `Work` takes it. line_lost: called when the pool's process has ended.
+                `ExecutorWork` takes it. line_lost: called when the pool's process has ended.
         """
         self._device = device
         self._options = options
@@ -72,17 +72,17 @@ class ExecutorWorker:
         self._get = get
         self._introduce = introduce
         self._line_lost = line_lost
-        self._lives = Lives()
+        self._lives = Epochs()
         self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
-        self._nothing = Objects((), (), tuple, get)
+        self._nothing = Attachments((), (), tuple, get)
         self._leaving: threading.Timer | None = None
         # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
         # load either, which may wait for another executor.
-        self._upkeep: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
-        self._write_back: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
+        self._upkeep: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
+        self._write_back: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ExecutorWork:
         return self._work
 
     def start(self, address: messages.Address) -> WorkerInfo:
@@ -113,12 +113,12 @@ class ExecutorWorker:
         Raises:
             What `connect` raises.
         """
-        self._work = Work(executor, self._introduce)
+        self._work = ExecutorWork(executor, self._introduce)
         for orders, name in ((self._upkeep, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
             threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
         self.begin(address)
 
-    def begin(self, address: messages.Address) -> dict[int, Running]:
+    def begin(self, address: messages.Address) -> dict[int, RunningInvocation]:
         """Go on line with the process that the pool has now; gives what was asked by an earlier one and still runs, by
         slot.
 
@@ -126,7 +126,7 @@ class ExecutorWorker:
             What `connect` raises.
         """
         line = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
-        life = Life(address.life, line)
+        life = Epoch(address.life, line)
         left = self._lives.begin(life)
         for number in range(self._options["slots"] + 1):
             threading.Thread(target=self._serve, args=(life,), name=f"kaas-runs-{number}", daemon=True).start()
@@ -160,48 +160,48 @@ class ExecutorWorker:
         life = self._lives.now
         number = None if life is None else life.parcels.pack_written(array)
         if life is not None and number is not None:
-            life.send(messages.Written(key, number))
+            life.send(messages.WrittenBack(key, number))
 
     # --- what comes over the line
 
-    def _serve(self, life: Life) -> None:
+    def _serve(self, life: Epoch) -> None:
         self._work.executor.device.stay()
         try:
             for run in life.line.serve(partial(self._take, life)):
                 self._run(run)
                 del run  # and what came with it: the next one may be long in coming
-        except LineLost:
+        except ConnectionLost:
             self._lost(life)
 
-    def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> Running | None:
+    def _take(self, life: Epoch, message: messages.ToPeer, frames: Frames) -> RunningInvocation | None:
         """An invocation, if it is one; all else is done or passed on."""
-        if type(message) is messages.Run:
-            run = Running(life, message, frames)
+        if type(message) is messages.RunInvocation:
+            run = RunningInvocation(life, message, frames)
             return run if self._lives.started(run) else None
         match message:
-            case messages.Meet():
+            case messages.RegisterFunction():
                 self._unneeded.discard(self._work.meet(frames[0], frames[1]))
-            case messages.Forget(key):
+            case messages.ForgetFunction(key):
                 forgotten = (self._unneeded | {key}) - self._lives.functions()
                 self._work.forget(forgotten)
                 self._unneeded = (self._unneeded | {key}) - forgotten
-            case messages.Upkeep() | messages.Follow():
+            case messages.CacheCommand() | messages.CacheDecision():
                 self._upkeep.put((life, message, frames))
-            case messages.WriteBack() | messages.Discard():
+            case messages.WriteBackOutput() | messages.Discard():
                 self._write_back.put((life, message, frames))
-            case messages.Supply():
-                came = [Parts(items, frames) for items in message.objects]
+            case messages.ProvideObjects():
+                came = [ObjectParts(items, frames) for items in message.objects]
                 life.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
         return None
 
-    def _lost(self, life: Life) -> None:
+    def _lost(self, life: Epoch) -> None:
         """The pool's process has ended; what runs goes on."""
         if life.close() and self._line_lost is not None:
             self._line_lost()
 
     # --- runs
 
-    def _run(self, run: Running) -> None:
+    def _run(self, run: RunningInvocation) -> None:
         asked, life = run.asked, run.life
         objects = self._nothing
         if asked.beside:
@@ -226,11 +226,11 @@ class ExecutorWorker:
 
     # --- orders
 
-    def _follow(self, orders: SimpleQueue[tuple[Life, Order, Frames]]) -> None:
+    def _follow(self, orders: SimpleQueue[tuple[Epoch, Order, Frames]]) -> None:
         while True:
             self._obey(*orders.get())
 
-    def _obey(self, life: Life, order: Order, frames: Frames) -> None:
+    def _obey(self, life: Epoch, order: Order, frames: Frames) -> None:
         if life.over:
             return
         answer: Frames = ()
@@ -240,18 +240,18 @@ class ExecutorWorker:
             done, answer = self._failure(order.number, error)
         life.send(done, answer)
 
-    def _do(self, life: Life, order: Order, frames: Frames) -> specs.RunRecord:
+    def _do(self, life: Epoch, order: Order, frames: Frames) -> specs.RunRecord:
         work = self._work
         match order:
-            case messages.Upkeep():
+            case messages.CacheCommand():
                 upkeep = specs.decode_upkeep(frames[0])
                 objects = self._objects(life, order, frames, (0,) if upkeep.functions else ())
                 return work.upkeep(upkeep, order.beside, objects)
-            case messages.Follow():
+            case messages.CacheDecision():
                 decided = specs.decode_decided(frames[0])
                 constants = {load.ref for load in decided.loads if load.entry is not None}
                 return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
-            case messages.WriteBack():
+            case messages.WriteBackOutput():
                 work.executor.write_back(order.keys)
                 return evicted(work.executor)
             case messages.Discard():
@@ -261,12 +261,12 @@ class ExecutorWorker:
 
     def _objects(
         self,
-        life: Life,
-        asked: messages.Run | messages.Upkeep | messages.Follow,
+        life: Epoch,
+        asked: messages.RunInvocation | messages.CacheCommand | messages.CacheDecision,
         frames: Frames,
         constants: Container[int | None],
-    ) -> Objects:
-        return Objects(asked.beside, frames, partial(life.supplies.ask, asked.number), self._get, constants)
+    ) -> Attachments:
+        return Attachments(asked.beside, frames, partial(life.supplies.ask, asked.number), self._get, constants)
 
     def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
         if not isinstance(error, KaasError):

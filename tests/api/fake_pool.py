@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas.api.rpc_client import Calls
+from kaas.api.rpc_client import RpcClient
 from kaas.errors import PoolStopped
 from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
-from kaas.wire.connections.router import Exchange
+from kaas.wire.connections.router import Router
 from kaas.wire.messages import Register, Submit
-from kaas.wire.packing import Caller, Signature, pack
+from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.patience import PATIENCE_S
 
@@ -36,8 +36,8 @@ class FakePool:
         self._exchange = self._on_loop(self._open)
         self._peer: Any = None
 
-    def _open(self) -> Exchange:
-        exchange = Exchange(self._loop, "here", None)
+    def _open(self) -> Router:
+        exchange = Router(self._loop, "here", None)
         exchange.open(lambda *arrived: self.arrived.put(arrived), lambda *_: None)
         return exchange
 
@@ -106,7 +106,7 @@ class FakeSession:
     name: str = "fake"
     id: str = "0123"
     held: list[tuple[str, list[Any]]] = field(default_factory=list)
-    calls: Calls | None = None
+    calls: RpcClient | None = None
     moved_on: threading.Event = field(default_factory=threading.Event)
 
     def address(self) -> tuple[messages.Address, str]:
@@ -132,7 +132,7 @@ def pool() -> Iterator[FakePool]:
 @pytest.fixture
 def session(pool: FakePool) -> Iterator[FakeSession]:
     session = FakeSession([pool])
-    session.calls = Calls.connected(session)
+    session.calls = RpcClient.connected(session)
     yield session
     session.calls.end(PoolStopped("the test has ended"))
 
@@ -140,13 +140,13 @@ def session(pool: FakePool) -> Iterator[FakeSession]:
 def sent(session: FakeSession, task: kaas.KTask | None = None, **inputs: Any) -> kaas.Future:
     """A call; without inputs, of a kTask with two."""
     task = task or add_task()
-    signature, calls = Signature.of(task), calls_of(session)
+    signature, calls = FunctionSignature.of(task), calls_of(session)
     with calls.aside(FakeStore()) as aside:
         given = inputs or {"a": numbers(), "b": numbers(seed=1)}
-        return calls.submit(signature, *pack(signature, given, None, Caller("client"), aside))
+        return calls.submit(signature, *pack(signature, given, None, CallOptions("client"), aside))
 
 
-def calls_of(session: FakeSession) -> Calls:
+def calls_of(session: FakeSession) -> RpcClient:
     assert session.calls is not None
     return session.calls
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.api.rpc_client import Calls
+from kaas.api.rpc_client import RpcClient
 from kaas.errors import DeviceLost, NotInitialized, PoolStopped
 from kaas.wire import messages
 from kaas.wire.connections.shared_memory import Inbox
@@ -66,7 +66,7 @@ class Slow(FakeSession):
 def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
     session = Slow([pool, next_pool])
     session.may_go_on.set()
-    session.calls = Calls.connected(session)
+    session.calls = RpcClient.connected(session)
     cancelled, before = held_blocks(session, pool)
     sent(session)
     pool.expect_submit()
@@ -87,7 +87,7 @@ def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, 
                 future.cancel()
 
     session = Cancelling([pool, next_pool])
-    session.calls = Calls.connected(session)
+    session.calls = RpcClient.connected(session)
     sent(session, a=Ref(3), b=numbers())
     future = sent(session)
     session.calls.moved(next_pool.address.life)

@@ -12,7 +12,7 @@ from kaas.errors import KaasError
 from kaas.wire.connections.shared_memory import LEASED_AT_MOST, Inbox
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Block, Cancel, Drop, Failure, Framed, Named, Release, Result, Submit
-from kaas.wire.packing import Caller, Signature, pack
+from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
 from tests.patience import PATIENCE_S
@@ -101,10 +101,15 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
         pass
 
     owner, constants, calls = Owner(), Ref(9), calls_of(session)
-    signature = Signature.of(add_task())
+    signature = FunctionSignature.of(add_task())
     for _ in range(2):
         message, beside = pack(
-            signature, {"a": numbers(), "b": numbers()}, None, Caller("client"), calls.aside(FakeStore()), constants
+            signature,
+            {"a": numbers(), "b": numbers()},
+            None,
+            CallOptions("client"),
+            calls.aside(FakeStore()),
+            constants,
         )
         future = calls.submit(signature, message, beside, constants, owner)
         header, _frames = pool.expect_submit()

@@ -21,9 +21,18 @@ from kaas.errors import (
     WrongSize,
 )
 from kaas.executor.device.device import open_device
-from kaas.executor.inputs import Source
+from kaas.executor.inputs import InputSource
 from kaas.wire import specs
-from kaas.wire.packing import Caller, Signature, bind, bind_variants, choose_signature, constant_key, pack, unpack
+from kaas.wire.packing import (
+    CallOptions,
+    FunctionSignature,
+    bind,
+    bind_variants,
+    choose_signature,
+    constant_key,
+    pack,
+    unpack,
+)
 from tests.api.conftest import N, add_task, numbers, scale_task
 from tests.api.models import LARGEST, adder, inputs
 from tests.exporters import DeviceArray, Exporter
@@ -60,34 +69,39 @@ def get(value: Any) -> Any:
     return value.value if isinstance(value, Ref) else value
 
 
-ALICE = Caller("alice", deadline_s=2.5, retries=1)
+ALICE = CallOptions("alice", deadline_s=2.5, retries=1)
 
 
 def sent(
-    signature: Signature, inputs: dict[str, Any], *, constants: Any = None, awaited: Sequence[Ref] = (), **scalars: Any
+    signature: FunctionSignature,
+    inputs: dict[str, Any],
+    *,
+    constants: Any = None,
+    awaited: Sequence[Ref] = (),
+    **scalars: Any,
 ) -> tuple[specs.Invocation, list[Any], FakeStore]:
     store = FakeStore()
     message, refs = pack(signature, inputs, scalars, ALICE, store, constants, awaited)
     return specs.decode_invocation(message), refs, store
 
 
-def received(signature: Signature, invocation: specs.Invocation, refs: list[Any]) -> dict[str, Source]:
+def received(signature: FunctionSignature, invocation: specs.Invocation, refs: list[Any]) -> dict[str, InputSource]:
     return unpack(invocation, signature.spec, refs, get)
 
 
 def test_small_values_travel_inside() -> None:
-    signature = Signature.of(scale_task())
+    signature = FunctionSignature.of(scale_task())
     invocation, refs, store = sent(signature, {"x": numbers()}, factor=2.0)
     assert (refs, store.stored) == ([], [])
     assert invocation.scalars == {"factor": np.float32(2).tobytes()}
     assert (invocation.client, invocation.deadline_s, invocation.retries) == ("alice", 2.5, 1)
     source = received(signature, invocation, refs)["x"]
-    assert source == Source(value=numbers().tobytes())
+    assert source == InputSource(value=numbers().tobytes())
 
 
 def test_large_values_go_through_the_store_without_a_name() -> None:
     n = specs.INLINE_INPUT_BYTES // 4 + 1
-    signature = Signature.of(add_task(n))
+    signature = FunctionSignature.of(add_task(n))
     small = np.ones(n, np.float32)[: n - 2]
     with pytest.raises(WrongSize):
         sent(signature, {"a": small, "b": small})
@@ -110,10 +124,10 @@ def exporters(softgpu: tuple[int, ...]) -> Iterator[list[Exporter]]:  # noqa: AR
 
 
 def test_arrays_of_other_libraries_travel_as_their_bytes(exporters: list[Exporter]) -> None:
-    signature = Signature.of(scale_task())
+    signature = FunctionSignature.of(scale_task())
     for value in exporters:
         invocation, refs, _ = sent(signature, {"x": value}, factor=2.0)
-        assert received(signature, invocation, refs)["x"] == Source(value=numbers().tobytes())
+        assert received(signature, invocation, refs)["x"] == InputSource(value=numbers().tobytes())
         with pytest.raises(WrongSize):
             sent(signature, {"x": kaas.View(value, 4)}, factor=2.0)
 
@@ -130,7 +144,7 @@ def test_arrays_of_other_libraries_are_kept_as_numpy_s(exporters: list[Exporter]
 
 
 def test_references_are_named_and_sent_once() -> None:
-    signature = Signature.of(add_task())
+    signature = FunctionSignature.of(add_task())
     shared = Ref(1, numbers(2 * N))
     views = {"a": kaas.View(shared), "b": kaas.View(shared, 4 * N)}
     invocation, refs, _ = sent(signature, views)
@@ -145,7 +159,7 @@ def test_references_are_named_and_sent_once() -> None:
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_driver_says_whether_references_are_complete(complete: bool) -> None:
-    signature = Signature.of(scale_task())
+    signature = FunctionSignature.of(scale_task())
     assert sent(signature, {"x": Ref(1, numbers(), complete)}, factor=1.0)[0].ready is complete
 
 
@@ -184,7 +198,7 @@ def test_constants_that_are_not_complete_are_awaited() -> None:
 
 def test_functions_are_known_by_kernels_and_constants_names() -> None:
     store = FakeStore()
-    plain = Signature.of(add_task())
+    plain = FunctionSignature.of(add_task())
     one, _ = bind(add_task(), {"a": numbers(seed=1)}, store)
     same, _ = bind(add_task(), {"a": numbers(seed=2)}, store)
     other, _ = bind(add_task(), {"b": numbers()}, store)
@@ -231,7 +245,7 @@ def test_faults_that_the_driver_sees(
 ) -> None:
     inputs, scalars, expected, fields = case
     with pytest.raises(expected) as caught:
-        sent(Signature.of(scale_task()), inputs, **scalars)
+        sent(FunctionSignature.of(scale_task()), inputs, **scalars)
     assert fields.items() <= caught.value.fields.items()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kaas.api.ref_leases import Holds
+from kaas.api.ref_leases import RefLeases
 
 
 class Ref:
@@ -22,7 +22,7 @@ class Told:
         self.life: str | None = "first"
         self.held: list[tuple[str, list[bytes]]] = []
         self.dropped: list[tuple[str, list[bytes]]] = []
-        self.holds = Holds(self.hold, lambda life, keys: self.dropped.append((life, keys)))
+        self.holds = RefLeases(self.hold, lambda life, keys: self.dropped.append((life, keys)))
 
     def hold(self, refs: list[Any]) -> str | None:
         if self.life is not None:

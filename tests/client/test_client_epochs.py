@@ -12,7 +12,7 @@ import pytest
 
 import kaas
 from kaas.client import timer_thread
-from kaas.client.open_calls import Call
+from kaas.client.open_calls import OpenCall
 from kaas.client.remote_calls import RemoteCalls
 from kaas.errors import DeadlineExceeded, NotInitialized, Unreachable
 from kaas.wire import protocol
@@ -144,7 +144,7 @@ def test_who_has_no_credit_while_a_client_closes_waits_for_none(
 
     monkeypatch.setattr(calls, "_entered", no_credit)
     with pytest.raises(NotInitialized):
-        calls.submit(Call(calls, protocol.Invoke(1, "f"), (), 10, tuple, "f"))
+        calls.submit(OpenCall(calls, protocol.Invoke(1, "f"), (), 10, tuple, "f"))
 
 
 def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:

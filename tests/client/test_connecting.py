@@ -16,12 +16,12 @@ import zmq
 
 import kaas
 from kaas.client import connecting
-from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, Way
+from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, ServerEndpoint
 from kaas.client.server_connection import HUNG_UP, NOBODY, NOWHERE
 from kaas.errors import NotInitialized, Unreachable
 from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
-from kaas.wire.connections.connection import LineLost
+from kaas.wire.connections.connection import ConnectionLost
 from tests.client.fake_server import FakeServer
 from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import Open, client_keys
@@ -136,7 +136,7 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
 def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
     """No host has a name so long: nobody is asked for it."""
     server.stop()
-    way = Way(f"tcp://{host}:{server.port}", None, 0.0)
+    way = ServerEndpoint(f"tcp://{host}:{server.port}", None, 0.0)
     with pytest.raises(Unreachable) as raised:
         way.connect(token_hex(16), threading.Event(), lambda: None)
     assert raised.value.reason == reason
@@ -156,7 +156,7 @@ def test_who_looks_for_a_server_in_vain_says_where(
         if attempts[0] == 3:
             stopped.set()
 
-    way = Way(server.address, None, PATIENCE_S)
+    way = ServerEndpoint(server.address, None, PATIENCE_S)
     with pytest.raises(NotInitialized):
         way.connect(token_hex(16), stopped, meanwhile)
     way.close()
@@ -168,7 +168,9 @@ def test_who_looks_for_a_server_in_vain_says_where(
 # --- closed meanwhile
 
 
-def begun(threads: ThreadPoolExecutor, way: Way, stopped: threading.Event, meanwhile: Any) -> Future[Connected]:
+def begun(
+    threads: ThreadPoolExecutor, way: ServerEndpoint, stopped: threading.Event, meanwhile: Any
+) -> Future[Connected]:
     return threads.submit(way.connect, token_hex(16), stopped, meanwhile)
 
 
@@ -176,7 +178,7 @@ def address_of(listening: socket.socket) -> str:
     return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def over(way: Way) -> None:
+def over(way: ServerEndpoint) -> None:
     """Nothing is left of it."""
     until(lambda: way._context.closed)
     with pytest.raises(NotInitialized):
@@ -185,7 +187,7 @@ def over(way: Way) -> None:
 
 def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
     server.stop()
-    way, stopped, missed = Way(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
+    way, stopped, missed = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
     connected = begun(threads, way, stopped, missed.set)
     assert missed.wait(PATIENCE_S)
     stopped.set()
@@ -200,7 +202,7 @@ def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: py
     """With whoever says nothing; as if for ever. tells: whether whoever connects is stopped as well."""
     monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        way, stopped = Way(address_of(silent), None, PATIENCE_S), threading.Event()
+        way, stopped = ServerEndpoint(address_of(silent), None, PATIENCE_S), threading.Event()
         connected = begun(threads, way, stopped, lambda: None)
         inside, _ = silent.accept()
         if tells:
@@ -215,7 +217,7 @@ def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: py
 def test_it_is_closed_as_it_is_welcomed(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
-    way, stopped = Way(server.address, None, PATIENCE_S), threading.Event()
+    way, stopped = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event()
     welcomed = connecting._welcome
 
     def closed_meanwhile(line: Any) -> protocol.Welcome:
@@ -231,7 +233,7 @@ def test_it_is_closed_as_it_is_welcomed(
         assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
     else:
         line, _ = connected.result(PATIENCE_S)
-        with pytest.raises(LineLost):
+        with pytest.raises(ConnectionLost):
             line.send(protocol.Hello(protocol.VERSION, token_hex(16)))
     over(way)
 

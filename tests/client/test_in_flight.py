@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kaas.client.in_flight import Standing
-from kaas.client.open_calls import Call, Question
-from kaas.futures import Pending
+from kaas.client.in_flight import InFlight
+from kaas.client.open_calls import OpenCall, OpenQuestion
+from kaas.futures import PendingReply
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 
@@ -19,21 +19,21 @@ BUSY = protocol.Failure(1, "QueueFull", "later", retry_s=0.5)
 class Nowhere:
     lock = threading.Lock()
 
-    def wait(self, pending: Pending, timeout_s: float | None) -> None: ...
+    def wait(self, pending: PendingReply, timeout_s: float | None) -> None: ...
 
-    def watch(self, pending: Pending) -> None: ...
+    def watch(self, pending: PendingReply) -> None: ...
 
-    def forget(self, pending: Pending) -> None: ...
+    def forget(self, pending: PendingReply) -> None: ...
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None: ...
 
 
-def call(number: int, nbytes: int = 10) -> Call:
-    return Call(Nowhere(), protocol.Invoke(number, "f"), (), nbytes, tuple, "f")
+def call(number: int, nbytes: int = 10) -> OpenCall:
+    return OpenCall(Nowhere(), protocol.Invoke(number, "f"), (), nbytes, tuple, "f")
 
 
-def sent(*numbers: int) -> tuple[Standing, list[Call]]:
-    standing, calls = Standing(), [call(number) for number in numbers]
+def sent(*numbers: int) -> tuple[InFlight, list[OpenCall]]:
+    standing, calls = InFlight(), [call(number) for number in numbers]
     standing.renewed(LIMITS)
     for each in calls:
         assert standing.credit.take(each.nbytes)
@@ -41,7 +41,7 @@ def sent(*numbers: int) -> tuple[Standing, list[Call]]:
     return standing, calls
 
 
-def taken(standing: Standing) -> tuple[int, int]:
+def taken(standing: InFlight) -> tuple[int, int]:
     return standing.credit.requests, standing.credit.nbytes
 
 
@@ -83,7 +83,7 @@ def test_who_is_cancelled_takes_credit_until_it_is_answered_or_the_connection_is
 
 def test_a_connection_takes_questions_along_and_leaves_calls() -> None:
     standing, (first,) = sent(1)
-    question = standing.questions[2] = Question(Nowhere(), protocol.Ask(2, "status"), ())
+    question = standing.questions[2] = OpenQuestion(Nowhere(), protocol.Ask(2, "status"), ())
     assert standing.lost() == ([question], True)
     assert standing.renewed(LIMITS) == ([], [first], [])
     assert standing.lost() == ([], True)
@@ -93,7 +93,7 @@ def test_where_no_server_is_nothing_stays() -> None:
     standing, (first, second, third) = sent(1, 2, 3)
     standing.answered(2, BUSY, PATIENCE_S)
     standing.forget(third)
-    room = Pending(Nowhere(), -4)
+    room = PendingReply(Nowhere(), -4)
     standing.credit.waiting.append((room, 10))
     assert standing.failed() == [first, second, room]
     assert taken(standing) == (0, 0)

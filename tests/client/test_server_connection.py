@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, ServerConnection
 from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
-from kaas.wire.connections.connection import LineLost
+from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.key_files import OwnKeys
 from tests.patience import PATIENCE_S
 from tests.server.peers.listeners import Open, client_keys, echo
@@ -38,16 +38,16 @@ def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
     return CurveKeys(*(key.encode() for key in (server_key or own.server_key, own.public_key, own.secret_key)))
 
 
-def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> RemoteLine:
+def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
-    line = stack.enter_context(closing(RemoteLine(context, opened.door.endpoint, keys, PATIENCE_S)))
+    line = stack.enter_context(closing(ServerConnection(context, opened.door.endpoint, keys, PATIENCE_S)))
     line.send(HELLO)
     return line
 
 
 def refusal(opened: Open, keys: CurveKeys) -> str:
-    with ExitStack() as stack, pytest.raises(LineLost) as lost:
+    with ExitStack() as stack, pytest.raises(ConnectionLost) as lost:
         come(stack, opened, keys).receive(PATIENCE_S)
     return str(lost.value)
 

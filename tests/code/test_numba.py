@@ -19,7 +19,7 @@ from numba import cuda, float32, types
 import kaas
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget
 from kaas.ktask.library import PTX_COMMENT_OR_STRING
-from kaas.ktask.signature import Array, Complex, Pointer, Value
+from kaas.ktask.signature import ArrayParameter, ComplexParameter, NumberParameter, PointerParameter
 from kaas.ktask.symbols import kernels_of
 
 N = 200
@@ -61,13 +61,13 @@ def test_what_the_library_knows() -> None:
     (entry,) = kaas.Library.from_numba(spread, SPREAD).entries
     assert (entry.symbol, entry.name, entry.block) == ("spread", "spread", None)
     assert entry.parameters == (
-        Array("matrix", "float32", 2),
-        Array("picked", "int32", 1),
-        Array("out", "float64", 2),
-        Value("factor", "f64"),
-        Complex("wave", "c64"),
-        Value("flag", "boolean"),
-        Value("small", "i8"),
+        ArrayParameter("matrix", "float32", 2),
+        ArrayParameter("picked", "int32", 1),
+        ArrayParameter("out", "float64", 2),
+        NumberParameter("factor", "f64"),
+        ComplexParameter("wave", "c64"),
+        NumberParameter("flag", "boolean"),
+        NumberParameter("small", "i8"),
     )
 
 
@@ -131,7 +131,7 @@ def spread_types() -> tuple[Any, ...]:
 @pytest.mark.usefixtures("softgpu")
 def test_pointers() -> None:
     library = kaas.Library.from_numba(first, (types.CPointer(types.int32), types.uint8), arch="compute_90")
-    assert library.entries[0].parameters == (Pointer("values", "int32"), Value("count", "u8"))
+    assert library.entries[0].parameters == (PointerParameter("values", "int32"), NumberParameter("count", "u8"))
     values = buffer("values", 2, "int32")
     task = kaas.KTask([library.kernel(grid=5, block=1, args=[kaas.InOut(values, 4), 1])], outputs=[values])
     assert kaas.run_local(task, {"values": np.zeros(2, np.int32)})["values"].tolist() == [0, 5]

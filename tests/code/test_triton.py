@@ -17,7 +17,7 @@ tl: Any = pytest.importorskip("triton.language")
 
 import kaas
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget
-from kaas.ktask.signature import Pointer, Scratch, Value
+from kaas.ktask.signature import NumberParameter, PointerParameter, ScratchParameter
 
 N = 1000
 
@@ -50,13 +50,13 @@ def test_what_the_library_knows() -> None:
     assert [image.kind for image in library.images] == ["cubin", "ptx"]
     assert (entry.name, entry.block) == ("blend", (64, 1, 1))
     assert entry.parameters == (
-        Pointer("x", "float32"),
-        Pointer("y", "float16"),
-        Pointer("out", "float32"),
-        Value("n", "i32"),
-        Value("share", "f32"),
+        PointerParameter("x", "float32"),
+        PointerParameter("y", "float16"),
+        PointerParameter("out", "float32"),
+        NumberParameter("n", "i32"),
+        NumberParameter("share", "f32"),
     )
-    assert set(entry.scratch) <= {Scratch(0)}
+    assert set(entry.scratch) <= {ScratchParameter(0)}
     assert str(__file__).encode() not in b"".join(image.data for image in library.images)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.executor.device.monitor import Gate
-from kaas.executor.executor import Request, Result, Source
+from kaas.executor.device.monitor import DeviceMonitor
+from kaas.executor.executor import InputSource, RunRequest, RunResult
 from kaas.executor.slot import Slot
 from tests.patience import PATIENCE_S
 
@@ -40,13 +40,13 @@ class Waits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun = threading.Semaphore(0)
-        wait = Gate.wait
+        wait = DeviceMonitor.wait
 
-        def watched(gate: Gate) -> None:
+        def watched(gate: DeviceMonitor) -> None:
             self._begun.release()
             wait(gate)
 
-        monkeypatch.setattr(Gate, "wait", watched)
+        monkeypatch.setattr(DeviceMonitor, "wait", watched)
 
     def one_more(self) -> None:
         """Returns as soon as somebody waits; he cannot miss what the caller does next under the lock of the Gate."""
@@ -93,16 +93,16 @@ def array(value: int, n: int = N) -> np.ndarray[Any, Any]:
     return np.full(n, value, np.int32)
 
 
-def source(value: int) -> Source:
-    return Source(key=bytes([value]), fetch=lambda: array(value))
+def source(value: int) -> InputSource:
+    return InputSource(key=bytes([value]), fetch=lambda: array(value))
 
 
-def request(task: kaas.KTask, a: int | Source, b: int | Source, client: str = "") -> Request:
-    sources = [value if isinstance(value, Source) else source(value) for value in (a, b)]
-    return Request(task, dict(zip("ab", sources, strict=True)), {}, client)
+def request(task: kaas.KTask, a: int | InputSource, b: int | InputSource, client: str = "") -> RunRequest:
+    sources = [value if isinstance(value, InputSource) else source(value) for value in (a, b)]
+    return RunRequest(task, dict(zip("ab", sources, strict=True)), {}, client)
 
 
-def check(future: Future[Result], expected: int) -> Result:
+def check(future: Future[RunResult], expected: int) -> RunResult:
     result = future.result(PATIENCE_S)
     np.testing.assert_array_equal(result.outputs["c"], array(expected))
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.plan.arena import ALIGNMENT_BYTES, GAP_BYTES, Layout, Order, Tenant, lay_apart, lay_out
+from kaas.executor.plan.arena import ALIGNMENT_BYTES, GAP_BYTES, HappensBefore, Layout, Tenant, lay_apart, lay_out
 
 Edges = frozenset[tuple[int, int]]
 
@@ -16,18 +16,18 @@ def tenant(index: int, *kernels: int, nbytes: int = 256, from_start: bool = Fals
 
 def test_a_chain_alternates_between_two_places() -> None:
     chain = [tenant(k, k, k + 1) for k in range(6)]
-    layout = lay_out(chain, Order(7, [(k, k + 1) for k in range(6)]))
+    layout = lay_out(chain, HappensBefore(7, [(k, k + 1) for k in range(6)]))
     assert layout.nbytes == 2 * 256
     assert [layout.offsets[k] for k in range(6)] == [0, 256] * 3
 
 
 def test_branches_without_an_edge_share_nothing() -> None:
-    layout = lay_out([tenant(0, 0), tenant(1, 1)], Order(2, []))
+    layout = lay_out([tenant(0, 0), tenant(1, 1)], HappensBefore(2, []))
     assert layout == Layout({0: 0, 1: 256}, 512)
 
 
 def test_what_is_there_from_the_start_comes_after_nothing() -> None:
-    order = Order(2, [(0, 1)])
+    order = HappensBefore(2, [(0, 1)])
     assert lay_out([tenant(0, 0), tenant(1, 1)], order).nbytes == 256
     assert lay_out([tenant(0, 0), tenant(1, 1, from_start=True)], order).nbytes == 512
     assert lay_out([tenant(0, 0, from_start=True), tenant(1, 1)], order).nbytes == 256
@@ -35,7 +35,7 @@ def test_what_is_there_from_the_start_comes_after_nothing() -> None:
 
 
 def test_offsets_are_aligned_and_empty_buffers_fit() -> None:
-    layout = lay_out([tenant(0, 0, nbytes=1), tenant(1, 0, nbytes=300), tenant(2, 0, nbytes=0)], Order(1, []))
+    layout = lay_out([tenant(0, 0, nbytes=1), tenant(1, 0, nbytes=300), tenant(2, 0, nbytes=0)], HappensBefore(1, []))
     assert all(offset % ALIGNMENT_BYTES == 0 for offset in layout.offsets.values())
     assert layout.nbytes == 512 + 256
 
@@ -72,7 +72,7 @@ def reachable(kernels: int, edges: Edges) -> set[tuple[int, int]]:
 @given(graphs())
 def test_no_two_live_at_once_overlap(graph: tuple[int, Edges, list[Tenant]]) -> None:
     kernels, edges, tenants = graph
-    layout = lay_out(tenants, Order(kernels, edges))
+    layout = lay_out(tenants, HappensBefore(kernels, edges))
     paths = reachable(kernels, edges)
 
     def users(t: Tenant) -> set[int]:

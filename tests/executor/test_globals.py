@@ -12,7 +12,7 @@ import kaas
 import softgpu as software
 from kaas.errors import UnsupportedCode
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.variables import variables_of
 from tests.executor.conftest import MakeExecutor
@@ -50,7 +50,7 @@ def peeking(library: kaas.Library) -> kaas.KTask:
 
 
 def run(executor: Executor, task: kaas.KTask, client: str) -> list[int]:
-    (output,) = executor.run(Request(task, {}, {}, client)).outputs.values()
+    (output,) = executor.run(RunRequest(task, {}, {}, client)).outputs.values()
     return output.tolist()  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ def recording(function: Callable[..., None], name: str, calls: list[tuple[str, i
 
 def test_each_slot_has_its_own(make_executor: MakeExecutor, library: kaas.Library) -> None:
     executor = make_executor(1 << 20, slots=2)
-    request = [Request(counting(library), {}, {}, client) for client in "ab"]
+    request = [RunRequest(counting(library), {}, {}, client) for client in "ab"]
     found = [executor.run(request[client], slot) for client, slot in [(0, 0), (1, 1), (0, 0), (1, 1), (0, 1), (1, 0)]]
     assert [result.outputs["out"].tolist() for result in found] == [FIRST, FIRST, SECOND, SECOND, FIRST, FIRST]
     assert executor.libraries == 2

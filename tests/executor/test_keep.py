@@ -14,7 +14,7 @@ import kaas
 import softgpu
 from kaas.errors import DeviceError, InvalidRequest, OutOfDeviceMemory
 from kaas.executor.device.device import MemoryPool, Stream
-from kaas.executor.executor import Executor, Request, Result, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from tests.executor.conftest import MakeExecutor
 from tests.patience import PATIENCE_S
 
@@ -55,19 +55,19 @@ def double(library: kaas.Library) -> kaas.KTask:
     return doubling(library)
 
 
-def there(key: bytes) -> Source:
+def there(key: bytes) -> InputSource:
     """An object that nobody may fetch."""
 
     def fetch() -> Any:
         raise AssertionError(f"{key!r} was fetched")
 
-    return Source(key=key, fetch=fetch)
+    return InputSource(key=key, fetch=fetch)
 
 
-def run(executor: Executor, task: kaas.KTask, x: Any, keep: bytes | None = None, **options: Any) -> Result:
-    source = x if isinstance(x, Source) else Source(np.full(N, x, np.int32))
+def run(executor: Executor, task: kaas.KTask, x: Any, keep: bytes | None = None, **options: Any) -> RunResult:
+    source = x if isinstance(x, InputSource) else InputSource(np.full(N, x, np.int32))
     kept = {} if keep is None else {"y": keep}
-    return executor.run(Request(task, {"x": source}, {}, keep=kept, **options))
+    return executor.run(RunRequest(task, {"x": source}, {}, keep=kept, **options))
 
 
 def full(value: int) -> Array:
@@ -126,8 +126,8 @@ def test_what_was_saved_leaves_as_everything(
     executor = make(3 * KIB, 3 * KIB)
     run(executor, double, 1, b"1")
     executor.write_back([b"1"])
-    assert run(executor, double, Source(full(5).ravel(), key=b"five")).stats.evicted == ()
-    evicted = run(executor, double, Source(full(6).ravel(), key=b"six")).stats.evicted
+    assert run(executor, double, InputSource(full(5).ravel(), key=b"five")).stats.evicted == ()
+    evicted = run(executor, double, InputSource(full(6).ravel(), key=b"six")).stats.evicted
     assert evicted == (b"1",)
     assert list(written) == [b"1"]
     assert set(executor.cache.host.values) == {b"five", b"six"}
@@ -197,15 +197,15 @@ def test_views_and_written_inputs_leave_it_as_it_is(
     other = kaas.Buffer("other", N // 2, "int32")
     add = kaas.Kernel(library, "add", 1, 128, [kaas.In(half), kaas.In(other), kaas.Out(sum_), kaas.i32(N // 2)])
     views = {
-        "half": Source(key=b"kept", fetch=there(b"kept").fetch, offset_bytes=0),
-        "other": Source(key=b"kept", fetch=there(b"kept").fetch, offset_bytes=KIB // 2),
+        "half": InputSource(key=b"kept", fetch=there(b"kept").fetch, offset_bytes=0),
+        "other": InputSource(key=b"kept", fetch=there(b"kept").fetch, offset_bytes=KIB // 2),
     }
-    result = executor.run(Request(kaas.KTask([add], [sum_]), views, {}))
+    result = executor.run(RunRequest(kaas.KTask([add], [sum_]), views, {}))
     np.testing.assert_array_equal(result.outputs["sum"], np.full(N // 2, 4, np.int32))
     x = kaas.Buffer("x", N, "int32")
     in_place = kaas.Kernel(library, "add", 2, 128, [kaas.In(x), kaas.In(x), kaas.InOut(x), kaas.i32(N)])
     task = kaas.KTask([in_place], [x])
-    result = executor.run(Request(task, {"x": there(b"kept")}, {}, keep={"x": b"more"}))
+    result = executor.run(RunRequest(task, {"x": there(b"kept")}, {}, keep={"x": b"more"}))
     executor.write_back([b"kept", b"more"])
     np.testing.assert_array_equal(written[b"kept"], full(2))
     np.testing.assert_array_equal(written[b"more"], np.full(N, 4, np.int32))
@@ -222,8 +222,8 @@ def test_several_outputs_of_which_one_stays(
     ]
     task = kaas.KTask(kernels, [z, y])
     for keep in ({"y": b"y1"}, {"z": b"z2"}, {}, {"y": b"y3", "z": b"z3"}, {"y": b"y4"}):
-        source = Source(np.full(N, len(written) + 1, np.int32))
-        outputs = executor.run(Request(task, {"x": source}, {}, keep=keep)).outputs
+        source = InputSource(np.full(N, len(written) + 1, np.int32))
+        outputs = executor.run(RunRequest(task, {"x": source}, {}, keep=keep)).outputs
         value = len(written) + 1
         assert list(outputs) == [name for name in "zy" if name not in keep]
         executor.write_back(keep.values())
@@ -243,8 +243,8 @@ def test_a_kept_output_begins_as_zeros(
     try:
         x, y = kaas.Buffer("x", N, "int32"), kaas.Buffer("y", N, "int32")
         some = kaas.Kernel(library, "scale", 1, 32, [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(32)])
-        source = Source(np.full(N, 1, np.int32))
-        executor.run(Request(kaas.KTask([some], [y]), {"x": source}, {}, "bob", keep={"y": b"fresh"}))
+        source = InputSource(np.full(N, 1, np.int32))
+        executor.run(RunRequest(kaas.KTask([some], [y]), {"x": source}, {}, "bob", keep={"y": b"fresh"}))
         executor.write_back([b"fresh"])
     finally:
         softgpu.set_strict(None)
@@ -279,7 +279,9 @@ def test_what_the_driver_refuses_is_kept_nowhere(
         kaas.Kernel(library, "scale", 2, 128, [kaas.In(x), kaas.Out(target), kaas.i32(3), kaas.i32(N)])
         for target in (y, z)
     ]
-    request = Request(kaas.KTask(kernels, [y, z]), {"x": Source(full(1).ravel())}, {}, keep={"y": b"y", "z": b"z"})
+    request = RunRequest(
+        kaas.KTask(kernels, [y, z]), {"x": InputSource(full(1).ravel())}, {}, keep={"y": b"y", "z": b"z"}
+    )
     run(executor, kaas.KTask(kernels, [y, z]), 1)  # the arena is there
     before = executor.cache.sizes, executor._memory._pool.used_bytes()
     allocate, given = MemoryPool.allocate, 0
@@ -311,7 +313,7 @@ def test_a_failed_copy_leaves_it_there(
         raise DeviceError("not today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
 
     with monkeypatch.context() as broken:
-        broken.setattr("kaas.executor.device.device_to_host.Outlet.copy", refuse)
+        broken.setattr("kaas.executor.device.device_to_host.DeviceToHost.copy", refuse)
         for attempt in (lambda: executor.write_back([b"1"]), executor.flush, lambda: run(executor, double, 2, b"2")):
             with pytest.raises(DeviceError, match="not today"):
                 attempt()
@@ -334,7 +336,7 @@ def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: ka
     executor = make(2 * KIB, slots=2, on_write_back=deliver)
     run(executor, double, 1, b"1")
     with ThreadPoolExecutor(3) as threads:
-        needs = threads.submit(run, executor, double, Source(full(5).ravel(), key=b"5"), b"2", copy_kept=True)
+        needs = threads.submit(run, executor, double, InputSource(full(5).ravel(), key=b"5"), b"2", copy_kept=True)
         assert copied.wait(PATIENCE_S)
         asks = threads.submit(executor.write_back, [b"1"])
         while not executor._gate._waiting and len(delivered) < 2:  # this needs the lock to be free
@@ -352,7 +354,7 @@ def test_what_cannot_be_kept_is_said(make: Callable[..., Executor], double: kaas
         run(executor, double, 1, b"1")
     own = make(64 * KIB)
     with pytest.raises(InvalidRequest, match="no output 'z'"):
-        own.run(Request(double, {"x": Source(full(1).ravel())}, {}, keep={"z": b"1"}))
+        own.run(RunRequest(double, {"x": InputSource(full(1).ravel())}, {}, keep={"z": b"1"}))
 
 
 def test_many_rounds_leave_nothing(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongShape, WrongSize
-from kaas.executor.device.device import Device, Stream, open_device
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.device.device import OpenDevice, Stream, open_device
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
 
@@ -33,12 +33,12 @@ def array(value: int, n: int = N) -> np.ndarray[Any, Any]:
     return np.full(n, value, np.int32)
 
 
-def source(value: int) -> Source:
-    return Source(key=bytes([value]), fetch=lambda: array(value))
+def source(value: int) -> InputSource:
+    return InputSource(key=bytes([value]), fetch=lambda: array(value))
 
 
 def add(executor: Executor, task: kaas.KTask, a: int, b: int) -> Any:
-    result = executor.run(Request(task, {"a": source(a), "b": source(b)}, {}))
+    result = executor.run(RunRequest(task, {"a": source(a), "b": source(b)}, {}))
     np.testing.assert_array_equal(result.outputs["c"], array(a + b))
     return result.stats
 
@@ -79,11 +79,11 @@ def test_views_share_one_copy(make_executor: MakeExecutor, task: kaas.KTask) -> 
         return whole
 
     views = {
-        "a": Source(key=b"w", fetch=fetch, offset_bytes=0),
-        "b": Source(key=b"w", fetch=fetch, offset_bytes=2 * KIB),
+        "a": InputSource(key=b"w", fetch=fetch, offset_bytes=0),
+        "b": InputSource(key=b"w", fetch=fetch, offset_bytes=2 * KIB),
     }
     for misses in (1, 0):
-        result = executor.run(Request(task, views, {}))
+        result = executor.run(RunRequest(task, views, {}))
         np.testing.assert_array_equal(result.outputs["c"], whole[:N] + whole[2 * N :])
         assert (result.stats.misses, result.stats.hits) == (misses, 1 - misses)
     assert len(fetched) == 1
@@ -108,9 +108,9 @@ def test_kernels_find_views_aligned(
         return given
 
     monkeypatch.setattr(Slot, "copy_in", watched)
-    sources = {"a": Source(key=b"w", fetch=lambda: whole, offset_bytes=offset_bytes), "b": Source(array(0))}
+    sources = {"a": InputSource(key=b"w", fetch=lambda: whole, offset_bytes=offset_bytes), "b": InputSource(array(0))}
     for _ in range(2):
-        result = executor.run(Request(task, sources, {}))
+        result = executor.run(RunRequest(task, sources, {}))
         np.testing.assert_array_equal(result.outputs["c"], np.frombuffer(whole.tobytes(), np.int32, N, offset_bytes))
         assert [address % 256 for address in given] == [0, 0, 0]
         (there,) = executor.cache.device.values.values()
@@ -119,30 +119,34 @@ def test_kernels_find_views_aligned(
 
 def test_views_by_value(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     whole = np.arange(3 * N, dtype=np.int32)
-    sources = {"a": Source(whole, offset_bytes=KIB), "b": Source(whole.tobytes(), offset_bytes=4)}
-    result = make_executor(64 * KIB).run(Request(task, sources, {}))
+    sources = {"a": InputSource(whole, offset_bytes=KIB), "b": InputSource(whole.tobytes(), offset_bytes=4)}
+    result = make_executor(64 * KIB).run(RunRequest(task, sources, {}))
     np.testing.assert_array_equal(result.outputs["c"], whole[N : 2 * N] + whole[1 : N + 1])
 
 
 def test_by_value_is_never_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB)
-    executor.run(Request(task, {"a": Source(array(1)), "b": Source(fetch=lambda: array(2))}, {}))
+    executor.run(RunRequest(task, {"a": InputSource(array(1)), "b": InputSource(fetch=lambda: array(2))}, {}))
     assert executor.cache.sizes == {}
 
 
 def test_a_cached_object_is_checked_too(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB)
     add(executor, task, 1, 2)
-    floats = Source(np.zeros(N, np.float32), key=b"floats")
-    large = Source(array(0, 2 * N), key=b"large")
+    floats = InputSource(np.zeros(N, np.float32), key=b"floats")
+    large = InputSource(array(0, 2 * N), key=b"large")
     loaded = kaas.KTask(
         [kaas.Kernel(task.kernels[0].library, "fill", 1, 1, [kaas.InOut(x), kaas.i32(0), kaas.i32(0)]) for x in
          (kaas.Buffer("floats", N, "float32"), kaas.Buffer("large", 2 * N, "int32"))], ["large"])  # fmt: skip
-    executor.run(Request(loaded, {"floats": floats, "large": large}, {}))
+    executor.run(RunRequest(loaded, {"floats": floats, "large": large}, {}))
     before = state(executor)
-    for b, error in ((floats, WrongDtype), (large, WrongSize), (Source(key=b"large", offset_bytes=KIB + 4), WrongSize)):
+    for b, error in (
+        (floats, WrongDtype),
+        (large, WrongSize),
+        (InputSource(key=b"large", offset_bytes=KIB + 4), WrongSize),
+    ):
         with pytest.raises(error) as caught:
-            executor.run(Request(task, {"a": source(1), "b": b}, {}))
+            executor.run(RunRequest(task, {"a": source(1), "b": b}, {}))
         assert caught.value.buffer == "b"
         assert state(executor) == before
 
@@ -154,21 +158,23 @@ def test_the_shape_of_a_fetched_and_of_a_cached_object_is_checked(
     task = kaas.KTask([kaas.Kernel(library, "fill", 1, 1, [kaas.InOut(x), kaas.i32(1), kaas.i32(0)])], [x])
     executor = make_executor(64 * KIB)
     turned = np.arange(N, dtype=np.int32).reshape(4, N // 4)
-    for source_ in (Source(key=b"turned", fetch=lambda: turned), Source(key=b"turned", fetch=lambda: turned)):
+    for source_ in (InputSource(key=b"turned", fetch=lambda: turned), InputSource(key=b"turned", fetch=lambda: turned)):
         with pytest.raises(WrongShape):
-            executor.run(Request(task, {"x": source_}, {}))
+            executor.run(RunRequest(task, {"x": source_}, {}))
         executor.load([source_])
-    flat = Source(key=b"turned", offset_bytes=0)
-    np.testing.assert_array_equal(executor.run(Request(task, {"x": flat}, {})).outputs["x"].reshape(-1), np.arange(N))
+    flat = InputSource(key=b"turned", offset_bytes=0)
+    np.testing.assert_array_equal(
+        executor.run(RunRequest(task, {"x": flat}, {})).outputs["x"].reshape(-1), np.arange(N)
+    )
 
 
 def test_larger_than_the_device_says_by_how_much(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB)
     add(executor, task, 1, 2)
     before = state(executor)
-    views = {"a": Source(key=b"big", fetch=lambda: array(0, 2 * N), offset_bytes=0), "b": source(1)}
+    views = {"a": InputSource(key=b"big", fetch=lambda: array(0, 2 * N), offset_bytes=0), "b": source(1)}
     with pytest.raises(RequestTooLarge) as caught:
-        executor.run(Request(task, views, {}))
+        executor.run(RunRequest(task, views, {}))
     error = caught.value
     assert (error.needed_bytes, error.capacity_bytes, error.excess_bytes) == (4 * KIB, 3 * KIB, KIB)
     assert state(executor) == before
@@ -183,9 +189,9 @@ def test_an_arena_shrinks_for_a_request_that_needs_the_room(make_executor: MakeE
         [kaas.Kernel(library, "scale", 2, 128, [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(N)])], [y]
     )
     for _ in range(2):
-        np.testing.assert_array_equal(executor.run(Request(fill, {}, {})).outputs["x"], array(1, 7 * N))
+        np.testing.assert_array_equal(executor.run(RunRequest(fill, {}, {})).outputs["x"], array(1, 7 * N))
         assert executor.cache.arena_bytes == 7 * KIB
-        result = executor.run(Request(scale, {"x": Source(array(4, 7 * N), key=b"x")}, {}))
+        result = executor.run(RunRequest(scale, {"x": InputSource(array(4, 7 * N), key=b"x")}, {}))
         np.testing.assert_array_equal(result.outputs["y"], array(8))
         assert executor.cache.arena_bytes == KIB
 
@@ -198,9 +204,9 @@ def test_an_input_that_cannot_be_had(make_executor: MakeExecutor, task: kaas.KTa
     def broken() -> Any:
         raise LookupError("gone")
 
-    for bad in (Source(key=b"bad", fetch=broken), Source(fetch=broken)):
+    for bad in (InputSource(key=b"bad", fetch=broken), InputSource(fetch=broken)):
         with pytest.raises(InputFailed) as caught:
-            executor.run(Request(task, {"a": source(3), "b": bad}, {}))
+            executor.run(RunRequest(task, {"a": source(3), "b": bad}, {}))
         assert (caught.value.buffer, caught.value.reason) == ("b", "LookupError: gone")
         assert isinstance(caught.value.__cause__, LookupError)
         assert state(executor) == before
@@ -265,15 +271,15 @@ def test_what_the_device_gave_up_comes_back_without_a_fetch(make_executor: MakeE
     executor = make_executor(3 * KIB, 64 * KIB)  # the arena and two objects
     fetched: list[int] = []
 
-    def watched(value: int) -> Source:
+    def watched(value: int) -> InputSource:
         def fetch() -> Any:
             fetched.append(value)
             return array(value)
 
-        return Source(key=bytes([value]), fetch=fetch)
+        return InputSource(key=bytes([value]), fetch=fetch)
 
     for a, b in ((1, 2), (3, 4), (1, 2), (4, 3)):
-        result = executor.run(Request(task, {"a": watched(a), "b": watched(b)}, {}))
+        result = executor.run(RunRequest(task, {"a": watched(a), "b": watched(b)}, {}))
         np.testing.assert_array_equal(result.outputs["c"], array(a + b))
     assert fetched == [1, 2, 3, 4]
     device, host, store = (result.stats.tiers[tier] for tier in ("device", "host", "store"))
@@ -327,7 +333,7 @@ def test_a_host_without_lockable_memory(
         raise OutOfDeviceMemory("no more", call="cuMemHostAlloc", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Device, "allocate_host", refuse)
+        patched.setattr(OpenDevice, "allocate_host", refuse)
         add(executor, task, 3, 4)
     assert executor.cache.host.capacity_bytes == executor.cache.host.reserved_bytes == 2 * KIB
     assert add(executor, task, 1, 2).tiers["host"].objects == 2
@@ -336,9 +342,9 @@ def test_a_host_without_lockable_memory(
 
 def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(4 * KIB)
-    weights = Source(array(7), key=b"weights", constant=True)
+    weights = InputSource(array(7), key=b"weights", constant=True)
     for value in (1, 2, 1, 3):
-        executor.run(Request(task, {"a": weights, "b": source(value)}, {}))
+        executor.run(RunRequest(task, {"a": weights, "b": source(value)}, {}))
     assert add(executor, task, 1, 4).evicted == (b"\3",)
     assert add(executor, task, 5, 1).evicted == (b"\4",)
     assert b"weights" in executor.cache.sizes
@@ -347,13 +353,13 @@ def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: ka
 # --- parts of large objects
 
 
-def views(*offsets: int, whole: np.ndarray[Any, Any], fetched: list[int] | None = None) -> dict[str, Source]:
+def views(*offsets: int, whole: np.ndarray[Any, Any], fetched: list[int] | None = None) -> dict[str, InputSource]:
     def fetch() -> Any:
         if fetched is not None:
             fetched.append(1)
         return whole
 
-    return {name: Source(key=b"w", fetch=fetch, offset_bytes=at) for name, at in zip("ab", offsets, strict=True)}
+    return {name: InputSource(key=b"w", fetch=fetch, offset_bytes=at) for name, at in zip("ab", offsets, strict=True)}
 
 
 def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
@@ -362,7 +368,7 @@ def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecut
     fetched: list[int] = []
 
     def run(a: int, b: int) -> Any:
-        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole, fetched=fetched), {}))
+        result = executor.run(RunRequest(task, views(a * KIB, b * KIB, whole=whole, fetched=fetched), {}))
         np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
         return result.stats
 
@@ -371,7 +377,7 @@ def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecut
     assert (run(12, 1).hits, len(fetched)) == (2, 1)
     stats = run(1, 2)
     assert (stats.hits, stats.misses, stats.evicted, len(fetched)) == (1, 1, (), 2)
-    executor.run(Request(task, views(KIB + 512, 2 * KIB + 512, whole=whole), {}))  # joins two ranges and one beyond
+    executor.run(RunRequest(task, views(KIB + 512, 2 * KIB + 512, whole=whole), {}))  # joins two ranges and one beyond
     assert executor.cache.sizes == {b"w[12288:13312": KIB, b"w[1024:3584": 2 * KIB + 512}
     assert executor.cache.host.sizes == executor.cache.sizes
     assert run(1, 2).misses == 0
@@ -380,24 +386,24 @@ def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecut
 def test_a_whole_object_replaces_its_parts(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB, whole_object_bytes=KIB)
     whole = np.arange(2 * N, dtype=np.int32)
-    executor.run(Request(task, views(0, KIB, whole=whole), {}))
+    executor.run(RunRequest(task, views(0, KIB, whole=whole), {}))
     assert len(executor.cache.sizes) == 2
     x, y = kaas.Buffer("x", 2 * N, "int32"), kaas.Buffer("y", N, "int32")
     kernel = kaas.Kernel(
         task.kernels[0].library, "scale", 2, 128, [kaas.In(x, KIB), kaas.Out(y), kaas.i32(2), kaas.i32(N)]
     )
-    result = executor.run(Request(kaas.KTask([kernel], [y]), {"x": Source(whole, key=b"w")}, {}))
+    result = executor.run(RunRequest(kaas.KTask([kernel], [y]), {"x": InputSource(whole, key=b"w")}, {}))
     np.testing.assert_array_equal(result.outputs["y"], 2 * whole[N:])
     assert executor.cache.sizes == {b"w": 2 * KIB}
     assert (result.stats.loaded, result.stats.evicted) == ((b"w",), ())
-    assert executor.run(Request(task, views(0, KIB, whole=whole), {})).stats.hits == 1
+    assert executor.run(RunRequest(task, views(0, KIB, whole=whole), {})).stats.hits == 1
 
 
 def test_parts_leave_and_come_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB, whole_object_bytes=KIB)
     whole = np.arange(8 * N, dtype=np.int32)
     for a, b in ((0, 1), (2, 3), (0, 1), (7, 0)):
-        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole), {}))
+        result = executor.run(RunRequest(task, views(a * KIB, b * KIB, whole=whole), {}))
         np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
     assert (result.stats.hits, result.stats.tiers["device"].evictions, result.stats.evicted) == (1, 1, ())
     assert add(executor, task, 1, 2).evicted == (b"w",)
@@ -409,7 +415,7 @@ def test_a_view_beyond_a_large_object(make_executor: MakeExecutor, task: kaas.KT
     whole = np.arange(2 * N, dtype=np.int32)
     for _ in range(2):
         with pytest.raises(WrongSize) as caught:
-            executor.run(Request(task, views(0, KIB + 4, whole=whole), {}))
+            executor.run(RunRequest(task, views(0, KIB + 4, whole=whole), {}))
         assert caught.value.buffer == "b"
         assert executor.cache.sizes == {}
 
@@ -458,7 +464,7 @@ def test_flushing_gives_memory_back(make_executor: MakeExecutor, task: kaas.KTas
     executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=KIB)
     whole = np.arange(8 * N, dtype=np.int32)
     add(executor, task, 1, 2)
-    executor.run(Request(task, views(0, 4 * KIB, whole=whole), {}))
+    executor.run(RunRequest(task, views(0, 4 * KIB, whole=whole), {}))
     assert executor.flush([b"w", b"\1", b"unknown"]) == (b"w", b"\1")
     assert executor.cache.sizes == executor.cache.host.sizes == {b"\2": KIB}
     assert not executor._memory.ranges.parts(b"w")

@@ -11,8 +11,8 @@ import kaas
 import softgpu
 from kaas.errors import DeviceError, OutOfDeviceMemory
 from kaas.executor.device import device_to_host
-from kaas.executor.device.device import Device, Stream
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.device.device import OpenDevice, Stream
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 
 CHUNK_BYTES = 1024
@@ -25,7 +25,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_to_host, "CHUNK_BYTES", CHUNK_BYTES)
 
 
-def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, Source], dict[str, Any]]:
+def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, InputSource], dict[str, Any]]:
     """A kTask that doubles arrays of all these sizes, with its inputs and outputs."""
     kernels, sources, expected = [], {}, {}
     for number, nbytes in enumerate(SIZES):
@@ -33,14 +33,14 @@ def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, Source], dict[
         x, y = kaas.Buffer(f"x{number}", n, "int32"), kaas.Buffer(f"y{number}", n, "int32")
         args: list[Any] = [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(n)]
         kernels.append(kaas.Kernel(library, "scale", -(-n // 128) or 1, 128, args))
-        sources[x.name] = Source(np.arange(number, number + n, dtype=np.int32))
+        sources[x.name] = InputSource(np.arange(number, number + n, dtype=np.int32))
         expected[y.name] = 2 * np.arange(number, number + n, dtype=np.int32)
     return kaas.KTask(kernels, list(expected)), sources, expected
 
 
 def check(executor: Executor, library: kaas.Library) -> None:
     task, sources, expected = doubled(library)
-    result = executor.run(Request(task, sources, {}))
+    result = executor.run(RunRequest(task, sources, {}))
     assert list(result.outputs) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(result.outputs[name], array, err_msg=name)
@@ -62,13 +62,13 @@ def test_pieces_take_the_same_two_chunks(
 ) -> None:
     executor = make_executor(1 << 20)
     sizes: list[int] = []
-    allocate = Device.allocate_host
+    allocate = OpenDevice.allocate_host
 
-    def counted(device: Device, nbytes: int) -> Any:
+    def counted(device: OpenDevice, nbytes: int) -> Any:
         sizes.append(nbytes)
         return allocate(device, nbytes)
 
-    monkeypatch.setattr(Device, "allocate_host", counted)
+    monkeypatch.setattr(OpenDevice, "allocate_host", counted)
     for _ in range(3):
         check(executor, library)
     assert sizes == [CHUNK_BYTES] * 2
@@ -82,7 +82,7 @@ def test_without_lockable_memory(
     def refuse(*_: Any) -> None:
         raise OutOfDeviceMemory("no more", call="cuMemHostAlloc", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY")
 
-    monkeypatch.setattr(Device, "allocate_host", refuse)
+    monkeypatch.setattr(OpenDevice, "allocate_host", refuse)
     check(executor, library)
 
 

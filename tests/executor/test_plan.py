@@ -24,7 +24,7 @@ from kaas.errors import (
 )
 from kaas.executor.device.device import open_device
 from kaas.executor.device.driver_errors import translate
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import KERNELS, MakeExecutor
 from tests.patience import PATIENCE_S
 from tests.providers import install
@@ -119,7 +119,7 @@ def test_provided_code_is_found_where_it_runs(
 ) -> None:
     named = kaas.Library.provided("simple", "all", "1")
     install(monkeypatch, tmp_path, "simple", lambda *_: kaas.Library.from_cubin(_empty_cubin()) | library)
-    request = Request(task(named, "fill", [kaas.Out(C), kaas.i32(7), kaas.i32(64)]), {}, {})
+    request = RunRequest(task(named, "fill", [kaas.Out(C), kaas.i32(7), kaas.i32(64)]), {}, {})
     assert (executor.run(request).outputs["c"] == 7).all()
     assert not executor.prepare(request.task).prints  # its PTX was taken, and tells
     with pytest.raises(UnknownSymbol, match="did you mean 'scale'"):
@@ -152,17 +152,17 @@ def _empty_cubin() -> bytes:
 def test_a_kernel_without_parameters(executor: Executor, library: kaas.Library) -> None:
     fill = kaas.Kernel(library, "fill", 1, 64, [kaas.Out(C), kaas.i32(3), kaas.i32(64)])
     empty = kaas.Kernel(library, "empty", 1, 1, [])
-    result = executor.run(Request(kaas.KTask([empty, fill, empty], [C]), {}, {}))
+    result = executor.run(RunRequest(kaas.KTask([empty, fill, empty], [C]), {}, {}))
     assert (result.outputs["c"] == 3).all()
 
 
 def test_requests_that_do_not_fit_their_task(executor: Executor, library: kaas.Library) -> None:
     scalar = kaas.Scalar("factor", "i32")
     scale = task(library, "scale", [kaas.In(A), kaas.Out(C), scalar, kaas.i32(64)])
-    a, factor = {"a": Source(bytes(256))}, {"factor": bytes(4)}
-    cases: list[tuple[type[Exception], dict[str, Source], dict[str, bytes]]] = [
+    a, factor = {"a": InputSource(bytes(256))}, {"factor": bytes(4)}
+    cases: list[tuple[type[Exception], dict[str, InputSource], dict[str, bytes]]] = [
         (MissingInput, {}, factor),
-        (UnexpectedInput, a | {"b": Source(bytes(256))}, factor),
+        (UnexpectedInput, a | {"b": InputSource(bytes(256))}, factor),
         (MissingScalar, a, {}),
         (MissingScalar, a, {"facto": bytes(4)}),
         (WrongScalar, a, factor | {"other": bytes(4)}),
@@ -170,10 +170,10 @@ def test_requests_that_do_not_fit_their_task(executor: Executor, library: kaas.L
     ]
     for error, inputs, scalars in cases:
         with pytest.raises(error):
-            executor.run(Request(scale, inputs, scalars))
+            executor.run(RunRequest(scale, inputs, scalars))
     rounds = kaas.KTask(scale.kernels, [C], iterations=kaas.Scalar("rounds", "i32"))
     with pytest.raises(WrongScalar, match="at least 1"):
-        executor.run(Request(rounds, a, factor | {"rounds": bytes(4)}))
+        executor.run(RunRequest(rounds, a, factor | {"rounds": bytes(4)}))
 
 
 def test_no_such_device(softgpu: tuple[int, ...]) -> None:  # noqa: ARG001

@@ -11,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.executor.device.device import GraphInstance
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan import graph_cache
 from kaas.ktask.request import encode_scalars
 from tests.executor.conftest import KERNELS
@@ -35,11 +35,11 @@ def task(library: kaas.Library) -> kaas.KTask:
     return kaas.KTask(kernels, [B], iterations=kaas.Scalar("rounds", "u32"))
 
 
-def request(task: kaas.KTask, rounds: int, factor: int, *, profile: bool) -> tuple[Request, dict[str, Any]]:
+def request(task: kaas.KTask, rounds: int, factor: int, *, profile: bool) -> tuple[RunRequest, dict[str, Any]]:
     inputs = {"a": np.arange(N, dtype=np.int32), "b": np.arange(rounds, rounds + N, dtype=np.int32)}
     scalars = {"rounds": rounds, "factor": factor}
-    sources = {name: Source(array, key=name.encode() + array.tobytes()) for name, array in inputs.items()}
-    return Request(task, sources, encode_scalars(task, scalars), profile=profile), interpret(task, inputs, scalars)
+    sources = {name: InputSource(array, key=name.encode() + array.tobytes()) for name, array in inputs.items()}
+    return RunRequest(task, sources, encode_scalars(task, scalars), profile=profile), interpret(task, inputs, scalars)
 
 
 def test_every_kernel_is_told(executor: Executor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import kaas
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request, Result, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from kaas.executor.plan.arena import GAP_BYTES
 from kaas.ktask.request import encode_scalars
 from softgpu import MEMCHECK_VARIABLE, set_strict
@@ -98,24 +98,24 @@ def count_arguments(n: int) -> st.SearchStrategy[kaas.Literal]:
     return st.just(kaas.i32(n))
 
 
-def sources(inputs: dict[str, np.ndarray[Any, Any]], cached: set[str], joined: bool) -> dict[str, Source]:
+def sources(inputs: dict[str, np.ndarray[Any, Any]], cached: set[str], joined: bool) -> dict[str, InputSource]:
     """The inputs by value, or those in cached by key: each under its own, or all as views of one object."""
     whole = np.concatenate([inputs[name] for name in sorted(cached)]) if cached else np.empty(0, np.int32)
     offset = 0
-    given: dict[str, Source] = {}
+    given: dict[str, InputSource] = {}
     for name in sorted(inputs):
         if name not in cached:
-            given[name] = Source(inputs[name])
+            given[name] = InputSource(inputs[name])
         elif joined:
-            given[name] = Source(key=b"joined" + whole.tobytes(), fetch=lambda: whole, offset_bytes=offset)
+            given[name] = InputSource(key=b"joined" + whole.tobytes(), fetch=lambda: whole, offset_bytes=offset)
             offset += inputs[name].nbytes
         else:
-            given[name] = Source(key=name.encode() + inputs[name].tobytes(), fetch=partial(inputs.get, name))
+            given[name] = InputSource(key=name.encode() + inputs[name].tobytes(), fetch=partial(inputs.get, name))
     return given
 
 
 @st.composite
-def requests(draw: Draw, task: kaas.KTask, numbers: np.random.Generator) -> tuple[Request, dict[str, Any]]:
+def requests(draw: Draw, task: kaas.KTask, numbers: np.random.Generator) -> tuple[RunRequest, dict[str, Any]]:
     """A request, and the outputs that it must have."""
     inputs = {b.name: numbers.integers(-1000, 1000, b.shape, np.int32) for b in task.inputs}
     values = {"factor": draw(st.integers(-99, 99)), "rounds": draw(st.sampled_from([1, 2, 3, 4, 18, 65]))}
@@ -123,10 +123,10 @@ def requests(draw: Draw, task: kaas.KTask, numbers: np.random.Generator) -> tupl
     cached = draw(st.sets(st.sampled_from(sorted(inputs)))) if inputs else set()
     given_inputs = sources(inputs, cached, draw(st.booleans()))
     client = draw(st.sampled_from(["one", "two"]))
-    return Request(task, given_inputs, encode_scalars(task, scalars), client), interpret(task, inputs, scalars)
+    return RunRequest(task, given_inputs, encode_scalars(task, scalars), client), interpret(task, inputs, scalars)
 
 
-def check(result: Result, expected: dict[str, Any], when: str) -> None:
+def check(result: RunResult, expected: dict[str, Any], when: str) -> None:
     assert list(result.outputs) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(result.outputs[name], array, err_msg=f"{name}, {when}")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import kaas
 import softgpu as software
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.graph_cache import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES, split
 from kaas.executor.plan.plan import OFTEN_BYTES, OFTEN_READS
 from kaas.ktask.request import encode_scalars
@@ -56,16 +56,16 @@ def crossed(library: kaas.Library) -> kaas.KTask:
     return task
 
 
-def check(executor: Executor, task: kaas.KTask, a: Source, b: Source, factor: int, rounds: int) -> None:
+def check(executor: Executor, task: kaas.KTask, a: InputSource, b: InputSource, factor: int, rounds: int) -> None:
     scalars = {"factor": factor, "rounds": rounds}
-    outputs = executor.run(Request(task, {"a": a, "b": b}, encode_scalars(task, scalars))).outputs
+    outputs = executor.run(RunRequest(task, {"a": a, "b": b}, encode_scalars(task, scalars))).outputs
     for name, array in interpret(task, {"a": a.value, "b": b.value}, scalars).items():
         np.testing.assert_array_equal(outputs[name], array, err_msg=f"{name} after {rounds}")
 
 
 @pytest.mark.usefixtures("order")
 def test_each_iteration_waits_for_the_one_before(executor: Executor, crossed: kaas.KTask) -> None:
-    a, b = (Source(np.arange(k, k + N, dtype=np.int32)) for k in (0, 5))
+    a, b = (InputSource(np.arange(k, k + N, dtype=np.int32)) for k in (0, 5))
     for rounds in ROUNDS:
         check(executor, crossed, a, b, 7, rounds)
 
@@ -77,10 +77,10 @@ def test_every_iteration_has_the_values_of_its_request(executor: Executor, libra
     task = kaas.KTask(
         [kaas.Kernel(library, "axpy", 3, 16, args)], [B], iterations=kaas.Scalar("rounds", "u32"), name="values"
     )
-    zeros = Source(np.zeros(N, np.int32))
+    zeros = InputSource(np.zeros(N, np.int32))
     for turn in range(6):
         which = turn % 4
-        a = Source(np.full(N, which + 1, np.int32), key=b"iterated-%d" % which)
+        a = InputSource(np.full(N, which + 1, np.int32), key=b"iterated-%d" % which)
         for rounds in ROUNDS:
             check(executor, task, a, zeros, turn - 2, rounds)
     chains = next(iter(executor._slots)).replays[task.key]._chains
@@ -128,9 +128,9 @@ def test_a_small_object_that_many_launches_read_comes_to_them(
 
     monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", count)
     for number in range(1, 8):
-        w = Source(np.full(n, number, np.int32), key=b"read-%d-%d-%d" % (launches, n, number), constant=constant)
+        w = InputSource(np.full(n, number, np.int32), key=b"read-%d-%d-%d" % (launches, n, number), constant=constant)
         made[0] = 0
-        result = executor.run(Request(task, {"x": Source(x), "w": w}, {}))
+        result = executor.run(RunRequest(task, {"x": InputSource(x), "w": w}, {}))
         np.testing.assert_array_equal(result.outputs["y"], x + launches * number)
         if number > MAX_INSTANCES:
             assert made[0] == calls

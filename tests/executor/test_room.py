@@ -10,7 +10,7 @@ import pytest
 
 import kaas
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.executor import Request, Source
+from kaas.executor.executor import InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, N, Stop, Waits, array, check, request, source, stop, task, threads, waits
 
@@ -68,11 +68,11 @@ def test_what_is_pinned_is_not_waited_for(
     first = threads.submit(executor.run, request(task, 8, 9), 0)
     stop.reached()
     with pytest.raises(OutOfDeviceMemory, match="lacks 512 bytes beside what is pinned"):
-        executor.load([source(1), Source(array(1, N * 5 // 2), key=b"large")])
+        executor.load([source(1), InputSource(array(1, N * 5 // 2), key=b"large")])
     stop.go_on()
     check(first, 17)
     executor.unpin()
-    executor.load([source(1), Source(array(1, N * 5 // 2), key=b"large")])
+    executor.load([source(1), InputSource(array(1, N * 5 // 2), key=b"large")])
 
 
 def test_an_idle_slots_arena_gives_way(make_executor: MakeExecutor, task: kaas.KTask, library: kaas.Library) -> None:
@@ -80,7 +80,7 @@ def test_an_idle_slots_arena_gives_way(make_executor: MakeExecutor, task: kaas.K
     x = kaas.Buffer("x", 6 * N, "int32")
     fill = kaas.KTask([kaas.Kernel(library, "fill", 12, 128, [kaas.Out(x), kaas.i32(1), kaas.i32(6 * N)])], [x])
     for _ in range(2):
-        executor.run(Request(fill, {}, {}), 0)
+        executor.run(RunRequest(fill, {}, {}), 0)
         assert executor.cache.arenas[0] == 6 * KIB
         result = executor.run(request(task, 1, 2), 1)
         np.testing.assert_array_equal(result.outputs["c"], array(3))
@@ -95,10 +95,10 @@ def test_an_arena_of_one_who_waits_gives_way(
     executor = make_executor(9 * KIB, slots=3)
     x = kaas.Buffer("x", 4 * N, "int32")
     fill = kaas.KTask([kaas.Kernel(library, "fill", 8, 128, [kaas.Out(x), kaas.i32(1), kaas.i32(4 * N)])], [x])
-    executor.run(Request(fill, {}, {}), 2)
+    executor.run(RunRequest(fill, {}, {}), 2)
     first = threads.submit(executor.run, request(task, 1, 2), 0)
     stop.reached()
-    large = Source(array(5, 7 * N), key=b"large", offset_bytes=0)
+    large = InputSource(array(5, 7 * N), key=b"large", offset_bytes=0)
     second = threads.submit(executor.run, request(task, large, large), 1)
     waits.one_more()
     third = threads.submit(executor.run, request(task, 3, 4), 2)

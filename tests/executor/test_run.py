@@ -10,7 +10,7 @@ import pytest
 
 import kaas
 import softgpu
-from kaas.executor.executor import Executor, Request, Result, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from kaas.ktask.request import encode_scalars
 from tests.executor.interpreter import PACKED, interpret
 
@@ -36,12 +36,14 @@ def launch(library: kaas.Library, symbol: str, *args: Any, shared_bytes: int = 0
     return kaas.Kernel(library, symbol, GRID, BLOCK, args, shared_bytes)
 
 
-def run(executor: Executor, task: kaas.KTask, inputs: dict[str, Any], scalars: dict[str, Any] | None = None) -> Result:
+def run(
+    executor: Executor, task: kaas.KTask, inputs: dict[str, Any], scalars: dict[str, Any] | None = None
+) -> RunResult:
     """Runs a kTask twice, by value, and compares both with the interpreter."""
-    sources = {name: value if isinstance(value, Source) else Source(value) for name, value in inputs.items()}
-    arrays = {name: value.value if isinstance(value, Source) else value for name, value in inputs.items()}
+    sources = {name: value if isinstance(value, InputSource) else InputSource(value) for name, value in inputs.items()}
+    arrays = {name: value.value if isinstance(value, InputSource) else value for name, value in inputs.items()}
     expected = interpret(task, arrays, scalars)
-    request = Request(task, sources, encode_scalars(task, scalars))
+    request = RunRequest(task, sources, encode_scalars(task, scalars))
     for result in (executor.run(request), executor.run(request)):
         assert list(result.outputs) == list(expected)
         for name, array in expected.items():
@@ -82,12 +84,12 @@ def test_chain_and_diamond(executor: Executor, library: kaas.Library) -> None:
 def test_an_input_that_is_written_stays_as_it_was(executor: Executor, library: kaas.Library) -> None:
     task = kaas.KTask([launch(library, "axpy", kaas.i32(3), kaas.In(A), kaas.InOut(B), COUNT)], [B])
     a, b = ints(0), ints(100)
-    inputs = {"a": Source(a, key=b"stays-a"), "b": Source(b, key=b"stays-b")}
+    inputs = {"a": InputSource(a, key=b"stays-a"), "b": InputSource(b, key=b"stays-b")}
     run(executor, task, inputs)
     run(executor, task, {"a": ints(0), "b": b})
     np.testing.assert_array_equal(b, ints(100))
     read = kaas.KTask([launch(library, "scale", kaas.In(B), kaas.Out(C), kaas.i32(1), COUNT)], [C])
-    result = executor.run(Request(read, {"b": Source(key=b"stays-b")}, {}))
+    result = executor.run(RunRequest(read, {"b": InputSource(key=b"stays-b")}, {}))
     assert result.stats.hits == 1
     np.testing.assert_array_equal(result.outputs["c"], ints(100))
 
@@ -164,7 +166,7 @@ def test_tables_of_pointers(executor: Executor, library: kaas.Library) -> None:
     big = kaas.Buffer("big", 1 << 16, "int32")
     other = kaas.KTask([kaas.Kernel(library, "fill", 256, 256, [kaas.Out(big), kaas.i32(0), kaas.i32(1 << 16)])], [big])
     for start in (0, 50):
-        inputs = {"a": ints(start), "b": Source(ints(start + 1), key=b"table-%d" % start), "d": ints(0)}
+        inputs = {"a": ints(start), "b": InputSource(ints(start + 1), key=b"table-%d" % start), "d": ints(0)}
         run(executor, task, inputs)
         run(executor, other, {})  # leaves something else where the table was
         run(executor, task, inputs)
@@ -185,15 +187,15 @@ def test_more_than_one_dimension_and_other_dtypes(executor: Executor, library: k
     raw = kaas.Buffer("raw", 4 * 12)  # uint8 takes any dtype
     image = kaas.Buffer("image", (3, 4), "int32")
     task = kaas.KTask([launch(library, "scale", kaas.In(raw), kaas.Out(image), kaas.i32(2), kaas.i32(12))], [image])
-    result = executor.run(Request(task, {"raw": Source(ints(0, 12))}, {}))
+    result = executor.run(RunRequest(task, {"raw": InputSource(ints(0, 12))}, {}))
     np.testing.assert_array_equal(result.outputs["image"], 2 * ints(0, 12).reshape(3, 4))
     frozen = ints(0, 12)
     frozen.flags.writeable = False  # as everything from Ray's store is
-    by_key = executor.run(Request(task, {"raw": Source(frozen, key=b"frozen")}, {}))
+    by_key = executor.run(RunRequest(task, {"raw": InputSource(frozen, key=b"frozen")}, {}))
     np.testing.assert_array_equal(by_key.outputs["image"], result.outputs["image"])
     half = kaas.Buffer("half", (2, 12), "bfloat16")
     task = kaas.KTask([launch(library, "scale", kaas.In(raw), kaas.Out(half), kaas.i32(1), kaas.i32(12))], [half])
-    result = executor.run(Request(task, {"raw": Source(ints(0, 12).tobytes())}, {}))
+    result = executor.run(RunRequest(task, {"raw": InputSource(ints(0, 12).tobytes())}, {}))
     assert (str(result.outputs["half"].dtype), result.outputs["half"].shape) == ("bfloat16", (2, 12))
     assert result.outputs["half"].tobytes() == ints(0, 12).tobytes()
 
@@ -201,25 +203,25 @@ def test_more_than_one_dimension_and_other_dtypes(executor: Executor, library: k
 def test_empty_buffers(executor: Executor, library: kaas.Library) -> None:
     none, nothing = kaas.Buffer("none", 0, "int32"), kaas.Buffer("nothing", (2, 0), "int32")
     task = kaas.KTask([launch(library, "scale", kaas.In(none), kaas.Out(nothing), kaas.i32(2), kaas.i32(0))], [nothing])
-    result = executor.run(Request(task, {"none": Source(np.empty(0, np.int32))}, {}))
+    result = executor.run(RunRequest(task, {"none": InputSource(np.empty(0, np.int32))}, {}))
     assert result.outputs["nothing"].shape == (2, 0)
 
 
 def test_many_shapes_of_requests_need_two_instances_at_most(executor: Executor, library: kaas.Library) -> None:
     task = kaas.KTask([launch(library, "add", kaas.In(A), kaas.In(B), kaas.Out(C), COUNT)], [C], name="instances")
     for k in range(8):
-        run(executor, task, {"a": Source(ints(k), key=b"instance-%d" % k), "b": ints(k)})
-        run(executor, task, {"a": ints(k), "b": Source(ints(k), key=b"instance-%d" % k)})
+        run(executor, task, {"a": InputSource(ints(k), key=b"instance-%d" % k), "b": ints(k)})
+        run(executor, task, {"a": ints(k), "b": InputSource(ints(k), key=b"instance-%d" % k)})
     assert len(next(iter(executor._slots)).replays[task.key]._chains[1]._instances) == 2
 
 
 @pytest.mark.parametrize("client", ["second", ""])
 def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Library, client: str) -> None:
     leave = kaas.KTask([launch(library, "fill", kaas.Out(A), kaas.i32(-1), COUNT)], [A])
-    executor.run(Request(leave, {}, {}, "first"))
+    executor.run(RunRequest(leave, {}, {}, "first"))
     # Says that it writes all and writes one element: what it returns beside is what the memory held before.
     peek = kaas.KTask([launch(library, "fill", kaas.Out(A), kaas.i32(5), kaas.i32(1))], [A])
-    seen = executor.run(Request(peek, {}, {}, client)).outputs["a"]
+    seen = executor.run(RunRequest(peek, {}, {}, client)).outputs["a"]
     np.testing.assert_array_equal(seen, [5] + [0] * (N - 1))
 
 

@@ -11,7 +11,7 @@ import pytest
 import kaas
 from kaas.errors import DeviceError, InputFailed
 from kaas.executor.device.device import Stream
-from kaas.executor.executor import Executor, Source
+from kaas.executor.executor import Executor, InputSource
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, Stop, Waits, array, check, request, stop, task, threads, waits
 from tests.patience import PATIENCE_S
@@ -35,7 +35,7 @@ def test_what_two_want_is_fetched_once(
         assert fetched.wait(PATIENCE_S)
         return array(7)
 
-    shared = Source(key=b"shared", fetch=fetch)
+    shared = InputSource(key=b"shared", fetch=fetch)
     first = threads.submit(executor.run, request(task, shared, 1))
     assert fetching.wait(PATIENCE_S)
     second = threads.submit(executor.run, request(task, shared, 2))
@@ -65,13 +65,13 @@ def test_two_that_want_the_same_two_in_another_order(
     both = threading.Barrier(2)
     times: list[int] = []
 
-    def shared(value: int) -> Source:
+    def shared(value: int) -> InputSource:
         def fetch() -> Any:
             times.append(value)
             both.wait(PATIENCE_S)  # each has one, and wants the other's
             return array(value)
 
-        return Source(key=bytes([value]), fetch=fetch)
+        return InputSource(key=bytes([value]), fetch=fetch)
 
     futures = [threads.submit(executor.run, request(task, shared(a), shared(b))) for a, b in ((1, 2), (2, 1))]
     for future in futures:
@@ -90,7 +90,7 @@ def test_who_waited_for_a_fetch_that_failed_fetches_himself(
         assert fail.wait(PATIENCE_S)
         raise LookupError("gone")
 
-    first = threads.submit(executor.run, request(task, Source(key=b"\7", fetch=broken), 1))
+    first = threads.submit(executor.run, request(task, InputSource(key=b"\7", fetch=broken), 1))
     assert fetching.wait(PATIENCE_S)
     second = threads.submit(executor.run, request(task, 7, 2))
     waits.one_more()

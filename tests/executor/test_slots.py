@@ -14,7 +14,7 @@ import kaas
 import softgpu
 from kaas.errors import DeviceError, DeviceLost, DeviceUnavailable, OutOfDeviceMemory
 from kaas.executor.device.device import HostMemory, open_device
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.plan import Plan
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
@@ -89,12 +89,12 @@ def test_slots_are_taken_in_the_order_of_asking(
     executor = make_executor(64 * KIB)
     order: list[int] = []
 
-    def watched(value: int) -> Source:
+    def watched(value: int) -> InputSource:
         def fetch() -> Any:
             order.append(value)
             return array(value)
 
-        return Source(fetch=fetch)
+        return InputSource(fetch=fetch)
 
     futures = [threads.submit(executor.run, request(task, 0, watched(0)))]
     stop.reached()
@@ -127,7 +127,7 @@ def test_all_who_wait_hear_that_the_device_is_lost(
         assert fetched.wait(PATIENCE_S)
         return array(7)
 
-    ahead = [Source(key=b"ahead", fetch=fetch)]
+    ahead = [InputSource(key=b"ahead", fetch=fetch)]
     running = threads.submit(executor.run, request(task, 1, 2), 0)
     stop.reached()
     fetches = threads.submit(executor.load, ahead)
@@ -181,11 +181,11 @@ def test_clients_in_two_slots_never_see_each_others_bytes(
 
     def alternate(number: int) -> None:
         for turn in range(8):
-            secret = Source(array(-7, 2 * N), key=b"secret-%d-%d" % (number, turn))
+            secret = InputSource(array(-7, 2 * N), key=b"secret-%d-%d" % (number, turn))
             executor.load([secret])
-            executor.run(Request(leave, {}, {}, f"writes {number}"))
+            executor.run(RunRequest(leave, {}, {}, f"writes {number}"))
             for peeking, buffer in ((peek, A), (peek_big, big)):
-                seen = executor.run(Request(peeking, {}, {}, f"reads {number}")).outputs[buffer.name]
+                seen = executor.run(RunRequest(peeking, {}, {}, f"reads {number}")).outputs[buffer.name]
                 np.testing.assert_array_equal(seen, [5] + [0] * (buffer.nbytes // 4 - 1))
 
     softgpu.set_strict(seed)
@@ -217,7 +217,7 @@ def test_a_failure_leaves_the_other_slot_alone(
 
     with monkeypatch.context() as patched:
         if at == "host":
-            patched.setattr("kaas.executor.device.page_locked.HostBuffers.take", refuse)
+            patched.setattr("kaas.executor.device.page_locked.PageLockedBuffers.take", refuse)
         else:
             patched.setattr(Slot, at, refuse)
         with pytest.raises(DeviceError, match="not today"):
@@ -257,7 +257,7 @@ def test_page_locked_memory_of_other_sizes_makes_room(make_executor: MakeExecuto
     executor = make_executor(64 * KIB, 8 * KIB)
     buffers = executor._memory.buffers
     for n in (1, 7, 3, 5, 1, 2, 8, 4, 1):
-        executor.load([Source(array(n, n * N), key=b"%d" % n)])
+        executor.load([InputSource(array(n, n * N), key=b"%d" % n)])
         executor.flush([b"%d" % n])
         host = executor.cache.host
         assert (host.reserved_bytes, buffers.leaving) == (0, [])
@@ -279,7 +279,7 @@ def test_pages_are_unlocked_while_nobody_waits_for_it(
         assert go_on.wait(PATIENCE_S)
         close(memory)
 
-    executor.load([Source(array(9, 2 * N), key=b"large")])
+    executor.load([InputSource(array(9, 2 * N), key=b"large")])
     monkeypatch.setattr(HostMemory, "close", slow)
     first = threads.submit(executor.load, [source(1)])
     assert unlocking.wait(PATIENCE_S)

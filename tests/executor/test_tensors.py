@@ -14,9 +14,9 @@ from cuda.bindings import driver
 import kaas
 import softgpu as software
 from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
-from kaas.executor.device.device import Device, open_device
+from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.host_arrays import on_host
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from softgpu.tests.driver.calls import ok
 from tests.executor.conftest import MakeExecutor
 from tests.exporters import DeviceArray, Exporter, strides
@@ -29,7 +29,7 @@ ORDINAL = 1
 
 
 @pytest.fixture(params=[0, 1], ids=["another device", "the same device"])
-def place(request: pytest.FixtureRequest, softgpu: tuple[int, ...]) -> Iterator[tuple[Device, int]]:  # noqa: ARG001
+def place(request: pytest.FixtureRequest, softgpu: tuple[int, ...]) -> Iterator[tuple[OpenDevice, int]]:  # noqa: ARG001
     device = open_device("software", request.param)
     yield device, request.param
     device.close()
@@ -41,11 +41,11 @@ def add(library: kaas.Library, output: kaas.Buffer = C, first: Any = None) -> ka
 
 
 def run(executor: Executor, task: kaas.KTask, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
-    sources = {name: value if isinstance(value, Source) else Source(value) for name, value in inputs.items()}
-    return executor.run(Request(task, sources, {})).outputs
+    sources = {name: value if isinstance(value, InputSource) else InputSource(value) for name, value in inputs.items()}
+    return executor.run(RunRequest(task, sources, {})).outputs
 
 
-def test_copied_to_the_host(place: tuple[Device, int]) -> None:
+def test_copied_to_the_host(place: tuple[OpenDevice, int]) -> None:
     device, ordinal = place
     tensor = DeviceArray(device, ordinal, INTS.reshape(10, 100))
     array = on_host("a", tensor)
@@ -56,22 +56,22 @@ def test_copied_to_the_host(place: tuple[Device, int]) -> None:
     assert stream > 2  # one of its own, which the exporter makes wait
 
 
-def test_as_inputs(place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
+def test_as_inputs(place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
     executor = make_executor(1 << 20)
     a, b = DeviceArray(*place, INTS), DeviceArray(*place, 2 * INTS)
     for _ in range(2):
         np.testing.assert_array_equal(run(executor, add(library), a=a, b=b)["c"], 3 * INTS)
 
 
-def test_as_a_view(place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
+def test_as_a_view(place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
     executor = make_executor(1 << 20)
     both = DeviceArray(*place, np.concatenate([INTS, 2 * INTS]))
-    inputs = {"a": Source(both, offset_bytes=0), "b": Source(both, offset_bytes=4 * N)}
+    inputs = {"a": InputSource(both, offset_bytes=0), "b": InputSource(both, offset_bytes=4 * N)}
     np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], 3 * INTS)
 
 
 @pytest.fixture
-def here(softgpu: tuple[int, ...]) -> Iterator[Device]:  # noqa: ARG001
+def here(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001
     """The device of the executors, as another user of it sees it."""
     device = open_device("software", ORDINAL)
     yield device
@@ -83,7 +83,7 @@ def no_trip(*_: Any) -> None:
 
 
 def test_read_where_it_lies(
-    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+    here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(1 << 20)
     (slot,) = executor._slots
@@ -99,14 +99,14 @@ def test_read_where_it_lies(
 
 
 def test_what_lies_across_is_copied_on_the_device(
-    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+    here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(1 << 20)
     (slot,) = executor._slots
     monkeypatch.setattr("kaas.executor.device.host_arrays._copied", no_trip)
     monkeypatch.setattr(slot.stream, "copy_in", no_trip)
     tensor = DeviceArray(here, ORDINAL, np.concatenate([INTS, INTS]))
-    inputs = {"a": Source(tensor, offset_bytes=4), "b": Source(tensor, offset_bytes=1024)}
+    inputs = {"a": InputSource(tensor, offset_bytes=4), "b": InputSource(tensor, offset_bytes=1024)}
     expected = np.roll(INTS, -1) + np.roll(INTS, -256)
     np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], expected)
     assert 8000 <= executor.cache.arena_bytes <= 8192  # the output and what begins at no multiple of 256 bytes
@@ -115,7 +115,7 @@ def test_what_lies_across_is_copied_on_the_device(
 class Producer(DeviceArray):
     """An array that another stream still has to make, when it is exported: so the one that reads it must wait."""
 
-    def __init__(self, device: Device, ordinal: int, array: Any) -> None:
+    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
         super().__init__(device, ordinal, np.zeros_like(array))
         with device.current():
             self._ours = (device, device.stream())
@@ -135,7 +135,7 @@ class Producer(DeviceArray):
 
 @pytest.mark.parametrize("seed", [None, *range(6)])
 def test_read_behind_the_work_that_makes_it(
-    here: Device, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
+    here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
 ) -> None:
     executor = make_executor(1 << 20)
     task = add(library)
@@ -149,7 +149,9 @@ def test_read_behind_the_work_that_makes_it(
         software.set_strict(None)
 
 
-def test_let_go_when_the_request_has_ended(here: Device, make_executor: MakeExecutor, library: kaas.Library) -> None:
+def test_let_go_when_the_request_has_ended(
+    here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library
+) -> None:
     executor = make_executor(1 << 20)
     ends = []
     for _ in range(2):
@@ -164,18 +166,18 @@ def test_let_go_when_the_request_has_ended(here: Device, make_executor: MakeExec
 
 
 def test_as_an_object_that_is_cached(
-    place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library
+    place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library
 ) -> None:
     executor = make_executor(1 << 20)
     tensor = DeviceArray(*place, INTS)
-    inputs = {"a": Source(key=b"a", fetch=lambda: tensor), "b": Source(INTS)}
+    inputs = {"a": InputSource(key=b"a", fetch=lambda: tensor), "b": InputSource(INTS)}
     for _ in range(2):
         np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], 2 * INTS)
     assert len(tensor.streams) == 1
 
 
 def test_what_a_kernel_writes_is_a_copy(
-    place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library
+    place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library
 ) -> None:
     executor = make_executor(1 << 20)
     tensor = DeviceArray(*place, INTS)
@@ -195,7 +197,7 @@ def test_what_a_kernel_writes_is_a_copy(
     ],
 )
 def test_what_does_not_fit_is_a_typed_error(
-    place: tuple[Device, int],
+    place: tuple[OpenDevice, int],
     make_executor: MakeExecutor,
     library: kaas.Library,
     array: Any,

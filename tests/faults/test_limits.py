@@ -16,8 +16,8 @@ import pytest
 import kaas
 import softgpu as software
 from kaas.errors import DeadlineExceeded, DeviceLost
-from kaas.executor.device.device import Device
-from kaas.executor.executor import Request, Source
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.executor import InputSource, RunRequest
 from kaas.executor.failures import Failures
 from kaas.executor.watchdog import Watchdog, Watched
 from tests.faults.conftest import ORDINAL, Open, new_context
@@ -36,10 +36,10 @@ def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
     new_context()
 
 
-def endless(symbol: str, limit_s: float | None = None) -> Request:
+def endless(symbol: str, limit_s: float | None = None) -> RunRequest:
     started, go = kaas.Buffer("started", 1, "int32", init="zero"), kaas.Buffer("go", 64, "int32", init="zero")
     kernel = kaas.Kernel(ENDLESS, symbol, 1, 32, [kaas.InOut(started), kaas.InOut(go)])
-    return Request(kaas.KTask([kernel], [started], name=f"{symbol} for ever"), {}, {}, limit_s=limit_s)
+    return RunRequest(kaas.KTask([kernel], [started], name=f"{symbol} for ever"), {}, {}, limit_s=limit_s)
 
 
 def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
@@ -64,9 +64,9 @@ def test_the_kernels_are_known_before_anybody_is_told(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, case = opened(run_limit_s=LIMIT_S), chain(library)
-    told, cancel, complete = threading.Event(), Device.cancel, Failures.complete
+    told, cancel, complete = threading.Event(), OpenDevice.cancel, Failures.complete
 
-    def slow_to_say(device: Device) -> tuple[str, ...]:
+    def slow_to_say(device: OpenDevice) -> tuple[str, ...]:
         running = cancel(device)
         assert told.wait(PATIENCE_S)
         return running
@@ -75,7 +75,7 @@ def test_the_kernels_are_known_before_anybody_is_told(
         told.set()
         complete(*args)
 
-    monkeypatch.setattr(Device, "cancel", slow_to_say)
+    monkeypatch.setattr(OpenDevice, "cancel", slow_to_say)
     monkeypatch.setattr(Failures, "complete", complete_now)
     software.inject(software.Fault("hang"), ORDINAL)
     with pytest.raises(DeadlineExceeded) as caught:
@@ -126,7 +126,7 @@ def test_waiting_does_not_count(opened: Open, library: kaas.Library) -> None:
         assert fetched.wait(PATIENCE_S)
         return np.arange(1000, dtype=np.int32)
 
-    slow = Request(case.request.task, {**case.request.inputs, "a": Source(key=b"slow", fetch=fetch)}, {})
+    slow = RunRequest(case.request.task, {**case.request.inputs, "a": InputSource(key=b"slow", fetch=fetch)}, {})
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(executor.run, slow)
         assert fetching.wait(PATIENCE_S)
@@ -140,7 +140,7 @@ def test_the_shorter_limit_counts(opened: Open, library: kaas.Library) -> None:
     executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
     right(case, executor.run)
     software.inject(software.Fault("hang"), ORDINAL)
-    request = Request(case.request.task, case.request.inputs, {}, limit_s=0.1)
+    request = RunRequest(case.request.task, case.request.inputs, {}, limit_s=0.1)
     with pytest.raises(DeadlineExceeded) as caught:
         executor.run(request)
     assert caught.value.deadline_s == 0.1

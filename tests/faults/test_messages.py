@@ -28,7 +28,7 @@ from kaas.errors import (
     WrongSize,
 )
 from kaas.executor.device.device import Stream
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import CACHE_BYTES, cached
 
@@ -42,21 +42,21 @@ def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
     new_context()
 
 
-def printing(times: int) -> Request:
+def printing(times: int) -> RunRequest:
     unused = kaas.Buffer("unused", 1, "int32", init="zero")
     kernels = [
         kaas.Kernel(OUTPUT, "twice", 1, 1, [kaas.i32(times)]),
         kaas.Kernel(OUTPUT, "lanes", 1, 1, [kaas.InOut(unused), kaas.i32(0)]),
     ]
-    return Request(kaas.KTask(kernels, [unused], name="printing"), {}, {})
+    return RunRequest(kaas.KTask(kernels, [unused], name="printing"), {}, {})
 
 
-def asserting(values: list[int], times: int = 0) -> Request:
+def asserting(values: list[int], times: int = 0) -> RunRequest:
     x, out = (kaas.Buffer(name, len(values), "int32") for name in ("x", "out"))
     kernels = [kaas.Kernel(OUTPUT, "checked", 1, len(values), [kaas.In(x), kaas.Out(out)])]
     if times:
         kernels.insert(0, kaas.Kernel(OUTPUT, "twice", 1, 1, [kaas.i32(times)]))
-    return Request(kaas.KTask(kernels, [out]), {"x": Source(np.array(values, np.int32))}, {})
+    return RunRequest(kaas.KTask(kernels, [out]), {"x": InputSource(np.array(values, np.int32))}, {})
 
 
 # --- printf and assert
@@ -118,27 +118,27 @@ def test_the_newest_of_what_was_printed(opened: Open) -> None:
 # --- errors and their fields
 
 
-def one(library: kaas.Library, symbol: str = "scale", n: int = N, block: int = N) -> Request:
+def one(library: kaas.Library, symbol: str = "scale", n: int = N, block: int = N) -> RunRequest:
     a, b = kaas.Buffer("a", n, "int32"), kaas.Buffer("b", n, "int32")
     kernel = kaas.Kernel(library, symbol, 1, block, [kaas.In(a), kaas.Out(b), kaas.i32(2), kaas.i32(n)])
-    return Request(kaas.KTask([kernel], [b], name="one"), {"a": Source(np.zeros(n, np.int32))}, {})
+    return RunRequest(kaas.KTask([kernel], [b], name="one"), {"a": InputSource(np.zeros(n, np.int32))}, {})
 
 
 def failing_fetch() -> Any:
     raise OSError("no such file")
 
 
-def pinned(executor: Executor, library: kaas.Library) -> Request:
+def pinned(executor: Executor, library: kaas.Library) -> RunRequest:
     executor.load([cached(3000, number) for number in range(5)], pin=True)
     return one(library, n=5000)
 
 
-def out_of_memory(executor: Executor, library: kaas.Library) -> Request:  # noqa: ARG001
+def out_of_memory(executor: Executor, library: kaas.Library) -> RunRequest:  # noqa: ARG001
     software.inject(software.Fault("out_of_memory", rate=1.0), ORDINAL)
     return one(library)
 
 
-REAL_CAUSES: dict[str, tuple[Callable[[Executor, kaas.Library], Request], type[KaasError], dict[str, Any]]] = {
+REAL_CAUSES: dict[str, tuple[Callable[[Executor, kaas.Library], RunRequest], type[KaasError], dict[str, Any]]] = {
     "unknown symbol": (
         lambda _, library: one(library, "scalee"),
         UnknownSymbol,
@@ -171,17 +171,17 @@ REAL_CAUSES: dict[str, tuple[Callable[[Executor, kaas.Library], Request], type[K
         {"needed_bytes": 512, "call": "cuMemAllocFromPoolAsync", "buffer": "a", "buffer_bytes": 4 * N},
     ),
     "size": (
-        lambda _, library: Request(one(library).task, {"a": Source(np.zeros(2 * N, np.int32))}, {}),
+        lambda _, library: RunRequest(one(library).task, {"a": InputSource(np.zeros(2 * N, np.int32))}, {}),
         WrongSize,
         {"buffer": "a", "expected_bytes": 4 * N, "given_bytes": 8 * N},
     ),
     "dtype": (
-        lambda _, library: Request(one(library).task, {"a": Source(np.zeros(N, np.float32))}, {}),
+        lambda _, library: RunRequest(one(library).task, {"a": InputSource(np.zeros(N, np.float32))}, {}),
         WrongDtype,
         {"buffer": "a", "expected": "int32", "given": "float32"},
     ),
     "fetch": (
-        lambda _, library: Request(one(library).task, {"a": Source(key=b"a", fetch=failing_fetch)}, {}),
+        lambda _, library: RunRequest(one(library).task, {"a": InputSource(key=b"a", fetch=failing_fetch)}, {}),
         InputFailed,
         {"buffer": "a", "reason": "OSError: no such file"},
     ),

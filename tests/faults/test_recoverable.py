@@ -12,7 +12,7 @@ import pytest
 import kaas
 import softgpu as software
 from kaas.errors import InputFailed, KaasError, OutOfDeviceMemory, WrongSize
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import ORDINAL, Open
 from tests.faults.workload import (
@@ -37,7 +37,7 @@ def adding(library: kaas.Library, n: int, first: int, second: int) -> Case:
     """c = a + b of two objects."""
     task = tasks(library, n)[0]
     arrays = {"a": content(n, first), "b": content(n, second)}
-    return Case(Request(task, {"a": cached(n, first), "b": cached(n, second)}, {}), interpret(task, arrays))
+    return Case(RunRequest(task, {"a": cached(n, first), "b": cached(n, second)}, {}), interpret(task, arrays))
 
 
 def cold(_: Executor, library: kaas.Library) -> Case:
@@ -152,7 +152,7 @@ def test_objects_that_cannot_be_loaded_ahead(opened: Open, host_memory: set[int]
 # --- at random
 
 
-def unfetchable(source: Source) -> Source:
+def unfetchable(source: InputSource) -> InputSource:
     def fetch() -> Any:
         raise ConnectionError("the store is gone")
 
@@ -193,7 +193,7 @@ def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], 
     if draw.random.random() < 0.5:
         inputs[name] = unfetchable(inputs[name])
         return Case(msgspec.structs.replace(case.request, inputs=inputs), {}), (InputFailed,)
-    inputs[name] = Source(key=b"too-small", fetch=lambda: content(8, 1))
+    inputs[name] = InputSource(key=b"too-small", fetch=lambda: content(8, 1))
     return Case(msgspec.structs.replace(case.request, inputs=inputs), {}), (WrongSize,)
 
 

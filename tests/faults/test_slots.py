@@ -14,7 +14,7 @@ import pytest
 import kaas
 import softgpu as software
 from kaas.errors import DeviceLost, OutOfDeviceMemory
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_recoverable import spoil, spoil_request
 from tests.faults.workload import SIZES, Books, Draw, attempt, content, right, tasks
@@ -111,8 +111,8 @@ def test_whoever_runs_when_the_device_is_lost_is_told(opened: Open, library: kaa
 def test_whoever_waits_for_room_when_the_device_is_lost_is_told(opened: Open, library: kaas.Library) -> None:
     """One request has most of the memory and hangs; the other waits for room, and has nothing to do with the fault."""
     n = SIZES[-1]
-    values = {name: Source(content(n, number)) for number, name in enumerate("ab")}
-    request = Request(tasks(library, n)[1], values, {})
+    values = {name: InputSource(content(n, number)) for number, name in enumerate("ab")}
+    request = RunRequest(tasks(library, n)[1], values, {})
     executor = opened(slots=SLOTS)
     software.inject(software.Fault("hang"), ORDINAL)
     ended: list[Any] = []

@@ -13,7 +13,7 @@ import pytest
 import kaas
 import softgpu as software
 from kaas.errors import DeviceLost
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import SIZES, Books, Case, Draw, attempt, cached, content, right, tasks
@@ -40,10 +40,10 @@ def chain(library: kaas.Library) -> Case:
     n = SIZES[1]
     task = tasks(library, n)[1]
     arrays = {"a": content(n, 0), "b": content(n, 1)}
-    return Case(Request(task, {"a": cached(n, 0), "b": Source(arrays["b"])}, {}), interpret(task, arrays))
+    return Case(RunRequest(task, {"a": cached(n, 0), "b": InputSource(arrays["b"])}, {}), interpret(task, arrays))
 
 
-def loses(executor: Executor, request: Request) -> DeviceLost:
+def loses(executor: Executor, request: RunRequest) -> DeviceLost:
     with pytest.raises(DeviceLost) as caught:
         executor.run(request)
     assert executor.lost is not None
@@ -77,7 +77,7 @@ def test_a_fault_at_every_kernel(opened: Open, library: kaas.Library, kind: str,
 def test_a_fault_in_a_later_iteration(opened: Open, library: kaas.Library) -> None:
     task = tasks(library, 64)[4]
     software.inject(software.Fault("launch_failure", at=3), ORDINAL)
-    assert "kernel axpy" in loses(opened(), Request(task, {"a": cached(64, 0)}, {})).message
+    assert "kernel axpy" in loses(opened(), RunRequest(task, {"a": cached(64, 0)}, {})).message
 
 
 def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> None:
@@ -101,10 +101,10 @@ def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> No
 def test_an_endless_kernel_ends_when_it_is_cancelled(opened: Open, library: kaas.Library) -> None:
     started, go = kaas.Buffer("started", 1, "int32"), kaas.Buffer("go", 64, "int32")
     endless = kaas.Kernel(kaas.Library.from_file(ENDLESS), "together", 1, 32, [kaas.InOut(started), kaas.InOut(go)])
-    zeros = {"started": Source(np.zeros(1, np.int32)), "go": Source(np.zeros(64, np.int32))}
+    zeros = {"started": InputSource(np.zeros(1, np.int32)), "go": InputSource(np.zeros(64, np.int32))}
     executor = opened()
     ended: list[Any] = []
-    request = Request(kaas.KTask([endless], [started]), zeros, {})
+    request = RunRequest(kaas.KTask([endless], [started]), zeros, {})
     thread = threading.Thread(target=lambda: ended.append(loses(executor, request)), daemon=True)
     executor.prepare(request.task)
     thread.start()

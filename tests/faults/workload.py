@@ -13,7 +13,7 @@ import numpy as np
 import kaas
 from kaas.errors import KaasError
 from kaas.executor.cache.tiers import granules
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.arena import GAP_BYTES
 from softgpu import MEMCHECK_VARIABLE
 from tests.executor.interpreter import interpret
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 class Case:
     """A request with what it must give; inputs: its arrays."""
 
-    request: Request
+    request: RunRequest
     expected: dict[str, Array]
 
 
@@ -70,9 +70,9 @@ def content(n: int, number: int) -> Array:
     return np.arange(number, number + n, dtype=np.int32) * (number + 1)
 
 
-def cached(n: int, number: int) -> Source:
+def cached(n: int, number: int) -> InputSource:
     """An object that has to be fetched where no tier has it."""
-    return Source(key=b"object-%d-%d" % (n, number), fetch=lambda: content(n, number))
+    return InputSource(key=b"object-%d-%d" % (n, number), fetch=lambda: content(n, number))
 
 
 class Draw:
@@ -86,27 +86,27 @@ class Draw:
         n = self.random.choice(SIZES)
         task = self.random.choice(self._tasks[n])
         arrays: dict[str, Array] = {}
-        sources: dict[str, Source] = {}
+        sources: dict[str, InputSource] = {}
         for needed in task.inputs:
             arrays[needed.name], sources[needed.name] = self._input(n)
         client = self.random.choice(["one", "two"])
-        return Case(Request(task, sources, {}, client), interpret(task, arrays))
+        return Case(RunRequest(task, sources, {}, client), interpret(task, arrays))
 
-    def _input(self, n: int) -> tuple[Array, Source]:
+    def _input(self, n: int) -> tuple[Array, InputSource]:
         """By value, an object, or a view of a larger one that is cached by ranges."""
         number = self.random.randrange(OBJECTS)
         match self.random.randrange(4):
             case 0:
-                return content(n, number), Source(content(n, number))
+                return content(n, number), InputSource(content(n, number))
             case 1:
                 whole, start = content(2 * max(SIZES), 7), self.random.randrange(0, max(SIZES), 128)
-                source = Source(key=b"whole", fetch=lambda: whole, offset_bytes=4 * start)
+                source = InputSource(key=b"whole", fetch=lambda: whole, offset_bytes=4 * start)
                 return whole[start : start + n], source
             case _:
                 return content(n, number), cached(n, number)
 
 
-def right(case: Case, run: Callable[[Request], Any]) -> Any:
+def right(case: Case, run: Callable[[RunRequest], Any]) -> Any:
     """Runs a case, which must succeed; gives its statistics."""
     result = run(case.request)
     assert list(result.outputs) == list(case.expected)
@@ -115,7 +115,7 @@ def right(case: Case, run: Callable[[Request], Any]) -> Any:
     return result.stats
 
 
-def attempt(case: Case, run: Callable[[Request], Any], *possible: type[KaasError]) -> KaasError | None:
+def attempt(case: Case, run: Callable[[RunRequest], Any], *possible: type[KaasError]) -> KaasError | None:
     """Runs a case that either succeeds or ends with one of these errors, which is given."""
     try:
         right(case, run)

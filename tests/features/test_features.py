@@ -11,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request, RunStats, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest, RunStats
 
 SOURCE = Path(__file__).with_name("kernels.ptx")
 LIBRARY = kaas.Library.from_file(SOURCE)
@@ -33,8 +33,8 @@ def kernel(symbol: str, *args: Any, library: kaas.Library = LIBRARY, **launch: A
 
 
 def run(executor: Executor, task: kaas.KTask, client: str = "", **inputs: Any) -> tuple[dict[str, Array], RunStats]:
-    sources = {name: value if isinstance(value, Source) else Source(value) for name, value in inputs.items()}
-    result = executor.run(Request(task, sources, {}, client))
+    sources = {name: value if isinstance(value, InputSource) else InputSource(value) for name, value in inputs.items()}
+    result = executor.run(RunRequest(task, sources, {}, client))
     return result.outputs, result.stats
 
 
@@ -58,7 +58,7 @@ def test_in_place_returns_and_leaves_the_object_alone(executor: Executor) -> Non
     task = kaas.KTask([kernel("increment", kaas.InOut(X), COUNT)], [X])
     mine = ints()
     for _ in range(2):
-        assert (run(executor, task, x=Source(key=b"in place", fetch=lambda: mine))[0]["x"] == ints(1)).all()
+        assert (run(executor, task, x=InputSource(key=b"in place", fetch=lambda: mine))[0]["x"] == ints(1)).all()
     assert (mine == ints()).all()
 
 
@@ -91,7 +91,7 @@ def test_one_object_as_several_buffers_has_one_copy(executor: Executor) -> None:
     task = kaas.KTask([kernel("subtract", kaas.In(X), kaas.In(Y), kaas.Out(Z), COUNT)], [Z])
     both = np.concatenate([ints(5), ints()])
     views: dict[str, Any] = {
-        n: Source(key=b"both", fetch=lambda: both, offset_bytes=at) for n, at in (("x", 0), ("y", 4 * N))
+        n: InputSource(key=b"both", fetch=lambda: both, offset_bytes=at) for n, at in (("x", 0), ("y", 4 * N))
     }
     outputs, stats = run(executor, task, **views)
     assert (outputs["z"] == 5).all()
@@ -122,7 +122,7 @@ def test_temporaries_are_clear_for_another_client(executor: Executor) -> None:
 
 def test_constants_stay_on_the_device(executor: Executor) -> None:
     task = kaas.KTask([kernel("subtract", kaas.In(X), kaas.In(Y), kaas.Out(Z), COUNT)], [Z])
-    constant = Source(key=b"constant", fetch=lambda: ints(1))
+    constant = InputSource(key=b"constant", fetch=lambda: ints(1))
     first, second = (run(executor, task, x=ints(), y=constant)[1] for _ in range(2))
     assert (first.misses, second.misses, second.hits) == (1, 0, 1)
 

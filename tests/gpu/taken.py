@@ -12,7 +12,7 @@ from cuda.bindings import driver
 import kaas
 from kaas.errors import OutOfDeviceMemory, RequestTooLarge
 from kaas.executor.device.device import call, open_device
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 
 MIB = 1 << 20
 DEVICE_BYTES = 256 * MIB
@@ -30,8 +30,8 @@ def reading(nbytes: int) -> kaas.KTask:
 
 def check(executor: Executor, nbytes: int, value: int) -> Any:
     """Reads an object that is full of a value; gives what the request did."""
-    source = Source(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
-    result = executor.run(Request(reading(nbytes), {"w": source}, {}))
+    source = InputSource(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
+    result = executor.run(RunRequest(reading(nbytes), {"w": source}, {}))
     np.testing.assert_array_equal(result.outputs["y"], np.full(40, 2 * value, np.float32))
     return result.stats
 

@@ -15,7 +15,7 @@ import pytest
 from kaas.config import Device
 from kaas.errors import InputFailed, OutOfDeviceMemory, RequestTooLarge
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.local import run_local
 from tests.gpu import stored
 from tests.gpu.faults import SYMBOLS
@@ -63,7 +63,7 @@ def test_what_exceeds_the_budget_is_refused_and_changes_nothing(small: Executor)
 
 
 def test_what_is_pinned_leaves_no_room(small: Executor) -> None:
-    small.load([Source(np.ones(3 * MIB // 4, np.float32), key=b"pinned")], pin=True)
+    small.load([InputSource(np.ones(3 * MIB // 4, np.float32), key=b"pinned")], pin=True)
     with pytest.raises(OutOfDeviceMemory):
         check(small, 2 * MIB, 1)
     small.unpin()
@@ -75,7 +75,7 @@ def test_an_input_that_cannot_be_had(small: Executor) -> None:
         raise ConnectionError("the store is gone")
 
     with pytest.raises(InputFailed, match="the store is gone"):
-        small.run(Request(reading(MIB), {"w": Source(key=b"w", fetch=fetch)}, {}))
+        small.run(RunRequest(reading(MIB), {"w": InputSource(key=b"w", fetch=fetch)}, {}))
     assert not small.cache.sizes
     assert not small.cache.pinned
     check(small, MIB, 3)

@@ -12,7 +12,7 @@ import pytest
 import kaas
 from kaas.config import Device
 from kaas.executor.device.host_arrays import on_host
-from kaas.executor.executor import Request
+from kaas.executor.executor import RunRequest
 from kaas.executor.local import executor_for, run_local
 
 pytestmark = pytest.mark.gpu
@@ -77,7 +77,7 @@ def test_another_client_starts_from_the_first_values(name: str) -> None:
     task = kaas.KTask([kaas.Kernel(library(name), "count", 1, 1, [kaas.Out(out)])], [out])
     if name.endswith("cubin") and executor.device.info().compute_capability[0] != 8:
         pytest.skip("the cubin is for compute capability 8")
-    found = [executor.run(Request(task, {}, {}, client)).outputs["out"].tolist() for client in "aaba"]
+    found = [executor.run(RunRequest(task, {}, {}, client)).outputs["out"].tolist() for client in "aaba"]
     first, second = [0, 100, 3, 0, 40, 1000, 7], [1, 99, 5, 5, 41, 1001, 7]
     assert found == [first, second, first, first]
     assert all(library.known for library in executor.prepare(task).globals)

@@ -15,7 +15,15 @@ import kaas
 from kaas.errors import CorruptImage, InvalidGraph, InvalidLiteral, UnknownSymbol
 from kaas.ktask.arguments import Argument
 from kaas.ktask.library import Image
-from kaas.ktask.signature import Array, Complex, Entry, Parameter, Pointer, Scratch, Value
+from kaas.ktask.signature import (
+    ArrayParameter,
+    ComplexParameter,
+    KernelSignature,
+    NumberParameter,
+    Parameter,
+    PointerParameter,
+    ScratchParameter,
+)
 from kaas.ktask.symbols import kernels_of
 
 PTX = """.version 8.0
@@ -32,7 +40,7 @@ X = kaas.Buffer("x", (4, 6), "float32")
 
 
 def library(*parameters: Parameter, **known: Any) -> kaas.Library:
-    entry = Entry("only", "mine", parameters=parameters, **known)
+    entry = KernelSignature("only", "mine", parameters=parameters, **known)
     return kaas.Library((Image("ptx", ONE.encode()),), entries=[entry])
 
 
@@ -53,7 +61,7 @@ def launch(parameter: Parameter, argument: Any) -> tuple[Argument, ...]:
     ],
 )
 def test_names_of_kernels(name: str, symbol: str) -> None:
-    entries = [Entry("_Z5scaleIfEvPT_i", "scale<float>"), Entry("_Z5scaleIiEvPT_i", "scale<int>")]
+    entries = [KernelSignature("_Z5scaleIfEvPT_i", "scale<float>"), KernelSignature("_Z5scaleIiEvPT_i", "scale<int>")]
     kernels = kaas.Library((Image("ptx", PTX.encode()),), entries=entries)
     assert kernels.kernel(name, grid=2, block=64, args=[]) == kaas.Kernel(kernels, symbol, 2, 64, [])
 
@@ -110,7 +118,7 @@ def test_what_the_code_fixes_may_be_left_out_or_repeated() -> None:
 
 
 def test_arguments_by_name_and_in_order() -> None:
-    kernels = library(Pointer("x", "float32"), Value("n", "i32"))
+    kernels = library(PointerParameter("x", "float32"), NumberParameter("n", "i32"))
     in_order = kernels.kernel(grid=1, block=1, args=[kaas.In(X), 5])
     assert in_order.args == (kaas.In(X), kaas.i32(5))
     assert kernels.kernel(grid=1, block=1, args={"n": kaas.i32(5), "x": kaas.In(X)}) == in_order
@@ -126,16 +134,18 @@ def test_unknown_parameters_have_no_names() -> None:
 
 
 def test_scratch_memory_follows_the_arguments() -> None:
-    kernel = library(scratch=(Scratch(96), Scratch(0))).kernel(grid=(2, 3), block=1, args=[])
+    kernel = library(scratch=(ScratchParameter(96), ScratchParameter(0))).kernel(grid=(2, 3), block=1, args=[])
     (memory, none) = kernel.args
     assert isinstance(memory, kaas.Out)
     assert (memory.buffer.nbytes, none) == (6 * 96, kaas.Null)
-    task = kaas.KTask([kernel, library(Pointer("x")).kernel(grid=1, block=1, args=[kaas.InOut(X)])], outputs=[X])
+    task = kaas.KTask(
+        [kernel, library(PointerParameter("x")).kernel(grid=1, block=1, args=[kaas.InOut(X)])], outputs=[X]
+    )
     assert [buffer.name for buffer in task.inputs] == ["x"]
 
 
 def test_entries_count_in_no_hash_and_travel_with_a_copy() -> None:
-    with_entries, plain = library(Pointer("x")), kaas.Library.from_ptx(ONE)
+    with_entries, plain = library(PointerParameter("x")), kaas.Library.from_ptx(ONE)
     assert with_entries == plain
     assert pickle.loads(pickle.dumps(with_entries)).entries == with_entries.entries
     both = with_entries | kaas.Library.from_ptx(PTX)
@@ -146,8 +156,8 @@ def test_entries_count_in_no_hash_and_travel_with_a_copy() -> None:
 
 def test_libraries_that_disagree_about_a_kernel_do_not_join() -> None:
     other = kaas.Library.from_ptx(PTX)
-    one = kaas.Library(other.images, entries=[Entry("plain", "plain", shared_bytes=64)])
-    two = kaas.Library((Image("ptx", ONE.encode()),), entries=[Entry("plain", "plain", shared_bytes=128)])
+    one = kaas.Library(other.images, entries=[KernelSignature("plain", "plain", shared_bytes=64)])
+    two = kaas.Library((Image("ptx", ONE.encode()),), entries=[KernelSignature("plain", "plain", shared_bytes=128)])
     with pytest.raises(InvalidGraph, match="plain"):
         _ = one | two
 
@@ -161,18 +171,18 @@ SCALAR = kaas.Scalar("n", "i32")
 @pytest.mark.parametrize(
     ("parameter", "argument", "expanded"),
     [
-        (Pointer("p", "float32"), kaas.Out(X, 8), (kaas.Out(X, 8),)),
-        (Pointer("p", "float32", 16), kaas.Out(X, 32), (kaas.Out(X, 32),)),
-        (Pointer("p", "int8"), kaas.Null, (kaas.Null,)),
-        (Pointer("p", "int8"), kaas.In(kaas.Buffer("raw", 8)), (kaas.In(kaas.Buffer("raw", 8)),)),
-        (Value("v", "i32"), np.int64(-3), (kaas.i32(-3),)),
-        (Value("v", "f32"), 2, (kaas.f32(2),)),
-        (Value("v", "u32"), kaas.i32(7), (kaas.i32(7),)),
-        (Value("v", "u32"), SCALAR, (SCALAR,)),
-        (Value("v", "i32", 16), 48, (kaas.i32(48),)),
-        (Value("v", "boolean"), True, (kaas.boolean(True),)),
-        (Complex("c", "c64"), 1 - 2j, (kaas.f32(1), kaas.f32(-2))),
-        (Complex("c", "c128"), kaas.c128(3j), (kaas.f64(0), kaas.f64(3))),
+        (PointerParameter("p", "float32"), kaas.Out(X, 8), (kaas.Out(X, 8),)),
+        (PointerParameter("p", "float32", 16), kaas.Out(X, 32), (kaas.Out(X, 32),)),
+        (PointerParameter("p", "int8"), kaas.Null, (kaas.Null,)),
+        (PointerParameter("p", "int8"), kaas.In(kaas.Buffer("raw", 8)), (kaas.In(kaas.Buffer("raw", 8)),)),
+        (NumberParameter("v", "i32"), np.int64(-3), (kaas.i32(-3),)),
+        (NumberParameter("v", "f32"), 2, (kaas.f32(2),)),
+        (NumberParameter("v", "u32"), kaas.i32(7), (kaas.i32(7),)),
+        (NumberParameter("v", "u32"), SCALAR, (SCALAR,)),
+        (NumberParameter("v", "i32", 16), 48, (kaas.i32(48),)),
+        (NumberParameter("v", "boolean"), True, (kaas.boolean(True),)),
+        (ComplexParameter("c", "c64"), 1 - 2j, (kaas.f32(1), kaas.f32(-2))),
+        (ComplexParameter("c", "c128"), kaas.c128(3j), (kaas.f64(0), kaas.f64(3))),
     ],
 )
 def test_what_fits(parameter: Parameter, argument: Any, expanded: tuple[Any, ...]) -> None:
@@ -182,22 +192,22 @@ def test_what_fits(parameter: Parameter, argument: Any, expanded: tuple[Any, ...
 @pytest.mark.parametrize(
     ("parameter", "argument", "words"),
     [
-        (Pointer("it", "int32"), kaas.In(X), "int32, not to float32"),
-        (Pointer("it", "float32"), 5, "In, Out or InOut"),
-        (Pointer("it"), X, "bare buffer 'x'"),
-        (Pointer("it", "float32", 16), kaas.In(X, 8), "16 divides"),
-        (Value("it", "i32"), kaas.In(X), "takes a number"),
-        (Value("it", "i32"), kaas.i64(5), "is i32"),
-        (Value("it", "f32"), SCALAR, "scalar 'n' is i32"),
-        (Value("it", "i32", 16), SCALAR, "no Scalar promises"),
-        (Value("it", "i32", 16), 40, "multiples of 16"),
-        (Value("it", "i32"), kaas.Null, "Null"),
-        (Complex("it", "c64"), SCALAR, "fixed number"),
-        (Complex("it", "c64"), kaas.f32(1), "is c64"),
-        (Array("it", "float32", 1), kaas.In(X), "1 dimensions, not 2"),
-        (Array("it", "float64", 2), kaas.In(X), "float64, not of float32"),
-        (Array("it", "float32", 2), kaas.In(X, 12), "rows of 24 bytes"),
-        (Array("it", "float32", 2), kaas.Null, "In, Out or InOut"),
+        (PointerParameter("it", "int32"), kaas.In(X), "int32, not to float32"),
+        (PointerParameter("it", "float32"), 5, "In, Out or InOut"),
+        (PointerParameter("it"), X, "bare buffer 'x'"),
+        (PointerParameter("it", "float32", 16), kaas.In(X, 8), "16 divides"),
+        (NumberParameter("it", "i32"), kaas.In(X), "takes a number"),
+        (NumberParameter("it", "i32"), kaas.i64(5), "is i32"),
+        (NumberParameter("it", "f32"), SCALAR, "scalar 'n' is i32"),
+        (NumberParameter("it", "i32", 16), SCALAR, "no Scalar promises"),
+        (NumberParameter("it", "i32", 16), 40, "multiples of 16"),
+        (NumberParameter("it", "i32"), kaas.Null, "Null"),
+        (ComplexParameter("it", "c64"), SCALAR, "fixed number"),
+        (ComplexParameter("it", "c64"), kaas.f32(1), "is c64"),
+        (ArrayParameter("it", "float32", 1), kaas.In(X), "1 dimensions, not 2"),
+        (ArrayParameter("it", "float64", 2), kaas.In(X), "float64, not of float32"),
+        (ArrayParameter("it", "float32", 2), kaas.In(X, 12), "rows of 24 bytes"),
+        (ArrayParameter("it", "float32", 2), kaas.Null, "In, Out or InOut"),
     ],
 )
 def test_what_does_not_fit(parameter: Parameter, argument: Any, words: str) -> None:
@@ -208,7 +218,8 @@ def test_what_does_not_fit(parameter: Parameter, argument: Any, words: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("parameter", "argument"), [(Value("it", "i8"), 300), (Value("it", "i32"), 1.5), (Complex("it", "c64"), "1")]
+    ("parameter", "argument"),
+    [(NumberParameter("it", "i8"), 300), (NumberParameter("it", "i32"), 1.5), (ComplexParameter("it", "c64"), "1")],
 )
 def test_numbers_that_a_parameter_cannot_hold(parameter: Parameter, argument: Any) -> None:
     with pytest.raises(InvalidLiteral, match="parameter 'it'") as raised:
@@ -228,7 +239,7 @@ def test_arrays_are_told_as_numpy_tells_them(shape: list[int], dtype: str, data:
     array = whole[rows:]
     skipped = rows * whole[:1].nbytes
     access = kaas.InOut(kaas.Buffer("a", shape, dtype), skipped)
-    meminfo, parent, size, itemsize, pointer, *rest = launch(Array("a", dtype, len(shape)), access)
+    meminfo, parent, size, itemsize, pointer, *rest = launch(ArrayParameter("a", dtype, len(shape)), access)
     assert (meminfo, parent, pointer) == (kaas.Null, kaas.Null, access)
     strides = [whole.itemsize * math.prod(shape[n + 1 :]) for n in range(len(shape))]
     assert array.size == 0 or tuple(strides) == array.strides

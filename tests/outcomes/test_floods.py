@@ -12,7 +12,7 @@ import pytest
 
 from kaas.server.peers import tcp_connections, unfinished
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import STRANGERS, Newcomers, source_of
+from kaas.server.peers.tcp_connections import STRANGERS, UnauthenticatedPeers, source_of
 from kaas.server.peers.unfinished import (
     HANDSHAKE_BYTES,
     IDLE_BYTES_PER_S,
@@ -84,7 +84,7 @@ def test_bare_connects_do_not_end_a_handshake_that_has_begun(tmp_path: Path, add
 
 
 def test_the_largest_source_makes_room_and_its_silent_connections_first() -> None:
-    newcomers = Newcomers(4, 3)
+    newcomers = UnauthenticatedPeers(4, 3)
     for connection, source in enumerate("abab"):
         newcomers.add(connection, source)
     assert newcomers.excess(lambda _: True) is None

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
-from kaas.server.config.serve_config import Limits, Settings
+from kaas.server.config.serve_config import LimitSettings, Settings
 from kaas.server.config.serve_memory import of_quotas
 from kaas.server.peers.keys import new_client, prepare
 from kaas.server.usage.quotas import Quotas
@@ -58,7 +58,7 @@ def test_a_server_that_starts_says_it_in_its_log(tmp_path: Path, stored_bytes: i
 
 
 def test_what_each_client_may_take_is_added_up() -> None:
-    found = of_quotas(Settings(limits=Limits()), [Quotas(), Quotas(stored_bytes=2 * GIB), *[Quotas()] * 8])
+    found = of_quotas(Settings(limits=LimitSettings()), [Quotas(), Quotas(stored_bytes=2 * GIB), *[Quotas()] * 8])
     assert found.stored_bytes == 11 * GIB
     assert found.library_bytes == 10 * GIB // 4
     assert found.answers_bytes == 10 * (16 << 20)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.gpu import residue
 
 CACHE_BYTES = 16 << 20
@@ -22,7 +22,7 @@ def executor(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
 
 
 def run(executor: Executor, symbol: str, client: str, slot: int) -> list[int]:
-    request = Request(residue.task(symbol), {"out": Source(np.zeros(2, np.uint32))}, {}, client)
+    request = RunRequest(residue.task(symbol), {"out": InputSource(np.zeros(2, np.uint32))}, {}, client)
     return executor.run(request, slot).outputs["out"].tolist()  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,7 @@ from benchmarks.tenants import N, X, copier, holder, pool
 from kaas.errors import DeadlineExceeded
 from kaas.scheduling.events import Dispatch, RequestArrived, RequestDone
 from kaas.scheduling.policies import POLICIES
-from kaas.scheduling.recording import Life, read
+from kaas.scheduling.recording import PoolEpoch, read
 from kaas.scheduling.simulation.results import Simulated
 from kaas.scheduling.simulation.scenario_file import read as scenario_of
 from kaas.scheduling.simulation.simulator import simulate
@@ -115,8 +115,8 @@ def charges_while_both_wait(record: Path, requests: dict[str, int]) -> dict[str,
     arrived, dispatched = Counter[str](), Counter[str]()
     charged: dict[str, list[float]] = {name: [] for name in requests}
     for _, entry in read(record):
-        assert not isinstance(entry, Life) or not client_of
-        if isinstance(entry, Life):
+        assert not isinstance(entry, PoolEpoch) or not client_of
+        if isinstance(entry, PoolEpoch):
             continue
         event, decisions = entry
         match event:

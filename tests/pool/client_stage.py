@@ -13,19 +13,19 @@ from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import service
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.pool.on_ray.ref_leases import HeldRefs
+from kaas.pool.on_ray.ref_leases import SessionRefs
 from kaas.pool.service import Service
 from kaas.store import SqliteStore
 from kaas.wire import messages, specs
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Block, Failure, Hello, Register, Submit
-from kaas.wire.packing import Caller, Signature, pack
+from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import numbers, scale_task
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, settle
 
 TASK = scale_task()
-SIGNATURE = Signature.of(TASK)
+SIGNATURE = FunctionSignature.of(TASK)
 SPEC, TASK_BYTES = specs.encode(SIGNATURE.spec), TASK.to_msgpack()
 BLOCK = Block(1, 2, 0, 4000)
 OUTPUT = b"output"
@@ -50,7 +50,7 @@ class FakePeer(str):
     pid, shares = 1, True
 
 
-class FakeExchange:
+class FakeRouter:
     """Sockets that keep what is sent."""
 
     address = messages.Address("life", "node", "ipc://nowhere")
@@ -96,7 +96,7 @@ class FakeGround:
 
     def __init__(self) -> None:
         self.missing: set[bytes] = set()
-        self.objects = HeldRefs(Readiness(asyncio.get_running_loop(), self._exist))
+        self.objects = SessionRefs(Readiness(asyncio.get_running_loop(), self._exist))
         self.executors, self.transport = FakeExecutors(), FakeWorkers()
         self.here: list[Hello] = []
 
@@ -150,7 +150,7 @@ class Stage:
 def invocation(ref: Any = None, value: Any = None, **caller: Any) -> bytes:
     inputs = {"x": ref or (numbers() if value is None else value)}
     store: Any = RefStore()
-    message, _ = pack(SIGNATURE, inputs, {"factor": 2.0}, Caller("alice", **caller), store)
+    message, _ = pack(SIGNATURE, inputs, {"factor": 2.0}, CallOptions("alice", **caller), store)
     return message
 
 
@@ -170,7 +170,7 @@ Scenario = Callable[[Stage], Awaitable[None]]
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a scenario on a pool with one device and a program `p` of session `s`, which has registered its function."""
-    monkeypatch.setattr(service, "Exchange", FakeExchange)
+    monkeypatch.setattr(service, "Router", FakeRouter)
 
     def run(scenario: Scenario, **config: Any) -> None:
         async def main() -> None:

@@ -14,7 +14,7 @@ from kaas.errors import DeviceLost, KaasError
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import core
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
 from kaas.scheduling.events import StartWorker
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
@@ -31,7 +31,7 @@ class FakeWorkers:
 
     def __init__(self, info: WorkerInfo = INFO) -> None:
         self.info = info
-        self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
+        self.runs: list[tuple[int, str, asyncio.Future[WorkerReply]]] = []
         self.slots: list[int] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
@@ -52,41 +52,41 @@ class FakeWorkers:
             raise WorkerLost(await asyncio.shield(self.ends[start.worker]))
         return self.info
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:
+        answer: asyncio.Future[WorkerReply] = asyncio.get_running_loop().create_future()
         self.slots.append(slot)
         self.runs.append((worker, call.label, answer))
         return await answer
 
-    async def upkeep(self, worker: int, order: Order) -> Reply:
+    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
         self.orders.append((worker, order.payload))
         if worker in self.slow:
             await self.slow[worker]
         return self.upkept(worker, order.payload)
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
         self.decided.append((worker, {key: call.label for key, call in named.items()}))
         return self.upkept(worker)
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         self.decided.append((worker, keys))
-        return self.upkept(worker, Reply(record=RunRecord({}, {}, [], list(keys), 0.0)))
+        return self.upkept(worker, WorkerReply(record=RunRecord({}, {}, [], list(keys), 0.0)))
 
-    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         self.decided.append((worker, keys))
         if worker in self.slow:
             await self.slow[worker]
         return self.upkept(worker)
 
-    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         return await self.evict(worker, keys)
 
-    def upkept(self, worker: int, payload: Any = None) -> Reply:
+    def upkept(self, worker: int, payload: Any = None) -> WorkerReply:
         if worker in self.ends and self.ends[worker].done():
             raise WorkerLost("gone")
         if self.refuses is not None:
-            return Reply(error=self.refuses)
-        return payload if isinstance(payload, Reply) else Reply(record=RECORD)
+            return WorkerReply(error=self.refuses)
+        return payload if isinstance(payload, WorkerReply) else WorkerReply(record=RECORD)
 
     async def ended(self, worker: int) -> str:
         return await self.ends[worker]
@@ -108,7 +108,7 @@ class FakeWorkers:
 
     def reply(self, value: Any = "value") -> None:
         """Let the last run end."""
-        self.runs[-1][2].set_result(value if isinstance(value, Reply) else Reply(value, record=RECORD))
+        self.runs[-1][2].set_result(value if isinstance(value, WorkerReply) else WorkerReply(value, record=RECORD))
 
 
 async def settle() -> None:
@@ -117,8 +117,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3) -> Call:
-    return Call(label, "alice", deadline_s, retries)
+def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3) -> WorkerCall:
+    return WorkerCall(label, "alice", deadline_s, retries)
 
 
 @pytest.fixture

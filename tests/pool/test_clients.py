@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, QueueFull, UnknownSymbol
-from kaas.pool.executors.transport import Reply
+from kaas.pool.executors.transport import WorkerReply
 from kaas.wire import messages, specs
 from kaas.wire.messages import Ask, Cancel, Failure, Framed, Hello, Named, Register, Result, Submit
 from kaas.wire.status import codec
@@ -36,7 +36,7 @@ def test_an_invocation_and_its_outputs(play: Callable[..., None]) -> None:
 def test_an_error_and_its_fields(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
-        stage.workers.reply(Reply(error=UnknownSymbol("no such kernel", symbol="sale", near=("scale",))))
+        stage.workers.reply(WorkerReply(error=UnknownSymbol("no such kernel", symbol="sale", near=("scale",))))
         await settle()
         error = stage.error()
         assert isinstance(error, UnknownSymbol)
@@ -183,7 +183,7 @@ def test_deadlines_and_limits_hold(play: Callable[..., None]) -> None:
 def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
-        stage.workers.reply(Reply([OUTPUT], record=RECORD))
+        stage.workers.reply(WorkerReply([OUTPUT], record=RECORD))
         await stage.say("p", Ask(2, "status"))
         await stage.say("p", Ask(3, "stats"), b"1")
         await stage.say("p", Ask(4, "pardon"), SIGNATURE.key.encode())
@@ -198,7 +198,7 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
 
 def test_upkeep(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        flush = specs.encode(specs.Upkeep("flush", None, (SIGNATURE.key,), False, True, "alice"))
+        flush = specs.encode(specs.CacheCommandSpec("flush", None, (SIGNATURE.key,), False, True, "alice"))
         await stage.say("p", Ask(1, "upkeep"), flush)
         assert stage.answers() == [("p", Result(1))]
         [(_, orders)] = stage.workers.orders
@@ -267,8 +267,8 @@ def test_what_is_for_executors_goes_there(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         hello = Hello(messages.VERSION, "executor", "0", "1", 1)
         stage.exchange.greet("e", hello)
-        await stage.say("e", messages.Need(3))
-        assert stage.ground.executors.heard == [("e", hello), ("e", messages.Need(3))]
+        await stage.say("e", messages.RequestObjects(3))
+        assert stage.ground.executors.heard == [("e", hello), ("e", messages.RequestObjects(3))]
         assert [hello.name for hello in stage.ground.here] == ["s"]
         await stage.submit(1, peer="nobody")
         assert stage.answers() == []

@@ -9,7 +9,7 @@ import pytest
 
 from kaas.errors import InvalidConfig, PoolStopped
 from kaas.pool import fronts as pool_fronts
-from kaas.pool.fronts import Fronts
+from kaas.pool.fronts import SessionListeners
 from kaas.pool.loop import PoolThread
 from tests.patience import PATIENCE_S
 
@@ -40,9 +40,9 @@ async def opening(door: Door) -> Door:
 @pytest.mark.parametrize(
     "end", [lambda fronts, _: fronts.end("a"), lambda _, door: door.drain("enough")], ids=["gone", "drained"]
 )
-def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[Fronts, Door], None]) -> None:
+def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[SessionListeners, Door], None]) -> None:
     async def life() -> None:
-        fronts, door = Fronts(), Door()
+        fronts, door = SessionListeners(), Door()
         opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
         await asyncio.sleep(0)
         serving = fronts.serve("a", lambda: opening(door))
@@ -57,7 +57,7 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[F
 
 def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
     """The pool, which is on another thread, hears of the end as soon as of the wish."""
-    fronts, door, there = Fronts(), Door(), PoolThread()
+    fronts, door, there = SessionListeners(), Door(), PoolThread()
 
     async def life() -> None:
         serving = asyncio.ensure_future(there.ask(fronts.serve, "a", lambda: opening(door)))
@@ -76,7 +76,7 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
         raise InvalidConfig("no such port", field="listen.port")
 
     async def life() -> None:
-        fronts = Fronts()
+        fronts = SessionListeners()
         waits: list[Awaitable[object]] = [asyncio.ensure_future(fronts.opened("a"))]
         await asyncio.sleep(0)
         waits.append(fronts.serve("a", fails))
@@ -88,7 +88,7 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
 
 def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     async def life() -> None:
-        fronts, door = Fronts(), Door()
+        fronts, door = SessionListeners(), Door()
         asked = asyncio.ensure_future(fronts.opened("a"))
         await asyncio.sleep(0)
         fronts.end("a")
@@ -106,7 +106,7 @@ def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
 
 def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def life() -> None:
-        fronts, door = Fronts(), Door()
+        fronts, door = SessionListeners(), Door()
         given_up, waits = asyncio.ensure_future(fronts.opened("a")), asyncio.ensure_future(fronts.opened("a"))
         await asyncio.sleep(0)
         given_up.cancel()

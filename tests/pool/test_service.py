@@ -11,10 +11,10 @@ import pytest
 from kaas.errors import KaasError, PoolStopped, QueueFull
 from kaas.pool import registry
 from kaas.pool.executors.residents import Placed
-from kaas.pool.executors.transport import Reply
-from kaas.pool.immediate_future import Answer
+from kaas.pool.executors.transport import WorkerReply
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.loop import PoolThread
-from kaas.pool.on_ray.keeping import Keeping
+from kaas.pool.on_ray.keeping import KeptOutputs
 from kaas.store import FUNCTIONS
 from kaas.wire import specs
 from kaas.wire.resident import Resident
@@ -27,7 +27,7 @@ __all__ = ["play"]
 LARGE = scale_task(100_000)
 
 
-def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> Answer[Any]:
+def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> ImmediateFuture[Any]:
     return stage.service.invoke(specs.decode_invocation(message), (message,), refs)
 
 
@@ -112,7 +112,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         await settle()
         assert stage.service.status().waiting == 1
         answer.cancel()
-        prefetch = specs.encode(specs.Upkeep("prefetch", None, (), True, False, "alice"))
+        prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()
         assert stage.workers.orders == []
@@ -126,7 +126,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
 def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.ground.missing = {X.key}
-        prefetch = specs.encode(specs.Upkeep("prefetch", None, (), True, False, "alice"))
+        prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()
         await stage.service.stop()
@@ -203,7 +203,7 @@ class FakePool:
         self.materialise = self.wanted = FakeMethod(self.asked)
 
 
-Keep = Callable[[Stage, Keeping, FakePool], Awaitable[None]]
+Keep = Callable[[Stage, KeptOutputs, FakePool], Awaitable[None]]
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def keep(play: Callable[..., None]) -> Callable[[Keep], None]:
             stage.service.registry.register(specs.encode(specs.FunctionSpec(LARGE.key)), LARGE.to_msgpack())
             stage.service.residents.worker_came(0)
             own = FakePool()
-            await scenario(stage, Keeping(stage.service, own, dict), own)
+            await scenario(stage, KeptOutputs(stage.service, own, dict), own)
 
         play(with_large)
 
@@ -226,7 +226,7 @@ def large(key: bytes = b"k") -> tuple[specs.Invocation, bytes, tuple[()], dict[i
 
 
 def test_an_output_that_stays(keep: Callable[[Keep], None]) -> None:
-    async def scenario(stage: Stage, keeping: Keeping, own: FakePool) -> None:
+    async def scenario(stage: Stage, keeping: KeptOutputs, own: FakePool) -> None:
         answer = asyncio.ensure_future(keeping.invoke(*large()))
         await settle()
         stage.service.residents.placed(b"k", 0)
@@ -244,11 +244,11 @@ def test_an_output_that_stays(keep: Callable[[Keep], None]) -> None:
 
 
 def test_an_invocation_that_fails_keeps_nothing(keep: Callable[[Keep], None]) -> None:
-    async def scenario(stage: Stage, keeping: Keeping, own: FakePool) -> None:
+    async def scenario(stage: Stage, keeping: KeptOutputs, own: FakePool) -> None:
         answer = asyncio.ensure_future(keeping.invoke(*large()))
         await settle()
         assert len(stage.service.residents) == 1
-        stage.workers.reply(Reply(error=KaasError("no")))
+        stage.workers.reply(WorkerReply(error=KaasError("no")))
         with pytest.raises(KaasError, match="no"):
             await answer
         assert len(stage.service.residents) == 0
@@ -259,7 +259,7 @@ def test_an_invocation_that_fails_keeps_nothing(keep: Callable[[Keep], None]) ->
 
 
 def test_an_output_on_a_device_that_fails_is_lost(keep: Callable[[Keep], None]) -> None:
-    async def scenario(stage: Stage, keeping: Keeping, own: FakePool) -> None:  # noqa: ARG001
+    async def scenario(stage: Stage, keeping: KeptOutputs, own: FakePool) -> None:  # noqa: ARG001
         answer = asyncio.ensure_future(keeping.invoke(*large()))
         await settle()
         stage.service.residents.placed(b"k", 0)

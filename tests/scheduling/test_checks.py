@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.scheduling.checks import STORY_LENGTH, Checked
+from kaas.scheduling.checks import STORY_LENGTH, CheckedPolicy
 from kaas.scheduling.events import (
     ClientKnown,
     Decision,
@@ -82,7 +82,7 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
 
 
 def run(policy: Scripted, events: Sequence[Event]) -> None:
-    checked = Checked(policy, DEVICES, name="scripted")
+    checked = CheckedPolicy(policy, DEVICES, name="scripted")
     for event in events:
         checked.handle(event)
 
@@ -161,7 +161,7 @@ def test_workers_that_share_a_device_take_turns() -> None:
     second = RequestArrived(0.0, 6, "c", "g", kind=ETASK)
     start: list[Decision] = [*FOR_C, StartWorker(1, ETASK, 0, "c", "g")]
     policy = Scripted([start, [], [], [Dispatch(5, 0, 0)], [Dispatch(6, 1, 0)]])
-    checked = Checked(policy, devices)
+    checked = CheckedPolicy(policy, devices)
     for event in (TICK, UP_TASK, WorkerReady(0.0, 1, ETASK, 0, 1, 1), TASK):
         checked.handle(event)
     with pytest.raises(PolicyError, match="while another worker of device 0 runs"):
@@ -193,7 +193,7 @@ def test_decisions_may_come_from_a_generator() -> None:
             if isinstance(event, Tick):
                 yield StartWorker(0, EXECUTOR, 0)
 
-    assert Checked(Yielding(), DEVICES).handle(TICK) == START  # type: ignore[arg-type]
+    assert CheckedPolicy(Yielding(), DEVICES).handle(TICK) == START  # type: ignore[arg-type]
 
 
 def test_error_of_the_policy_comes_with_the_story() -> None:
@@ -203,7 +203,7 @@ def test_error_of_the_policy_comes_with_the_story() -> None:
                 return []
             raise ZeroDivisionError("boom")
 
-    checked = Checked(Failing(), DEVICES)
+    checked = CheckedPolicy(Failing(), DEVICES)
     for time_s in range(99):
         checked.handle(Tick(time_s))
     with pytest.raises(PolicyError, match="raised ZeroDivisionError: boom") as caught:
@@ -218,7 +218,7 @@ class Machine:
     def __init__(self, draw: Callable[[int], int], devices: int) -> None:
         self.draw = draw
         places = [PhysicalDevice(i, "software", None) for i in range(devices)]
-        self.policy = Checked(FirstComeFirstServed(places), places, name="fcfs")
+        self.policy = CheckedPolicy(FirstComeFirstServed(places), places, name="fcfs")
         self.next_request = 0
         self.waiting: set[int] = set()
         self.queued: set[int] = set()

@@ -21,7 +21,7 @@ from kaas.cli.main import app
 from kaas.config import ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, InvalidRecord, PolicyError
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Call, Reply
+from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.events import (
     Decision,
     Dispatch,
@@ -49,12 +49,12 @@ KEYS = [bytes([number] * 20) for number in range(6)]
 DEVICES = (PhysicalDevice(0, "software", 1 << 30), PhysicalDevice(1, "software", None))
 
 
-def call(chance: random.Random) -> Call:
+def call(chance: random.Random) -> WorkerCall:
     client, function = chance.choice("abcd"), chance.choice("fgh")
     uses = tuple(ObjectUse(key, chance.randrange(1000)) for key in chance.sample(KEYS, 2))
     deadline_s = 1e-6 if chance.random() < 0.1 else None
     kind = WorkerKind.ETASK if chance.random() < 0.2 else WorkerKind.EXECUTOR
-    return Call(function, client, deadline_s, 2, uses=uses, kind=kind)
+    return WorkerCall(function, client, deadline_s, 2, uses=uses, kind=kind)
 
 
 class Workers(FakeWorkers):
@@ -65,14 +65,14 @@ class Workers(FakeWorkers):
         return replace(info, slots=2 if start.kind is WorkerKind.EXECUTOR else 1)
 
 
-def reply(chance: random.Random) -> Reply:
+def reply(chance: random.Random) -> WorkerReply:
     """What a worker says: a value, an error, or that it ends."""
     loaded, evicted = chance.sample(KEYS, 2)
     record = RunRecord({}, {}, [loaded], [evicted], chance.random())
     kind = chance.random()
     if kind < 0.03:
-        return Reply(lost="it broke")
-    return Reply(error=InvalidRecord("no"), record=record) if kind < 0.2 else Reply("value", record=record)
+        return WorkerReply(lost="it broke")
+    return WorkerReply(error=InvalidRecord("no"), record=record) if kind < 0.2 else WorkerReply("value", record=record)
 
 
 def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
@@ -231,7 +231,7 @@ def test_a_policy_that_broke_breaks_again(tmp_path: Path) -> None:
         pool.open()
         await settle()
         with pytest.raises(PolicyError):
-            await pool.submit(Call("f", "a", None, 0))
+            await pool.submit(WorkerCall("f", "a", None, 0))
         await pool.close()
 
     asyncio.run(main())
@@ -325,7 +325,7 @@ def test_a_pool_whose_record_has_no_room_tells_everybody(
         monkeypatch.setattr(opened, "_file", Full())
         monkeypatch.setattr(pool._policy, "_recorder", opened)
         with pytest.raises(InvalidConfig, match="record: "):
-            await pool.submit(Call("f", "a", None, 0))
+            await pool.submit(WorkerCall("f", "a", None, 0))
         await pool.close()
 
     asyncio.run(main())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.server.idempotency_cache import Finished
+from kaas.server.idempotency_cache import IdempotencyCache
 
 
 def test_the_oldest_go_first() -> None:
-    finished: Finished[str] = Finished(10, 100.0)
+    finished: IdempotencyCache[str] = IdempotencyCache(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 1.0)
     finished.add("c", "C", 4, 2.0)
@@ -17,7 +17,7 @@ def test_the_oldest_go_first() -> None:
 
 
 def test_they_are_kept_for_a_time() -> None:
-    finished: Finished[str] = Finished(10, 100.0)
+    finished: IdempotencyCache[str] = IdempotencyCache(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 50.0)
     finished.expire(99.0)
@@ -29,7 +29,7 @@ def test_they_are_kept_for_a_time() -> None:
 
 def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
     gone: list[tuple[str, str]] = []
-    finished = Finished[str](10, 100.0, lambda key, ended: gone.append((key, ended)))
+    finished = IdempotencyCache[str](10, 100.0, lambda key, ended: gone.append((key, ended)))
     for number, (key, nbytes) in enumerate((("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11))):
         finished.add(key, key + str(number), nbytes, float(number))
     assert gone == [("a", "a0"), ("b", "b1"), ("d", "d4")]
@@ -38,7 +38,7 @@ def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
-    finished: Finished[str] = Finished(10, 100.0)
+    finished: IdempotencyCache[str] = IdempotencyCache(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 11, 0.0)
     assert finished.get("a") == "A"
@@ -47,7 +47,7 @@ def test_one_that_is_too_large_is_not_kept() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 12), st.integers(0, 30))))
 def test_it_never_keeps_more(entries: list[tuple[str, int, int]]) -> None:
-    finished: Finished[int] = Finished(20, 10.0)
+    finished: IdempotencyCache[int] = IdempotencyCache(20, 10.0)
     sizes: dict[str, int] = {}
     now_s = 0.0
     for key, nbytes, wait_s in entries:

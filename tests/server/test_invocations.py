@@ -13,10 +13,10 @@ import pytest
 
 from kaas.errors import DeviceUnavailable
 from kaas.pool.core.records import Request
-from kaas.pool.executors.transport import Call
-from kaas.pool.immediate_future import Answer
-from kaas.server.session_manager import Gateway, Keeping
-from kaas.server.state.object_store import Given
+from kaas.pool.executors.transport import WorkerCall
+from kaas.pool.immediate_future import ImmediateFuture
+from kaas.server.session_manager import KeptLimits, SessionManager
+from kaas.server.state.object_store import NewObject
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
 from kaas.wire.specs import RunRecord
@@ -52,10 +52,10 @@ class FakeServer:
         requests: that the pool was asked for. held: those that it holds though they are answered. stored: by name.
     """
 
-    def __init__(self, meter: Meter, keeping: Keeping) -> None:
+    def __init__(self, meter: Meter, keeping: KeptLimits) -> None:
         self.requests: list[Request] = []
         self.held: list[Request] = []
-        self.stored: dict[str, Given] = {}
+        self.stored: dict[str, NewObject] = {}
         self.meter = meter
         function = SimpleNamespace(label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),))
         remote = SimpleNamespace(key="f", function=function, outputs=("y",), given={}, scalars={}, constants=None)
@@ -64,15 +64,15 @@ class FakeServer:
         holdings = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), values=values)
         holdings.answers = SimpleNamespace(remove=lambda *_: None)
         pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
-        service = SimpleNamespace(pool=pool, call=lambda *_: Call("f", "alice", None, 0))
+        service = SimpleNamespace(pool=pool, call=lambda *_: WorkerCall("f", "alice", None, 0))
         none: Any = None
-        self.gateway = Gateway(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
+        self.gateway = SessionManager(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
 
-    def _begin(self, call: Call) -> Request:
-        self.requests.append(Request(len(self.requests), call, 0.0, Answer()))
+    def _begin(self, call: WorkerCall) -> Request:
+        self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture()))
         return self.requests[-1]
 
-    async def _store(self, _: str, named: Sequence[Given], __: Any) -> None:
+    async def _store(self, _: str, named: Sequence[NewObject], __: Any) -> None:
         self.stored |= {each.name: each for each in named}
 
     def program(self, session: str = "here") -> Program:
@@ -96,7 +96,7 @@ def play(folder: Path, scenario: Callable[[FakeServer], Awaitable[None]], **keep
     async def main() -> None:
         meter = Meter(folder)
         meter.open()
-        server = FakeServer(meter, Keeping(**keeping))
+        server = FakeServer(meter, KeptLimits(**keeping))
         await scenario(server)
         server.gateway.close()
         await meter.close()

@@ -11,9 +11,9 @@ import pytest
 from kaas.errors import QueueFull
 from kaas.server import invocations as runs_module
 from kaas.server.building.uploads import AT_ONCE_BYTES
-from kaas.server.idempotency_cache import Finished
-from kaas.server.invocations import Runs
-from kaas.server.sessions import Client, Run, Session
+from kaas.server.idempotency_cache import IdempotencyCache
+from kaas.server.invocations import Invocations
+from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 
@@ -32,10 +32,12 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
 
     async def life() -> None:
         delivery = Mock()
-        runs = Runs(Mock(), Mock(), Mock(), Mock(), delivery)
-        client = Client("ada", protocol.Limits(8, NBYTES + 1, NBYTES), Finished(0, 1.0, lambda *_: None))
-        session = Session("s", client, Mock())
-        client.runs["key"] = Run(client, "key", "f", "f", (), 0, 0)
+        runs = Invocations(Mock(), Mock(), Mock(), Mock(), delivery)
+        client = ConnectedClient(
+            "ada", protocol.Limits(8, NBYTES + 1, NBYTES), IdempotencyCache(0, 1.0, lambda *_: None)
+        )
+        session = ClientSession("s", client, Mock())
+        client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0, 0)
         frames = [b"", bytes(NBYTES)]
         runs.ask(session, protocol.Invoke(1, "f", key="key"), frames)
         try:

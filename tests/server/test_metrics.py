@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kaas.errors import InvalidConfig
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.loop import PoolLoop
-from kaas.pool.observing.ledger import Entry, Figures, Ledger
+from kaas.pool.observing.ledger import Figures, Ledger, LedgerEntry
 from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, metrics
 from kaas.pool.on_ray.metrics import RayMetrics
 from kaas.server.metrics import MetricsServer
@@ -33,9 +33,9 @@ def measured() -> Measured:
     ledger = Ledger(0.0)
     tiers = {"device": TierUse(objects=3, nbytes=30, evictions=1), "host": TierUse(objects=1)}
     for client, seconds in (("a", 0.5), ("b", 0.002)):
-        ledger.write(Entry("f", client, 0, "succeeded", {"queue": seconds, "kernels": seconds}, tiers))
-    ledger.write(Entry(KEY, "a", None, "QueueFull"))
-    ledger.write(Entry("", "", 0, "DeviceUnavailable"))
+        ledger.write(LedgerEntry("f", client, 0, "succeeded", {"queue": seconds, "kernels": seconds}, tiers))
+    ledger.write(LedgerEntry(KEY, "a", None, "QueueFull"))
+    ledger.write(LedgerEntry("", "", 0, "DeviceUnavailable"))
     return Measured(
         ledger.since_the_start(),
         4,
@@ -142,7 +142,7 @@ def test_who_is_metered_elsewhere_is_not_counted_twice() -> None:
 def test_counters_do_not_begin_anew_when_statistics_do() -> None:
     ledger = Ledger(0.0)
     for _ in range(3):
-        ledger.write(Entry("f", "a", 0, "succeeded", {"queue": 1.0}, {"device": TierUse(objects=2)}))
+        ledger.write(LedgerEntry("f", "a", 0, "succeeded", {"queue": 1.0}, {"device": TierUse(objects=2)}))
         ledger.reset(1.0)
         assert not ledger.read(2.0).outcomes
     figures = ledger.since_the_start()
@@ -263,7 +263,7 @@ def test_metrics_of_ray() -> None:
 def test_buckets_hold_all_up_to_their_bound() -> None:
     ledger = Ledger(0.0)
     for bound in BOUNDS_S:
-        ledger.write(Entry("f", "a", 0, "succeeded", {"queue": bound * 0.9}))
+        ledger.write(LedgerEntry("f", "a", 0, "succeeded", {"queue": bound * 0.9}))
     (queue,) = [metric for metric in metrics(Measured(ledger.since_the_start())) if metric.name == "kaas_queue_seconds"]
     (sample,) = queue.samples
     assert isinstance(sample.value, Buckets)

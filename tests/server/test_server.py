@@ -21,7 +21,7 @@ from kaas.errors import InvalidConfig
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
-from kaas.server.config.serve_config import Limits, parse, read
+from kaas.server.config.serve_config import LimitSettings, parse, read
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys
@@ -243,7 +243,7 @@ def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
 
 
 def test_a_key_says_more_than_the_server() -> None:
-    limits = Limits(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
+    limits = LimitSettings(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
     granted = limits.granted(Quotas(requests_per_s=1.0, concurrent_requests=3))
     others: dict[str, Any] = {
         "library_bytes": 256 << 20,

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidRequest, QueueFull
-from kaas.server.idempotency_cache import Finished
-from kaas.server.sessions import Client, Open
+from kaas.server.idempotency_cache import IdempotencyCache
+from kaas.server.sessions import ConnectedClient, OpenCounts
 from kaas.wire import protocol
 
 LIMITS = protocol.Limits(requests=2, credit_bytes=100, frame_bytes=1000)
 
 
-def client() -> Client:
-    finished: Finished[Any] = Finished(0, 0.0)
-    return Client("alice", LIMITS, finished)
+def client() -> ConnectedClient:
+    finished: IdempotencyCache[Any] = IdempotencyCache(0, 0.0)
+    return ConnectedClient("alice", LIMITS, finished)
 
 
 @pytest.mark.parametrize("kind", ["requests", "questions", "storing"])
 def test_no_more_than_so_many_with_so_many_bytes(kind: str) -> None:
     alice = client()
-    opened: Open = getattr(alice, kind)
+    opened: OpenCounts = getattr(alice, kind)
     opened.check(alice, 100)
     opened.take(60)
     opened.check(alice, 40)
@@ -47,7 +47,7 @@ def test_one_that_can_never_be_open_is_told_so_at_once() -> None:
 @pytest.mark.parametrize("kind", ["questions", "storing"])
 def test_what_takes_no_credit_may_be_large_alone(kind: str) -> None:
     alice = client()
-    opened: Open = getattr(alice, kind)
+    opened: OpenCounts = getattr(alice, kind)
     opened.check(alice, 1000)
     opened.take(1000)
     with pytest.raises(QueueFull):

@@ -11,8 +11,8 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceLost
-from kaas.executor.device.device import Graph, ParameterBlock, Stream, Watch
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.device.device import EventPair, Graph, ParameterBlock, Stream
+from kaas.executor.executor import Executor, InputSource, RunRequest
 from softgpu.tests.compiler.test_stray_shuffles import CONSTANT, text
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import new_context
@@ -54,9 +54,9 @@ def wrong(executor: Executor, task: kaas.KTask, *, cached: bool = False) -> int:
     count = 0
     for number in range(8):
         a = np.arange(number, number + N, dtype=np.int32)
-        source = Source(a, key=b"%d" % number if cached else None)
+        source = InputSource(a, key=b"%d" % number if cached else None)
         try:
-            seen = executor.run(Request(task, {"a": source}, {})).outputs["e"]
+            seen = executor.run(RunRequest(task, {"a": source}, {})).outputs["e"]
         except DeviceLost:
             count += 1
         else:
@@ -101,14 +101,14 @@ def test_without_strict_mode_it_would_not_be(
 
 def wait_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event that others wait for is recorded before the copy, and not after it."""
-    start, stop = Watch.start, Watch.stop
+    start, stop = EventPair.start, EventPair.stop
 
-    def both(self: Watch, stream: Stream) -> None:
+    def both(self: EventPair, stream: Stream) -> None:
         start(self, stream)
         stop(self, stream)
 
-    monkeypatch.setattr(Watch, "start", both)
-    monkeypatch.setattr(Watch, "stop", lambda _, __: None)
+    monkeypatch.setattr(EventPair, "start", both)
+    monkeypatch.setattr(EventPair, "stop", lambda _, __: None)
 
 
 def test_a_missing_wait_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask) -> None:
@@ -129,7 +129,7 @@ def test_a_shuffle_from_lanes_that_do_not_run(opened: Open, capfd: pytest.Captur
     kernel = kaas.Kernel(kaas.Library.from_ptx(ptx), "stray", 1, 32, [kaas.Out(out), kaas.u32(8)])
     executor = opened(0)
     for _ in range(2):
-        seen = executor.run(Request(kaas.KTask([kernel], [out]), {}, {})).outputs["out"].view(np.uint32)
+        seen = executor.run(RunRequest(kaas.KTask([kernel], [out]), {}, {})).outputs["out"].view(np.uint32)
         np.testing.assert_array_equal(seen, [*range(8, 24), *[0xFFFFFFFF] * 8, *[0] * 8])
     (said,) = capfd.readouterr().err.splitlines()
     assert f"kernel stray, PTX line {1 + ptx[: ptx.index('shfl')].count(chr(10))}: thread (16, 0, 0)" in said

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.executor import Executor, InputSource, RunRequest
 
 SIZES = (40, 512, 1000, 3000)
 KINDS = ("leave", "peek", "through")
@@ -71,12 +71,12 @@ def task_of(library: kaas.Library, step: Step) -> kaas.KTask:
 def run(executor: Executor, library: kaas.Library, step: Step) -> np.ndarray[Any, Any]:
     mark = CLIENTS[step.client]
     sources = {
-        f"o{index}": Source(
+        f"o{index}": InputSource(
             key=f"{step.client}-{step.n}-{number}".encode(), fetch=lambda: np.full(step.n, mark, np.int32)
         )
         for index, number in enumerate(step.objects)
     }
-    result = executor.run(Request(task_of(library, step), sources, {}, step.client))
+    result = executor.run(RunRequest(task_of(library, step), sources, {}, step.client))
     return result.outputs["out"]
 
 

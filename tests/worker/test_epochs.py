@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from kaas.wire import specs
-from kaas.wire.connections.connection import Line, LineLost
-from kaas.wire.messages import FromPeer, Need, Run
-from kaas.worker.epochs import WRITTEN_AT_ONCE, Life, Lives, Running
+from kaas.wire.connections.connection import Connection, ConnectionLost
+from kaas.wire.messages import FromPeer, RequestObjects, RunInvocation
+from kaas.worker.epochs import WRITTEN_AT_ONCE, Epoch, Epochs, RunningInvocation
 from tests.patience import PATIENCE_S
 
 INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], None))
@@ -24,7 +24,7 @@ class FakeLine:
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:  # noqa: ARG002 - as a Line's
         if self.closed:
-            raise LineLost("this line is closed")
+            raise ConnectionLost("this line is closed")
         self.sent.append(header)
 
     def close(self) -> None:
@@ -54,22 +54,22 @@ class Call:
         return self._result[0]
 
 
-def new_life(name: str) -> Life:
-    return Life(name, cast(Line, FakeLine()))
+def new_life(name: str) -> Epoch:
+    return Epoch(name, cast(Connection, FakeLine()))
 
 
-def run_in(life: Life, slot: int) -> Running:
-    return Running(life, Run(7, slot), [INVOCATION])
+def run_in(life: Epoch, slot: int) -> RunningInvocation:
+    return RunningInvocation(life, RunInvocation(7, slot), [INVOCATION])
 
 
-def started(lives: Lives, life: Life, slot: int) -> Running:
+def started(lives: Epochs, life: Epoch, slot: int) -> RunningInvocation:
     run = run_in(life, slot)
     assert lives.started(run)
     return run
 
 
 def test_a_later_life_is_waited_for() -> None:
-    lives = Lives()
+    lives = Epochs()
     early = Call(lives.wait, "first")
     lives.begin(new_life("first"))
     watch = Call(lives.wait, "first")
@@ -82,7 +82,7 @@ def test_a_later_life_is_waited_for() -> None:
 
 
 def test_runs_go_on_and_are_adopted() -> None:
-    lives, first, second = Lives(), new_life("first"), new_life("second")
+    lives, first, second = Epochs(), new_life("first"), new_life("second")
     assert lives.begin(first) == {}
     runs = [started(lives, first, slot) for slot in range(3)]
     assert lives.ended(runs[2]) is None
@@ -97,7 +97,7 @@ def test_runs_go_on_and_are_adopted() -> None:
 
 
 def test_what_an_earlier_life_asked_for_last_does_not_begin() -> None:
-    lives, first, second = Lives(), new_life("first"), new_life("second")
+    lives, first, second = Epochs(), new_life("first"), new_life("second")
     lives.begin(first)
     asked = run_in(first, 0)
     assert lives.begin(second) == {}
@@ -108,10 +108,10 @@ def test_what_an_earlier_life_asked_for_last_does_not_begin() -> None:
 
 def test_what_is_said_of_a_life_that_is_over_means_nothing() -> None:
     life = new_life("first")
-    life.send(Need(1))
+    life.send(RequestObjects(1))
     life.close()
-    life.send(Need(2))
-    assert cast(FakeLine, life.line).sent == [Need(1)]
+    life.send(RequestObjects(2))
+    assert cast(FakeLine, life.line).sent == [RequestObjects(1)]
 
 
 def test_supplies_are_asked_for_and_end_with_their_life() -> None:
@@ -130,8 +130,8 @@ def test_supplies_are_asked_for_and_end_with_their_life() -> None:
     assert left.pending
     life.close()
     assert isinstance(left.result(), ConnectionError)
-    assert sorted(need.number for need in sent if isinstance(need, Need)) == [5, 6, 7]
-    assert isinstance(Call(life.supplies.ask, 8).result(), LineLost)
+    assert sorted(need.number for need in sent if isinstance(need, RequestObjects)) == [5, 6, 7]
+    assert isinstance(Call(life.supplies.ask, 8).result(), ConnectionLost)
 
 
 def test_parcels_are_collected_once() -> None:

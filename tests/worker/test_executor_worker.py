@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from kaas.errors import DeviceLost, InputFailed, KaasError, ProviderFailed
-from kaas.executor.executor import Result, RunStats
+from kaas.executor.executor import RunResult, RunStats
 from kaas.wire import messages, specs
 from kaas.wire.connections.shared_memory import Outbox, open_file
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import Filed, Framed, Need, Written
+from kaas.wire.messages import Filed, Framed, RequestObjects, WrittenBack
 from kaas.wire.outputs import InputLost, Lost
-from kaas.wire.packing import Signature, constant_key
+from kaas.wire.packing import FunctionSignature, constant_key
 from kaas.worker import executor_worker
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
 from tests.patience import PATIENCE_S
@@ -41,7 +41,7 @@ def test_small_values_come_and_go_in_frames(setting: Setting) -> None:
 
 
 def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
-    pool, x, both = setting.pool, numbers(), Signature.of(both_task())
+    pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.meet(both)
     quadruple, double = pool.outputs(pool.run(packed(both, {"x": x})[0]))
     np.testing.assert_array_equal(quadruple, x + x + x + x)
@@ -50,7 +50,7 @@ def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
 
 def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
     n = specs.INLINE_INPUT_BYTES // 4
-    pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), Signature.of(add_task(n))
+    pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), FunctionSignature.of(add_task(n))
     pool.meet(large)
     message, _, refs = packed(large, {"a": a, "b": b})
     assert len(refs) == 1
@@ -65,7 +65,7 @@ def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
 
 def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
     n = specs.INLINE_INPUT_BYTES // 4
-    large = Signature.of(add_task(n))
+    large = FunctionSignature.of(add_task(n))
     setting.pool.meet(large)
     message, _, _ = packed(large, {"a": numbers(n), "b": numbers(n)})
     lease = Outbox().put(numbers(n))
@@ -83,7 +83,7 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
     pool.meet(ADD)
     message, beside, refs = packed(ADD, {"a": a, "b": b})
     number = pool.run(message, beside)
-    assert pool.next() == (Need(number), [])
+    assert pool.next() == (RequestObjects(number), [])
     setting.worker.supply(pool.address.life, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], a.value + b.value)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, beside))[0], a.value + b.value)
@@ -93,13 +93,13 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
 def test_objects_come_over_the_line(setting: Setting) -> None:
     weights, x = numbers(seed=1), numbers()
     pool, constants = setting.pool, named(1, (weights,))
-    bound = Signature.of(add_task(), [specs.Binding("b", 0)])
+    bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
     pool.meet(bound)
     message, beside, _ = packed(bound, {"a": named(2, x)}, constants=constants)
     number = pool.run(message, beside)
-    assert pool.next() == (Need(number), [])
+    assert pool.next() == (RequestObjects(number), [])
     lease = Outbox().put(weights)
-    supply = messages.Supply(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
+    supply = messages.ProvideObjects(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
     pool.tell(supply, x, files=[open_file(lease.block)])
     np.testing.assert_array_equal(pool.outputs(number)[0], x + weights)
     assert setting.executor.cached() == {named(2, x).key, constant_key(constants, 0)}
@@ -118,7 +118,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
     assert isinstance(error.__cause__, ValueError)
     number = pool.run(message, beside)
     pool.next()
-    pool.tell(messages.Supply(number, error=True), encode_error(KaasError("nobody holds it")))
+    pool.tell(messages.ProvideObjects(number, error=True), encode_error(KaasError("nobody holds it")))
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert "nobody holds it" in error.reason
@@ -132,7 +132,7 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     pool.meet(ADD)
     message, beside, refs = packed(ADD, {"a": lost, "b": lost})
     number = pool.run(message, beside)
-    assert pool.next() == (Need(number), [])
+    assert pool.next() == (RequestObjects(number), [])
     setting.worker.supply(pool.address.life, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 4)
 
@@ -141,7 +141,7 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
 
 
 def test_large_outputs_wait_as_a_parcel(setting: Setting) -> None:
-    pool, x, both = setting.pool, numbers(), Signature.of(both_task())
+    pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.meet(both)
     header, frames = pool.done(pool.run(packed(both, {"x": x})[0], parcel=True))
     assert header.parcel is not None
@@ -153,15 +153,15 @@ def test_large_outputs_wait_as_a_parcel(setting: Setting) -> None:
 
 
 def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None:
-    pool, x, both = setting.pool, numbers(), Signature.of(both_task())
+    pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.meet(both)
     message, _, _ = packed(both, {"x": x}, keep=("double",))
     header, _ = pool.done(pool.run(message, keep=[b"kept"], parcel=True))
     assert header.parcel is not None
     assert len(setting.worker.collect(pool.address.life, header.parcel)) == 1
-    pool.tell(messages.WriteBack(9, [b"kept"]))
+    pool.tell(messages.WriteBackOutput(9, [b"kept"]))
     written, _ = pool.next()
-    assert isinstance(written, Written)
+    assert isinstance(written, WrittenBack)
     assert written.key == b"kept"
     pool.done(9)
     np.testing.assert_array_equal(setting.worker.collect(pool.address.life, written.parcel)[0], x + x)
@@ -172,7 +172,7 @@ def test_kept_outputs_may_come_too(setting: Setting) -> None:
     pool.meet(SCALE)
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0}, keep=True)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, keep=[b"kept"]))[0], x * 2)
-    pool.tell(messages.WriteBack(9, [b"kept"]))
+    pool.tell(messages.WriteBackOutput(9, [b"kept"]))
     pool.done(9)  # it came already
     pool.tell(messages.Discard(10, [b"kept"]))
     header, _ = pool.done(10)
@@ -189,7 +189,7 @@ def test_nothing_comes_if_all_stays(setting: Setting) -> None:
 
 def test_outputs_of_no_bytes_come_too(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"some": np.arange(6, dtype=np.uint8), "empty": np.empty(0, np.uint8)}
-    result = Result(scale_task(), data, RunStats({"plan": 0.0, "total": 0.0}, {}, (), (), 0.0))
+    result = RunResult(scale_task(), data, RunStats({"plan": 0.0, "total": 0.0}, {}, (), (), 0.0))
     monkeypatch.setattr(setting.executor, "run", lambda *_: result)
     setting.pool.meet(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
@@ -204,7 +204,7 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
     pool = setting.pool
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
     assert isinstance(pool.error(pool.run(message)), KaasError)
-    pool.tell(messages.Meet(), specs.encode(SCALE.spec), b"no kTask")
+    pool.tell(messages.RegisterFunction(), specs.encode(SCALE.spec), b"no kTask")
     assert isinstance(pool.error(pool.run(message)), KaasError)
 
     class Theirs(ProviderFailed):
@@ -225,15 +225,15 @@ def test_a_function_is_forgotten_once_it_does_not_run(two_slots: Setting) -> Non
     message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     running = pool.run(message, beside, slot=1)
     pool.next()
-    pool.tell(messages.Forget(SCALE.key))
+    pool.tell(messages.ForgetFunction(SCALE.key))
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
     pool.outputs(pool.run(small))
     two_slots.worker.supply(pool.address.life, running, refs)
     pool.outputs(running)
-    pool.tell(messages.Forget(ADD.key))
+    pool.tell(messages.ForgetFunction(ADD.key))
     assert isinstance(pool.error(pool.run(small)), KaasError)
     pool.meet(SCALE)
-    pool.tell(messages.Forget(ADD.key))
+    pool.tell(messages.ForgetFunction(ADD.key))
     np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)
 
 
@@ -260,13 +260,13 @@ threading.Event().wait()
 
 
 def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
-    pool, crash = Pool(), Signature.of(crash_task())
+    pool, crash = Pool(), FunctionSignature.of(crash_task())
     address = pool.address
     process = subprocess.Popen([sys.executable, "-c", PROCESS, address.life, address.node, address.path])
     assert pool.came.wait(PATIENCE_S)
     pool.meet(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]
-    pool.tell(messages.Upkeep(90), order("flush"))
+    pool.tell(messages.CacheCommand(90), order("flush"))
     answers.append(pool.done(90))
     for header, (frame,) in answers:
         error = decode_error(frame)

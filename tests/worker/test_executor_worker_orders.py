@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kaas.wire import messages, specs
-from kaas.wire.messages import Framed, Named, Need, Orphaned
-from kaas.wire.packing import Signature, constant_key
+from kaas.wire.messages import Framed, Named, Orphaned, RequestObjects
+from kaas.wire.packing import FunctionSignature, constant_key
 from tests.api.conftest import add_task, both_task, numbers
 from tests.patience import PATIENCE_S
 from tests.worker.worker_setting import SCALE, Pool, Setting, named, order, packed, setting, two_slots
@@ -22,10 +22,10 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
     pool.meet(SCALE)
     message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     number = pool.run(message, beside)
-    assert pool.next() == (Need(number), [])
-    pool.tell(messages.Upkeep(90), order("flush"))
+    assert pool.next() == (RequestObjects(number), [])
+    pool.tell(messages.CacheCommand(90), order("flush"))
     pool.done(90)
-    pool.tell(messages.WriteBack(91, []))
+    pool.tell(messages.WriteBackOutput(91, []))
     pool.done(91)
     setting.worker.supply(pool.address.life, number, refs)
     pool.outputs(number)
@@ -33,23 +33,23 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
 
 def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) -> None:
     pool, weights = setting.pool, numbers(seed=1)
-    bound = Signature.of(add_task(), [specs.Binding("b", 0)])
+    bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
     pool.meet(bound)
     constants, x = named(1, (named(2, weights),)), named(3, numbers())
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
-        pool.tell(messages.Upkeep(number, [Named(ref.key)]), order("pin", *functions, objects=True))
-        assert pool.next() == (Need(number), [])
+        pool.tell(messages.CacheCommand(number, [Named(ref.key)]), order("pin", *functions, objects=True))
+        assert pool.next() == (RequestObjects(number), [])
         setting.worker.supply(pool.address.life, number, [ref])
         header, _ = pool.done(number)
         assert header.record is not None
         assert len(header.record.loaded) == 1
     keys = {constant_key(constants, 0), x.key}
     assert setting.executor.cached() == keys
-    pool.tell(messages.Upkeep(92), order("flush"))
+    pool.tell(messages.CacheCommand(92), order("flush"))
     pool.done(92)
     assert setting.executor.cached() == keys
-    pool.tell(messages.Upkeep(93), order("unpin"))
-    pool.tell(messages.Follow(94), specs.encode(specs.Decided([], [x.key])))
+    pool.tell(messages.CacheCommand(93), order("unpin"))
+    pool.tell(messages.CacheDecision(94), specs.encode(specs.CacheDecisionSpec([], [x.key])))
     pool.done(93)
     header, _ = pool.done(94)
     assert header.record is not None
@@ -59,9 +59,12 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
 def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
     pool, x, constants = setting.pool, named(1, numbers()), named(2, (numbers(seed=1),))
     loads = [specs.KeyedObject(x.key, 0, None), specs.KeyedObject(constant_key(constants, 0), 1, 0)]
-    pool.tell(messages.Follow(90, [Named(x.key), Named(constants.key)]), specs.encode(specs.Decided(loads, [])))
-    assert pool.next() == (Need(90), [])
-    pool.tell(messages.Supply(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
+    pool.tell(
+        messages.CacheDecision(90, [Named(x.key), Named(constants.key)]),
+        specs.encode(specs.CacheDecisionSpec(loads, [])),
+    )
+    assert pool.next() == (RequestObjects(90), [])
+    pool.tell(messages.ProvideObjects(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
     pool.done(90)
     assert setting.executor.cached() == {x.key, constant_key(constants, 0)}
 
@@ -110,7 +113,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
 
 
 def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Setting) -> None:
-    former, x, both = setting.pool.address.life, named(1, numbers()), Signature.of(both_task())
+    former, x, both = setting.pool.address.life, named(1, numbers()), FunctionSignature.of(both_task())
     setting.pool.end()
     assert setting.left.wait(PATIENCE_S)
     setting.left.clear()
@@ -119,7 +122,7 @@ def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Se
     pool.meet(both)
     message, beside, refs = packed(both, {"x": x})
     number = pool.run(message, beside, parcel=True)
-    assert pool.next() == (Need(number), [])
+    assert pool.next() == (RequestObjects(number), [])
     setting.worker.supply(former, number, [named(2, numbers(seed=1))])
     setting.worker.supply(pool.address.life, number, refs)
     header, _ = pool.done(number)

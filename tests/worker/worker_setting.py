@@ -17,11 +17,11 @@ from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
-from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Done, FromPeer, Hello, Named, ToPeer
 from kaas.wire.outputs import InputLost
-from kaas.wire.packing import Caller, Signature, pack
+from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from kaas.worker.executor_worker import ExecutorWorker
 from tests.api.conftest import add_task, scale_task
 from tests.patience import PATIENCE_S
@@ -42,7 +42,7 @@ class Pool:
         self._loop = PoolLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._exchange = Exchange(self._loop, "here")
+        self._exchange = Router(self._loop, "here")
         self._on_loop(lambda: self._exchange.open(lambda _, *said: self.heard.put(said), self._greet))
         self.address = self._exchange.address
 
@@ -64,8 +64,8 @@ class Pool:
         self._last += 1
         return self._last
 
-    def meet(self, signature: Signature) -> None:
-        self.tell(messages.Meet(), specs.encode(signature.spec), signature.task.to_msgpack())
+    def meet(self, signature: FunctionSignature) -> None:
+        self.tell(messages.RegisterFunction(), specs.encode(signature.spec), signature.task.to_msgpack())
 
     def run(
         self,
@@ -76,7 +76,7 @@ class Pool:
         **options: Any,
     ) -> int:
         number = self.number()
-        header = messages.Run(number, options.pop("slot", 0), beside=beside, **options)
+        header = messages.RunInvocation(number, options.pop("slot", 0), beside=beside, **options)
         self.tell(header, message, *frames, files=files)
         return number
 
@@ -196,15 +196,15 @@ class NoStore:
         return True
 
 
-SCALE, ADD = Signature.of(scale_task()), Signature.of(add_task())
+SCALE, ADD = FunctionSignature.of(scale_task()), FunctionSignature.of(add_task())
 
 
 def packed(
-    signature: Signature, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None = None, **options: Any
+    signature: FunctionSignature, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[bytes, list[Named], list[Any]]:
     """An invocation, what it names, and the references."""
     constants = options.pop("constants", None)
-    message, refs = pack(signature, inputs, scalars, Caller("alice", **options), NoStore(), constants)
+    message, refs = pack(signature, inputs, scalars, CallOptions("alice", **options), NoStore(), constants)
     return message, [Named(ref.binary()) for ref in refs], refs
 
 
@@ -213,7 +213,7 @@ def named(number: int, value: Any) -> Ref:
 
 
 def order(action: str, *functions: str, objects: bool = False) -> bytes:
-    return specs.encode(specs.Upkeep(action, None, functions, objects, True, "alice"))
+    return specs.encode(specs.CacheCommandSpec(action, None, functions, objects, True, "alice"))
 
 
 @pytest.fixture

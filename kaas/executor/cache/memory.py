@@ -12,13 +12,13 @@ from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage, Unsaved
 from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.tiers import TierUse
-from kaas.executor.device.device import Device, HostMemory, Watch
-from kaas.executor.device.page_locked import HostBuffers
+from kaas.executor.device.device import EventPair, HostMemory, OpenDevice
+from kaas.executor.device.page_locked import PageLockedBuffers
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 
 @dataclass(slots=True)
-class Arena:
+class SlotArena:
     """A slot's arena. address: 0 while it has no bytes; fresh: nobody cleared it since it was allocated."""
 
     address: int = 0
@@ -26,7 +26,7 @@ class Arena:
     fresh: bool = False
 
 
-class Lease(msgspec.Struct):
+class MemoryLease(msgspec.Struct):
     """The memory of one request: its reservation, and what was done for it.
 
     Fields:
@@ -50,12 +50,12 @@ class Lease(msgspec.Struct):
     evicted: list[bytes] = []
     host_evicted: list[bytes] = []
     left: tuple[bytes, ...] = ()
-    arrivals: dict[bytes, Arrival] = {}
-    awaited: list[Arrival] = []
+    arrivals: dict[bytes, InflightCopy] = {}
+    awaited: list[InflightCopy] = []
     hosting_s: float = 0.0
 
 
-class Memory:
+class TieredMemory:
     """A device's memory with the host memory before it: cached objects, and the arenas of the slots. Use it inside
     `device.current()`, and by one thread at a time.
 
@@ -65,7 +65,7 @@ class Memory:
 
     def __init__(
         self,
-        device: Device,
+        device: OpenDevice,
         slots: int,
         capacity_bytes: int,
         host_capacity_bytes: int,
@@ -73,12 +73,12 @@ class Memory:
     ) -> None:
         self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
         self.ranges = Ranges(whole_object_bytes)
-        self.arenas = [Arena() for _ in range(slots)]
+        self.arenas = [SlotArena() for _ in range(slots)]
         self.leases = 0
         self._device = device
         self._pool = device.pool()
-        self.buffers = HostBuffers(device)
-        self._arrivals = Arrivals()
+        self.buffers = PageLockedBuffers(device)
+        self._arrivals = InflightCopies()
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """An object, in the fastest memory that has it."""
@@ -89,7 +89,7 @@ class Memory:
         part = self.ranges.part(entry)
         return entry if part is None else part.key
 
-    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | Unsaved:
+    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> MemoryLease | Shortage | Unsaved:
         """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. There is
         none for an object that never came, until all who hoped for it know that.
 
@@ -103,21 +103,21 @@ class Memory:
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
         if reservation is None:
             lease = self._make(inputs, slot, arena_bytes, awaited)
-            if not isinstance(lease, Lease):
+            if not isinstance(lease, MemoryLease):
                 return lease
         else:
-            lease = Lease(reservation, self.cache.device.values, _hits(inputs), awaited=awaited)
+            lease = MemoryLease(reservation, self.cache.device.values, _hits(inputs), awaited=awaited)
         self.leases += 1
         return lease
 
-    def commit(self, lease: Lease, inputs: Inputs, saved: bool = False) -> None:
+    def commit(self, lease: MemoryLease, inputs: Inputs, saved: bool = False) -> None:
         """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
         self.leases -= 1
         if lease.arrivals:
             self._arrivals.ended(lease.arrivals)
         self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: MemoryLease) -> None:
         """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
         self.leases -= 1
         self._arrivals.ended(lease.arrivals)
@@ -184,8 +184,8 @@ class Memory:
     # --- carrying out
 
     def _make(
-        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
-    ) -> Lease | Shortage | Unsaved:
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
+    ) -> MemoryLease | Shortage | Unsaved:
         """Room for what is not there yet."""
         try:
             return self._try(inputs, slot, arena_bytes, awaited)
@@ -202,12 +202,12 @@ class Memory:
             return Shortage(error.needed_bytes)
 
     def _try(
-        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
-    ) -> Lease | Shortage | Unsaved:
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
+    ) -> MemoryLease | Shortage | Unsaved:
         reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
         if not isinstance(reservation, Reservation):
             return reservation
-        lease = Lease(reservation, self.cache.device.values, awaited=awaited)
+        lease = MemoryLease(reservation, self.cache.device.values, awaited=awaited)
         try:
             self._make_room(lease)
             self._allocate(lease, inputs)
@@ -217,7 +217,7 @@ class Memory:
         self._settle(lease, inputs)
         return lease
 
-    def _make_room(self, lease: Lease) -> None:
+    def _make_room(self, lease: MemoryLease) -> None:
         there, on_host, reservation = self.cache.device.values, self.cache.host.values, lease.reservation
         for key in reservation.victims:
             self._pool.free(there[key].address)
@@ -236,7 +236,7 @@ class Memory:
         if own is not None and resized:
             self._resize(own, reservation.arena_bytes)
 
-    def _allocate(self, lease: Lease, inputs: Inputs) -> None:
+    def _allocate(self, lease: MemoryLease, inputs: Inputs) -> None:
         reservation, on_host = lease.reservation, self.cache.host.values
         for key, nbytes in reservation.loads.items():
             if key in inputs.made:
@@ -254,7 +254,7 @@ class Memory:
                 lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype, arriving.shape)
             lease.sources[key] = arriving.data
 
-    def _host(self, lease: Lease, nbytes: int) -> HostMemory | None:
+    def _host(self, lease: MemoryLease, nbytes: int) -> HostMemory | None:
         """Page-locked memory; None, with the tier's budget corrected, if the driver has no more of it."""
         tier = self.cache.host
         missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
@@ -266,7 +266,7 @@ class Memory:
             self.buffers.trim(0)
         return buffer
 
-    def _settle(self, lease: Lease, inputs: Inputs) -> None:
+    def _settle(self, lease: MemoryLease, inputs: Inputs) -> None:
         """All is allocated: others may find it from now on, although the objects are still to come."""
         lease.tiers = self._uses(lease, inputs)
         self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
@@ -277,7 +277,7 @@ class Memory:
         if lease.evicted or lease.host_evicted:
             lease.left = self._gone(lease)
 
-    def _undo(self, lease: Lease) -> None:
+    def _undo(self, lease: MemoryLease) -> None:
         """The driver refused: what was allocated goes, what was freed stays so."""
         reservation = lease.reservation
         for new in (*lease.loaded.values(), *lease.made.values()):
@@ -293,7 +293,7 @@ class Memory:
         )
         self._forget_parts((*lease.evicted, *lease.host_evicted))
 
-    def _gone(self, lease: Lease) -> tuple[bytes, ...]:
+    def _gone(self, lease: MemoryLease) -> tuple[bytes, ...]:
         """Forgets parts that no tier has any more; gives the objects of which nothing is on the device any more."""
         there = self.cache.device.values
         keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
@@ -302,7 +302,7 @@ class Memory:
             key for key in keys if key not in there and not any(p.entry in there for p in self.ranges.parts(key))
         )
 
-    def _uses(self, lease: Lease, inputs: Inputs) -> dict[str, TierUse]:
+    def _uses(self, lease: MemoryLease, inputs: Inputs) -> dict[str, TierUse]:
         reservation, cache = lease.reservation, self.cache
         if not (reservation.loads or reservation.victims):
             return _hits(inputs)
@@ -332,7 +332,7 @@ class Memory:
             "store": TierUse(len(inputs.arriving), store_bytes),
         }
 
-    def _resize(self, arena: Arena, nbytes: int) -> None:
+    def _resize(self, arena: SlotArena, nbytes: int) -> None:
         if arena.nbytes:
             self._pool.free(arena.address)
         arena.address = arena.nbytes = 0
@@ -347,7 +347,7 @@ def _hits(inputs: Inputs) -> dict[str, TierUse]:
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
 
 
-class Arrival:
+class InflightCopy:
     """One object on its way.
 
     Fields:
@@ -356,31 +356,31 @@ class Arrival:
 
     __slots__ = ("failed", "submitted", "watch")
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: EventPair) -> None:
         self.watch = watch
         self.submitted = False
         self.failed = False
 
 
-class Arrivals:
+class InflightCopies:
     """All of them, by entry of the cache. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, Arrival] = {}
-        self._watches: list[Watch] = []  # to be used again: a driver takes longer to make them than to record them
+        self._under_way: dict[bytes, InflightCopy] = {}
+        self._watches: list[EventPair] = []  # to be used again: a driver takes longer to make them than to record them
 
-    def expect(self, entries: Iterable[bytes]) -> dict[bytes, Arrival]:
-        made = {entry: Arrival(self._watches.pop() if self._watches else Watch()) for entry in entries}
+    def expect(self, entries: Iterable[bytes]) -> dict[bytes, InflightCopy]:
+        made = {entry: InflightCopy(self._watches.pop() if self._watches else EventPair()) for entry in entries}
         self._under_way.update(made)
         return made
 
-    def among(self, entries: Iterable[bytes]) -> list[Arrival]:
+    def among(self, entries: Iterable[bytes]) -> list[InflightCopy]:
         """The arrivals of those of these entries that are on their way."""
         if not self._under_way:
             return []
         return [arrival for entry in entries if (arrival := self._under_way.get(entry)) is not None]
 
-    def ended(self, arrivals: Mapping[bytes, Arrival]) -> None:
+    def ended(self, arrivals: Mapping[bytes, InflightCopy]) -> None:
         """Their copies are over. Those that failed stay known until the cache has dropped the object."""
         self.forget([entry for entry, arrival in arrivals.items() if not arrival.failed])
 

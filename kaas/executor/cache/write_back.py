@@ -8,30 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from kaas.executor.cache.memory import Memory
-from kaas.executor.device.device import Device
-from kaas.executor.device.device_to_host import Outlet
-from kaas.executor.device.monitor import Gate
+from kaas.executor.cache.memory import TieredMemory
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.device_to_host import DeviceToHost
+from kaas.executor.device.monitor import DeviceMonitor
 from kaas.ktask.dtypes import numpy_dtype
 
 Deliver = Callable[[bytes, np.ndarray[Any, Any]], None]
 """Takes an output by its key; may block."""
 
 
-class WriteBack:
+class WriteBackStream:
     """The way of kept outputs to the host, on a stream of its own: it waits for no slot and no other stream. Use it
     inside `device.current()`, and not within the lock.
 
     An object stays *unsaved* in the cache, and so on the device, until its copy has been delivered.
     """
 
-    def __init__(self, device: Device, memory: Memory, gate: Gate, deliver: Deliver | None) -> None:
+    def __init__(self, device: OpenDevice, memory: TieredMemory, gate: DeviceMonitor, deliver: Deliver | None) -> None:
         self.possible = deliver is not None
         self._memory = memory
         self._gate = gate
         self._deliver = deliver
         self._stream = device.stream()
-        self._outlet = Outlet(device, self._stream)
+        self._outlet = DeviceToHost(device, self._stream)
         self._copying = threading.Lock()
         self._under_way: set[bytes] = set()
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from types import TracebackType
 
 from kaas.errors import DeviceLost
-from kaas.executor.device.device import Device
-from kaas.executor.device.monitor import Gate
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.monitor import DeviceMonitor
 
 
-class Entered:
+class DeviceContext:
     """The device's context, for the calling thread, and the end of everything once the device is lost."""
 
     __slots__ = ("_device", "_gate")
 
-    def __init__(self, device: Device, gate: Gate) -> None:
+    def __init__(self, device: OpenDevice, gate: DeviceMonitor) -> None:
         self._device = device
         self._gate = gate
 

@@ -79,7 +79,7 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LaunchLimits:
     """What a launch may ask for; shared memory in bytes of a block, opt-in being what a kernel may be allowed."""
 
     threads: int
@@ -102,7 +102,7 @@ def _real_driver() -> bool:
     return softgpu.real_driver_present()
 
 
-def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None = None) -> Device:
+def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None = None) -> OpenDevice:
     """Opens a device and its primary context.
 
     Args:
@@ -127,10 +127,10 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
         context = call(driver.cuDevicePrimaryCtxRetain, handle)
     except RuntimeError as error:  # no libcuda.so.1: nothing else of cuda.bindings may be called then
         raise DeviceUnavailable(f"no CUDA driver on this machine: {error}") from error
-    return Device(kind, handle, context, memory_bytes)
+    return OpenDevice(kind, handle, context, memory_bytes)
 
 
-class Device:
+class OpenDevice:
     """An open device. Its methods need its context: call them inside `with device.current()`.
 
     Fields:
@@ -299,7 +299,7 @@ class Device:
 
     def stream(self) -> Stream:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return Stream(call(driver.cuStreamCreate, flags), Watch())
+        return Stream(call(driver.cuStreamCreate, flags), EventPair())
 
     def graph(self) -> Graph:
         return Graph(call(driver.cuGraphCreate, 0))
@@ -307,14 +307,14 @@ class Device:
     def _attribute(self, attribute: Any) -> int:
         return int(call(driver.cuDeviceGetAttribute, attribute, self._handle))
 
-    def _read_limits(self) -> Limits:
+    def _read_limits(self) -> LaunchLimits:
         def three(what: str) -> tuple[int, int, int]:
             names = (f"CU_DEVICE_ATTRIBUTE_MAX_{what}_DIM_{axis}" for axis in "XYZ")
             x, y, z = (self._attribute(getattr(driver.CUdevice_attribute, name)) for name in names)
             return x, y, z
 
         a = driver.CUdevice_attribute
-        return Limits(
+        return LaunchLimits(
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
             three("BLOCK"),
             three("GRID"),
@@ -330,7 +330,7 @@ class MemoryPool:
     every stream may use the memory.
     """
 
-    def __init__(self, handle: Any, device: Device) -> None:
+    def __init__(self, handle: Any, device: OpenDevice) -> None:
         self._handle = handle
         self._device = device
         self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -364,7 +364,7 @@ class MemoryPool:
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
 
     def idle_bytes(self) -> int:
-        """What the pool holds and nobody uses: to `Device.free_bytes` it is taken."""
+        """What the pool holds and nobody uses: to `OpenDevice.free_bytes` it is taken."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
 
     def close(self) -> None:
@@ -412,7 +412,7 @@ class LoadedLibrary:
         self._handle = handle
         self._device = device
 
-    def kernel(self, symbol: str) -> Function | None:
+    def kernel(self, symbol: str) -> LoadedKernel | None:
         """A kernel by its symbol; None if there is none.
 
         Raises:
@@ -422,7 +422,7 @@ class LoadedLibrary:
         if int(status) == driver.CUresult.CUDA_ERROR_NOT_FOUND:
             return None
         check("cuLibraryGetKernel", status)
-        return Function(handle, self._device)
+        return LoadedKernel(handle, self._device)
 
     def whole(self) -> bool:
         """Whether every kernel of it can be taken here."""
@@ -455,7 +455,7 @@ class LoadedLibrary:
         call(driver.cuLibraryUnload, self._handle)
 
 
-class Function:
+class LoadedKernel:
     """A kernel as a graph can launch it.
 
     Fields:
@@ -498,7 +498,7 @@ class Function:
 # --- streams and graphs
 
 
-class Watch:
+class EventPair:
     """A stopwatch for a part of a stream's work, on the device's clock."""
 
     __slots__ = ("_began", "_ended")
@@ -539,7 +539,7 @@ class Stream:
         number: by which other libraries know it. kernels: a watch for a request's kernels.
     """
 
-    def __init__(self, handle: Any, kernels: Watch) -> None:
+    def __init__(self, handle: Any, kernels: EventPair) -> None:
         self.handle = handle
         self.number = int(handle)
         self.kernels = kernels
@@ -572,10 +572,10 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelNode:
     """One kernel launch: what, how wide, and where its parameters lie in host memory (the driver copies them)."""
 
-    function: Function
+    function: LoadedKernel
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
@@ -586,7 +586,7 @@ class ParameterBlock:
 
     __slots__ = ("_launch", "_pointers", "memory", "node_params")
 
-    def __init__(self, launch: Launch, initial: bytes) -> None:
+    def __init__(self, launch: KernelNode, initial: bytes) -> None:
         self.memory = bytearray(initial or b"\0")
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         offsets = [offset for offset, _ in launch.function.params]

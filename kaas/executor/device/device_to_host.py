@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import Device, HostMemory, Stream, Watch
+from kaas.executor.device.device import EventPair, HostMemory, OpenDevice, Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -24,7 +24,7 @@ class _Chunk:
     """Page-locked memory, and the part of an output that is on its way to it."""
 
     memory: HostMemory
-    watch: Watch
+    watch: EventPair
     target: Bytes | None = None
 
     def empty(self) -> None:
@@ -34,10 +34,10 @@ class _Chunk:
             self.target = None
 
 
-class Outlet:
+class DeviceToHost:
     """The way out of one slot, on its stream: so outputs leave while other slots' kernels run."""
 
-    def __init__(self, device: Device, stream: Stream) -> None:
+    def __init__(self, device: OpenDevice, stream: Stream) -> None:
         self._device = device
         self._stream = stream
         self._chunks: list[_Chunk] = []
@@ -84,7 +84,7 @@ class Outlet:
         """All, whatever a request that failed has left in them; none if the driver locks no memory for them."""
         try:
             while len(self._chunks) < _CHUNKS:
-                self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), Watch()))
+                self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), EventPair()))
         except OutOfDeviceMemory:
             self.close()
         for chunk in self._chunks:

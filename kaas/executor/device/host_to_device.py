@@ -7,20 +7,20 @@ from time import perf_counter
 
 import numpy as np
 
-from kaas.executor.cache.memory import Lease
+from kaas.executor.cache.memory import MemoryLease
 from kaas.executor.device.device import Stream
-from kaas.executor.device.monitor import Gate
+from kaas.executor.device.monitor import DeviceMonitor
 
 
-class Transport:
+class HostToDevice:
     """The stream of copies to the device. Use it inside `device.current()`."""
 
-    def __init__(self, stream: Stream, gate: Gate) -> None:
+    def __init__(self, stream: Stream, gate: DeviceMonitor) -> None:
         self._stream = stream
         self._gate = gate
         self._submitting = threading.Lock()  # so that a copy stands right between its two events
 
-    def bring(self, lease: Lease) -> bool:
+    def bring(self, lease: MemoryLease) -> bool:
         """Submits the copies of what is new on the device, through host memory where that takes it.
 
         Returns:
@@ -43,7 +43,7 @@ class Transport:
     def close(self) -> None:
         self._stream.close()
 
-    def _submit(self, lease: Lease, key: bytes) -> None:
+    def _submit(self, lease: MemoryLease, key: bytes) -> None:
         loaded, source = lease.loaded[key], lease.sources[key]
         arrival, hosted = lease.arrivals[key], lease.host_loaded.get(key)
         if hosted is not None:
@@ -59,7 +59,7 @@ class Transport:
             arrival.submitted = True
             self._gate.notify()
 
-    def _awaited(self, lease: Lease) -> bool:
+    def _awaited(self, lease: MemoryLease) -> bool:
         with self._gate.lock:
             while not all(arrival.submitted or arrival.failed for arrival in lease.awaited):
                 self._gate.wait()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from kaas.errors import DeviceLost, DeviceUnavailable
 
 
-class Gate:
+class DeviceMonitor:
     """Whoever cannot go on waits until something has changed. Once the device is lost, or the executor closed, all that
     wait, or come, are told.
 

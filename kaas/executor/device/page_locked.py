@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import Device, HostMemory
+from kaas.executor.device.device import HostMemory, OpenDevice
 
 
-class HostBuffers:
+class PageLockedBuffers:
     """Buffers that nobody uses, by size, for those who want one of just that size.
 
     To unlock pages, as to lock them, takes a driver long, and it may wait for the device: what has to leave is only set
@@ -16,7 +16,7 @@ class HostBuffers:
         idle_bytes: of the buffers that may be taken. leaving: those that may not any more.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: OpenDevice) -> None:
         self._device = device
         self._idle: dict[int, list[HostMemory]] = {}
         self.idle_bytes = 0

@@ -42,7 +42,7 @@ class Layout:
     nbytes: int
 
 
-class Order:
+class HappensBefore:
     """Which users of memory certainly come after which: the start, the kernels with their edges, the end.
 
     Sets are bit masks: bit 0 is the start, bit k + 1 kernel k, the last one the end.
@@ -73,7 +73,7 @@ class Order:
         return common
 
 
-def lay_out(tenants: Iterable[Tenant], order: Order) -> Layout:
+def lay_out(tenants: Iterable[Tenant], order: HappensBefore) -> Layout:
     """Places the tenants, the largest first, each as low as those allow that may hold something while it does."""
     sized = sorted(tenants, key=lambda tenant: (-tenant.nbytes, tenant.index))
     placed: list[tuple[int, int, int, int]] = []  # offset, end, users, after

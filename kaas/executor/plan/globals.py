@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import Device, LoadedLibrary, Stream
+from kaas.executor.device.device import LoadedLibrary, OpenDevice, Stream
 from kaas.executor.plan.variables import variables_of
 
 _ALIGNMENT_BYTES = 16
 
 
-class _Place(NamedTuple):
+class _GlobalPlace(NamedTuple):
     """Where a variable lies. copy: offset of its first value among the copies; None if it begins as zeros."""
 
     address: int
@@ -27,7 +27,7 @@ class Globals:
         known: all of them could be found. If not, only loading the library anew gives them their first values.
     """
 
-    def __init__(self, device: Device, name: str, library: LoadedLibrary) -> None:
+    def __init__(self, device: OpenDevice, name: str, library: LoadedLibrary) -> None:
         self.name = name
         self._device = device
         self._user: str | None = None
@@ -80,14 +80,14 @@ class Globals:
                 stream.copy(address, self._copies + copy, nbytes)
 
 
-def _find(library: LoadedLibrary) -> tuple[list[_Place], int, bool]:
+def _find(library: LoadedLibrary) -> tuple[list[_GlobalPlace], int, bool]:
     """The places of all variables that are found, the bytes of their copies, and whether there are no others."""
     variables = variables_of(library.image)
-    places: list[_Place] = []
+    places: list[_GlobalPlace] = []
     copy_bytes = 0
     for variable in variables.found:
         found = library.variable(variable.name, managed=variable.managed)
         if found is not None:
-            places.append(_Place(*found, copy=None if variable.zero else copy_bytes))
+            places.append(_GlobalPlace(*found, copy=None if variable.zero else copy_bytes))
             copy_bytes += 0 if variable.zero else -(-found[1] // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return places, copy_bytes, variables.complete and len(places) == len(variables.found)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kaas.executor.device.device import Device, Graph, GraphInstance, Stream, Watch
+from kaas.executor.device.device import EventPair, Graph, GraphInstance, OpenDevice, Stream
 from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import Plan
 from kaas.executor.profile import KernelTime, launch_timed
@@ -43,7 +43,7 @@ Launches = list[tuple[GraphInstance, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ArenaPlacement:
     """A layout with the arena at an address.
 
     Fields:
@@ -56,27 +56,27 @@ class Placement:
     open: tuple[int, ...]
 
 
-class Values(msgspec.Struct, frozen=True):
+class LaunchValues(msgspec.Struct, frozen=True):
     """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars.
 
     A Struct, since warm requests make one each.
     """
 
-    placement: Placement
+    placement: ArenaPlacement
     addresses: list[int]
     scalars: list[bytes]
 
 
-class Replay:
+class GraphCache:
     """One plan's graphs in one slot. Use it inside `device.current()`."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(self, plan: Plan, device: OpenDevice) -> None:
         self.plan = plan
         self._device = device
-        self._watches: list[Watch] = []
+        self._watches: list[EventPair] = []
         self._chains = {1: _Chain(plan, device.graph(), 1)}
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._placements: dict[tuple[int, int], Placement] = {}
+        self._placements: dict[tuple[int, int], ArenaPlacement] = {}
 
     def layout(self, resident: int, kept: int = 0) -> Layout:
         """`Plan.layout`, remembered."""
@@ -88,7 +88,7 @@ class Replay:
             known = self._layouts[resident, kept] = self.plan.layout(resident, kept)
         return known
 
-    def place(self, resident: int, arena: int, kept: int = 0) -> Placement:
+    def place(self, resident: int, arena: int, kept: int = 0) -> ArenaPlacement:
         """`layout` with the arena at this address, remembered while it stays there."""
         known = self._placements.get((resident, kept))
         if known is None or known.arena != arena:
@@ -97,20 +97,20 @@ class Replay:
             for index, offset in self.layout(resident, kept).offsets.items():
                 addresses[index] = arena + offset
             elsewhere = dict.fromkeys((*plan.inputs, *plan.outputs)) if kept else plan.inputs
-            known = self._placements[resident, kept] = Placement(arena, addresses, tuple(elsewhere))
+            known = self._placements[resident, kept] = ArenaPlacement(arena, addresses, tuple(elsewhere))
         return known
 
-    def bind(self, values: Values, iterations: int = 1) -> Launches:
+    def bind(self, values: LaunchValues, iterations: int = 1) -> Launches:
         """What runs the kernels so many times with these values."""
         if iterations == 1:
             return [(self._chains[1].bind(values).graph, 1)]
         parts = split(iterations, len(self.plan.launches))
         return [(self._chain(length).bind(values).graph, times) for length, times in parts]
 
-    def profile(self, values: Values, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
+    def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
         """Runs the kernels so many times with these values, without the graph, and says how long each took."""
         if not self._watches:
-            self._watches = [Watch() for _ in range(_WATCHES)]
+            self._watches = [EventPair() for _ in range(_WATCHES)]
         blocks = self._chains[1].bind(values).blocks
         kernels = self.plan.task.kernels
         times = launch_timed(blocks, iterations, stream, self._watches)
@@ -154,7 +154,7 @@ class _Chain:
         self._instances: list[_Instance] = []
         _build(plan, graph, length)
 
-    def bind(self, values: Values) -> _Instance:
+    def bind(self, values: LaunchValues) -> _Instance:
         """An instance whose launches have these values: the one that differs least from them, re-pointed."""
         best: tuple[_Instance, _Changes] | None = None
         for instance in self._instances:
@@ -217,9 +217,9 @@ class _Instance:
         self._plan = plan
         self.blocks = plan.parameter_blocks()
         self._memories = [block.memory for block in self.blocks]
-        self._values: Values | None = None
+        self._values: LaunchValues | None = None
 
-    def changes(self, values: Values) -> _Changes:
+    def changes(self, values: LaunchValues) -> _Changes:
         plan, old = self._plan, self._values
         if old is not None and old.addresses == values.addresses and old.scalars == values.scalars:
             return _NO_CHANGES
@@ -238,7 +238,7 @@ class _Instance:
             patches += len(plan.scalar_patches[index])
         return _Changes(addresses, scalars, patches)
 
-    def point(self, values: Values, changes: _Changes) -> None:
+    def point(self, values: LaunchValues, changes: _Changes) -> None:
         """Gives the values to the launches that have others."""
         self._values = None  # should the driver refuse half way through, nothing counts as set
         memories = self._memories

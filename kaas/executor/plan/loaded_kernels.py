@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from kaas.errors import InvalidCode
-from kaas.executor.device.device import Device, Function, LoadedLibrary
+from kaas.executor.device.device import LoadedKernel, LoadedLibrary, OpenDevice
 from kaas.executor.plan.globals import Globals
 from kaas.ktask.library import Image, Library
 from kaas.ktask.symbols import unknown
 
 
-class Kernels:
+class LoadedKernels:
     """Loaded libraries and the kernels taken from them so far. Use it inside `device.current()`."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: OpenDevice) -> None:
         self._device = device
         self._libraries: dict[str, LoadedLibrary] = {}
         self._globals: dict[str, Globals] = {}
-        self._functions: dict[tuple[str, str], Function] = {}
+        self._functions: dict[tuple[str, str], LoadedKernel] = {}
 
-    def get(self, library: Library, symbol: str) -> Function:
+    def get(self, library: Library, symbol: str) -> LoadedKernel:
         """
         Raises:
             CorruptImage, UnsupportedCode, Unprovided: the library does not load here, or this kernel cannot run here.

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
-from kaas.executor.device.device import Function, Launch, Limits, ParameterBlock
-from kaas.executor.plan.arena import Layout, Order, Tenant, lay_apart, lay_out
+from kaas.executor.device.device import KernelNode, LaunchLimits, LoadedKernel, ParameterBlock
+from kaas.executor.plan.arena import HappensBefore, Layout, Tenant, lay_apart, lay_out
 from kaas.executor.plan.globals import Globals
-from kaas.executor.plan.loaded_kernels import Kernels
+from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.parameters import parameters_of
 from kaas.ktask.arguments import (
     POINTER_BYTES,
@@ -72,7 +72,7 @@ class Plan:
     """
 
     task: KTask
-    launches: tuple[Launch, ...]
+    launches: tuple[KernelNode, ...]
     parameters: tuple[bytes, ...]
     buffers: tuple[Buffer, ...]
     nbytes: tuple[int, ...]
@@ -81,7 +81,7 @@ class Plan:
     address_patches: tuple[tuple[Patch, ...], ...]
     scalar_patches: tuple[tuple[Patch, ...], ...]
     tenants: tuple[Tenant, ...] = field(repr=False)
-    order: Order = field(repr=False)
+    order: HappensBefore = field(repr=False)
     inputs: tuple[int, ...]
     private: frozenset[int]
     often_read: frozenset[int]
@@ -121,11 +121,11 @@ def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
     tables = dict.fromkeys(_entries(table, index) for table in pointers)
     away = {index[buffer] for buffer in set(cached) - set(task.private_inputs)}
     tenants = (tenant for tenant in _tenants(task, index, tables) if tenant.index not in away)
-    return lay_out(tenants, Order(len(task.kernels), task.edges)).nbytes
+    return lay_out(tenants, HappensBefore(len(task.kernels), task.edges)).nbytes
 
 
 def make_plan(
-    task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str, *, apart: bool = False
+    task: KTask, kernels: LoadedKernels, limits: LaunchLimits, capacity_bytes: int, device: str, *, apart: bool = False
 ) -> Plan:
     """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
 
@@ -152,7 +152,7 @@ def make_plan(
     plan = Plan(
         task=task,
         launches=tuple(
-            Launch(function, kernel.grid, kernel.block, kernel.shared_bytes)
+            KernelNode(function, kernel.grid, kernel.block, kernel.shared_bytes)
             for kernel, function in zip(task.kernels, functions, strict=True)
         ),
         parameters=tuple(parameters),
@@ -163,7 +163,7 @@ def make_plan(
         address_patches=tuple(map(tuple, (*builder.accesses, *builder.tables.values()))),
         scalar_patches=tuple(map(tuple, builder.scalars.values())),
         tenants=tuple(_tenants(task, index, builder.tables)),
-        order=Order(len(task.kernels), task.edges),
+        order=HappensBefore(len(task.kernels), task.edges),
         inputs=tuple(index[buffer] for buffer in task.inputs),
         private=frozenset(index[buffer] for buffer in task.private_inputs),
         often_read=frozenset(
@@ -217,7 +217,7 @@ class _Parameters:
         self.scalars: dict[str, list[Patch]] = {name: [] for name in task.scalars}
         self.accesses: list[list[Patch]] = [[] for _ in self.buffers]
 
-    def build(self, launch: int, kernel: Kernel, function: Function) -> bytes:
+    def build(self, launch: int, kernel: Kernel, function: LoadedKernel) -> bytes:
         memory = bytearray(max((offset + nbytes for offset, nbytes in function.params), default=0))
         for argument, (at, _) in zip(kernel.args, function.params, strict=True):
             match argument:
@@ -258,7 +258,7 @@ def _tables(argument: Argument) -> Iterator[Pointers]:
 # --- checks
 
 
-def _check_arguments(kernel: Kernel, function: Function) -> None:
+def _check_arguments(kernel: Kernel, function: LoadedKernel) -> None:
     names = {"library": kernel.library.hash, "symbol": kernel.symbol, "kernel": kernel.symbol}
     expected, given = len(function.params), len(kernel.args)
     if expected != given:
@@ -326,7 +326,7 @@ def _of_type(argument: Argument, type_: str) -> str | None:
     return None
 
 
-def _check_limits(kernel: Kernel, function: Function, limits: Limits, device: str) -> None:
+def _check_limits(kernel: Kernel, function: LoadedKernel, limits: LaunchLimits, device: str) -> None:
     static = function.static_shared_bytes
     bounds = [
         ("threads in a block", math.prod(kernel.block), min(limits.threads, function.max_threads)),

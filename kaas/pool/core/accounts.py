@@ -13,7 +13,7 @@ WRITE_EVERY_S = 1.0
 """How long charges may wait to be written: so much a client may be spared when the pool's process ends."""
 
 
-class Accounts:
+class ClientAccounts:
     """Device seconds by client. Belongs to one event loop."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:

@@ -9,29 +9,29 @@ from typing import Any, Protocol, TypeVar
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
 from kaas.pool.background import Background
-from kaas.pool.core.records import Request, Worker
-from kaas.pool.executors.transport import Call, Order, Reply, Transport, WorkerLost
-from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.pool.core.records import Request, WorkerRecord
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply, WorkerTransport
+from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.scheduling.events import Evict, Prefetch, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import PinStatus
 
-Way = Callable[[int], Coroutine[Any, Any, Reply]]
+Way = Callable[[int], Coroutine[Any, Any, WorkerReply]]
 """What to do to a worker, given its number."""
 
 
-class Host(Protocol):
+class CacheHost(Protocol):
     """What is needed of the pool around it."""
 
-    def lost(self, worker: Worker, error: DeviceLost) -> None:
+    def lost(self, worker: WorkerRecord, error: DeviceLost) -> None:
         """A worker lost its device and must end."""
         ...
 
-    def gone(self, worker: Worker, reason: str) -> None:
+    def gone(self, worker: WorkerRecord, reason: str) -> None:
         """A worker must end."""
         ...
 
-    def tell_residency(self, worker: Worker, record: RunRecord | None) -> None: ...
+    def tell_residency(self, worker: WorkerRecord, record: RunRecord | None) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -44,20 +44,20 @@ class _Pin:
     """
 
     shown: str
-    order: Order | None
+    order: CacheOrder | None
     worker: int | None = None
     lost: str = ""
 
 
-class Caches:
+class CacheCommands:
     """workers: those of the pool, which changes them. limit_s: how long one may answer nothing while it has orders."""
 
     def __init__(
         self,
-        host: Host,
-        workers: Mapping[int, Worker],
+        host: CacheHost,
+        workers: Mapping[int, WorkerRecord],
         devices: int,
-        transport: Transport,
+        transport: WorkerTransport,
         background: Background,
         ledger: Ledger,
         limit_s: float,
@@ -69,14 +69,14 @@ class Caches:
         self._background = background
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
-        self._references = References()
+        self._references = RequestsByObject()
         self._prefetches = False  # the policy has asked for objects: until then nobody needs to know who names them
-        self._patience = Patience()
+        self._patience = Timeouts()
         self._limit_s = limit_s
 
     # --- orders of programs
 
-    async def carry_out(self, order: Order, device: int | None = None) -> list[int]:
+    async def carry_out(self, order: CacheOrder, device: int | None = None) -> list[int]:
         """Have an order carried out on the worker of one device, or of each; gives these workers.
 
         Raises:
@@ -94,7 +94,7 @@ class Caches:
                 raise result
         return [worker.id for worker in workers]
 
-    async def write_back(self, worker: Worker, key: bytes) -> None:
+    async def write_back(self, worker: WorkerRecord, key: bytes) -> None:
         """
         Raises:
             KaasError: what the worker says; DeviceUnavailable if it ended.
@@ -103,17 +103,19 @@ class Caches:
         limit_s = self._limit_s / 2
         await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
 
-    async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
+    async def discard(self, worker: WorkerRecord, keys: Sequence[bytes]) -> None:
         await self._follow(worker, lambda number: self._transport.discard(number, keys))
 
-    def _executors(self) -> Iterator[Worker]:
+    def _executors(self) -> Iterator[WorkerRecord]:
         return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
 
-    async def _order(self, worker: Worker, order: Order) -> None:
+    async def _order(self, worker: WorkerRecord, order: CacheOrder) -> None:
         await worker.settled.wait()
         await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))
 
-    async def _do(self, worker: Worker, function: str, client: str, way: Way, limit_s: float | None = None) -> None:
+    async def _do(
+        self, worker: WorkerRecord, function: str, client: str, way: Way, limit_s: float | None = None
+    ) -> None:
         """
         Raises:
             KaasError: what the worker says; DeviceUnavailable if it ended, had to since it gave no answer, or lost its
@@ -126,7 +128,7 @@ class Caches:
             reply = await self._patience.answer(worker.id, way(worker.id), limit_s or self._limit_s)
         except WorkerLost as lost:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
-        except Silent as silent:
+        except WorkerSilent as silent:
             self._host.gone(worker, str(silent))
             raise DeviceUnavailable(f"{name}: {silent}") from silent
         if isinstance(reply.error, DeviceLost):
@@ -137,12 +139,12 @@ class Caches:
         if reply.error is not None:
             raise reply.error
         if reply.record is not None and reply.record.tiers:
-            self._ledger.write(Entry(function, client, worker.device.index, None, tiers=reply.record.tiers))
+            self._ledger.write(LedgerEntry(function, client, worker.device.index, None, tiers=reply.record.tiers))
         self._host.tell_residency(worker, reply.record)
 
     # --- pins
 
-    def keep(self, target: bytes, order: Order, device: int | None = None, done_by: Sequence[int] = ()) -> None:
+    def keep(self, target: bytes, order: CacheOrder, device: int | None = None, done_by: Sequence[int] = ()) -> None:
         """Carry out an order once more on each worker that a device, or any, gets from now on.
 
         Args:
@@ -163,7 +165,7 @@ class Caches:
             if target in (None, place[0]) and device in (None, place[1]):
                 del self._pins[place]
 
-    def repeat(self, worker: Worker) -> None:
+    def repeat(self, worker: WorkerRecord) -> None:
         """A worker is ready: if it has a cache, pins of its device are for it now."""
         if worker.kind is not WorkerKind.EXECUTOR:
             return
@@ -171,7 +173,7 @@ class Caches:
             if index == worker.device.index and pin.order is not None:
                 self._background.run(self._repeat(worker, pin, pin.order))
 
-    async def _repeat(self, worker: Worker, pin: _Pin, order: Order) -> None:
+    async def _repeat(self, worker: WorkerRecord, pin: _Pin, order: CacheOrder) -> None:
         try:
             await self._order(worker, order)
         except DeviceUnavailable:
@@ -212,11 +214,11 @@ class Caches:
         if named:
             self._background.run(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
 
-    async def _follow(self, worker: Worker, way: Way) -> None:
+    async def _follow(self, worker: WorkerRecord, way: Way) -> None:
         try:
             await self._do(worker, "", "", way)
         except KaasError as error:  # there is nobody to tell but who looks at the figures
-            self._ledger.write(Entry("", "", worker.device.index, type(error).__name__))
+            self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
 
     def arrived(self, request: Request) -> None:
         if self._prefetches:
@@ -227,7 +229,7 @@ class Caches:
             self._references.remove(request)
 
 
-class References:
+class RequestsByObject:
     """Which requests can name an object."""
 
     def __init__(self) -> None:
@@ -244,7 +246,7 @@ class References:
             if named is not None and named.pop(request.id, None) is not None and not named:
                 del self._requests[use.key]  # type: ignore[arg-type]  # it is a key
 
-    def find(self, key: bytes) -> Call | None:
+    def find(self, key: bytes) -> WorkerCall | None:
         """The call of the latest request that reads the object and whose inputs exist."""
         named = self._requests.get(key, {})
         return next((request.call for request in reversed(named.values()) if request.inputs_exist), None)
@@ -253,11 +255,11 @@ class References:
 T = TypeVar("T")
 
 
-class Silent(Exception):
+class WorkerSilent(Exception):
     """A worker gave no answer for as long as it may."""
 
 
-class Patience:
+class Timeouts:
     """A worker takes its orders in turn, so that each may wait for many before it: what counts is that answers come."""
 
     def __init__(self) -> None:
@@ -276,7 +278,7 @@ class Patience:
                 return await asked
         except TimeoutError as error:
             if wait.expired():
-                raise Silent(f"it answered nothing for {limit_s:g} s") from error
+                raise WorkerSilent(f"it answered nothing for {limit_s:g} s") from error
             raise
         finally:
             waits.pop(wait, None)

@@ -23,20 +23,20 @@ from kaas.errors import (
     PoolStopped,
 )
 from kaas.pool.background import Background
-from kaas.pool.core.accounts import Accounts, client_known
+from kaas.pool.core.accounts import ClientAccounts, client_known
 from kaas.pool.core.backlog import Backlog
-from kaas.pool.core.cache_commands import Caches
-from kaas.pool.core.policy_driver import Guarded
+from kaas.pool.core.cache_commands import CacheCommands
+from kaas.pool.core.policy_driver import PolicyDriver
 from kaas.pool.core.quarantine import Quarantine
-from kaas.pool.core.records import Request, Worker, adopted, died, unmeasured
+from kaas.pool.core.records import Request, WorkerRecord, adopted, died, unmeasured
 from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
 from kaas.pool.core.run_limits import GRACE_S, RunLimits
 from kaas.pool.core.sessions import Sessions
-from kaas.pool.core.workers import Crew
-from kaas.pool.executors.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
-from kaas.pool.immediate_future import Answer
+from kaas.pool.core.workers import WorkerManager
+from kaas.pool.executors.transport import CacheOrder, Survivor, WorkerCall, WorkerLost, WorkerReply, WorkerTransport
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing import event_log
-from kaas.pool.observing.ledger import Entry
+from kaas.pool.observing.ledger import LedgerEntry
 from kaas.pool.observing.reports import Reports
 from kaas.scheduling.events import (
     ClientGone,
@@ -70,7 +70,7 @@ TIMED_OUT = 702
 class Pool:
     """Drives one policy. All methods belong to the event loop in which it was made."""
 
-    def __init__(self, name: str, config: Config, transport: Transport) -> None:
+    def __init__(self, name: str, config: Config, transport: WorkerTransport) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._name = name
         self._config = config
@@ -81,11 +81,11 @@ class Pool:
             PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
             for i, d in enumerate(config.devices)
         )
-        self._policy = Guarded(config, self._devices)
+        self._policy = PolicyDriver(config, self._devices)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
-        self._crew = Crew(self, transport, self._background, config.start_limit_s)
-        self._workers: Mapping[int, Worker] = self._crew.workers
+        self._crew = WorkerManager(self, transport, self._background, config.start_limit_s)
+        self._workers: Mapping[int, WorkerRecord] = self._crew.workers
         self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
         self.events = event_log.EventLog()
         self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
@@ -94,10 +94,10 @@ class Pool:
         self._sessions = Sessions()
         self._quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         limit_s = config.run_limit_s + GRACE_S
-        self._caches = Caches(
+        self._caches = CacheCommands(
             self, self._workers, len(self._devices), transport, self._background, self._ledger, limit_s
         )
-        self._accounts: Accounts | None = None
+        self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None
         self._stopped = False
 
@@ -110,7 +110,7 @@ class Pool:
         self._policy.open()
         charged_s: dict[str, float] = {}
         if store is not None:
-            self._accounts = Accounts(store, self._loop)
+            self._accounts = ClientAccounts(store, self._loop)
             self._quarantine = Quarantine(self._config.faults_allowed, store, self._config.client_faults_allowed)
             charged_s = self._accounts.charged_s()
         now = self._loop.time()
@@ -157,7 +157,7 @@ class Pool:
                 message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
                 raise DeviceUnavailable(message)
 
-    async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
+    async def submit(self, call: WorkerCall, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
 
         Raises:
@@ -171,7 +171,7 @@ class Pool:
             self.cancelled(request)
             raise
 
-    def begin(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Request:
+    def begin(self, call: WorkerCall, inputs_ready: Awaitable[Any] | None = None) -> Request:
         """As `submit`, for who waits for the request's answer without a task, and tells `cancelled` of its end.
 
         Raises:
@@ -183,10 +183,10 @@ class Pool:
                 raise refusal
             self._backlog.enter(call.client)
         except KaasError as error:
-            self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
+            self._ledger.write(LedgerEntry(call.label, call.client, None, type(error).__name__))
             raise
         now_s = self._loop.time()
-        request = Request(next(self._ids), call, now_s, Answer())
+        request = Request(next(self._ids), call, now_s, ImmediateFuture())
         self._requests[request.id] = request
         self._caches.arrived(request)
         if call.deadline_s is not None:
@@ -209,16 +209,16 @@ class Pool:
         """Whether a request is queued, or runs, with its caller or without."""
         return request.id in self._requests
 
-    async def upkeep(self, order: Order, device: int | None = None) -> None:
+    async def upkeep(self, order: CacheOrder, device: int | None = None) -> None:
         """Carry out an order about caches on the worker of one device, or of each.
 
         Raises:
-            What `Caches.carry_out` does.
+            What `CacheCommands.carry_out` does.
         """
         self._check_open()
         await self._caches.carry_out(order, device)
 
-    async def pin(self, target: bytes, order: Order, device: int | None = None) -> None:
+    async def pin(self, target: bytes, order: CacheOrder, device: int | None = None) -> None:
         """Carry out an order, and once more on each worker that comes later; target names it.
 
         Raises:
@@ -264,7 +264,7 @@ class Pool:
         if worker in self._workers:
             self._background.run(self._caches.discard(self._workers[worker], keys))
 
-    def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
+    def tell_residency(self, worker: WorkerRecord, record: RunRecord | None) -> None:
         if record is not None:
             worker.cached_bytes = record.cached_bytes
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
@@ -384,10 +384,10 @@ class Pool:
         self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
         self._abandon(request)
 
-    def _answer(self, request: Request, result: Reply | KaasError) -> None:
+    def _answer(self, request: Request, result: WorkerReply | KaasError) -> None:
         """Tell the caller, unless it has an answer or has gone."""
         if not request.answer.done():
-            if isinstance(result, Reply):
+            if isinstance(result, WorkerReply):
                 request.answer.set_result(result.value)
                 self.reports.note(request, "succeeded", result.record)
             else:
@@ -425,18 +425,18 @@ class Pool:
         self._run(request, worker)
         self._backlog.leave(request.call.client)
 
-    def _run(self, request: Request, worker: Worker) -> None:
+    def _run(self, request: Request, worker: WorkerRecord) -> None:
         reply = self._transport.run(worker.id, request.slot, request.call)  # what can wait comes while it is busy
         self._limits.begun(request)
         ran = partial(self._ran, request, worker)
-        if not isinstance(reply, Answer):
-            reply = Answer.of(self._background.begin(reply))
+        if not isinstance(reply, ImmediateFuture):
+            reply = ImmediateFuture.of(self._background.begin(reply))
         if reply.done():
             self._loop.call_soon(ran, reply)  # not here, within what an event has led to
         else:
             reply.add_done_callback(ran)
 
-    def _ran(self, request: Request, worker: Worker, run: Answer[Reply]) -> None:
+    def _ran(self, request: Request, worker: WorkerRecord, run: ImmediateFuture[WorkerReply]) -> None:
         """A run has ended, or its worker."""
         if run.cancelled():
             return  # by the pool's own end
@@ -447,7 +447,7 @@ class Pool:
         except Exception as error:  # noqa: BLE001 - as in `_tell`
             self._break(error)
 
-    def _replied(self, request: Request, worker: Worker, reply: Reply) -> None:
+    def _replied(self, request: Request, worker: WorkerRecord, reply: WorkerReply) -> None:
         if worker.id not in self._workers:
             return
         if isinstance(reply.error, DeviceLost):
@@ -463,7 +463,7 @@ class Pool:
         else:
             self._done(request, worker, reply)
 
-    def _done(self, request: Request, worker: Worker, reply: Reply) -> None:
+    def _done(self, request: Request, worker: WorkerRecord, reply: WorkerReply) -> None:
         left = request.answer.done()
         del worker.running[request.id]
         record = request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
@@ -479,7 +479,7 @@ class Pool:
         if was_last:
             self._crew.end(worker)
 
-    def lost(self, worker: Worker, error: DeviceLost, told_by: Request | None = None) -> None:
+    def lost(self, worker: WorkerRecord, error: DeviceLost, told_by: Request | None = None) -> None:
         """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
         when that request has its own error."""
         if error.fields.get("code") == TIMED_OUT and worker.running.keys() - worker.lost:
@@ -487,7 +487,7 @@ class Pool:
         else:
             self.gone(worker, error.message, error, told_by)
 
-    def _overrun(self, request: Request, worker: Worker) -> None:
+    def _overrun(self, request: Request, worker: WorkerRecord) -> None:
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
@@ -504,7 +504,7 @@ class Pool:
         serves = next(labels, function) if function else ""
         self._crew.start(decision, device, serves)
 
-    def ready(self, worker: Worker) -> None:
+    def ready(self, worker: WorkerRecord) -> None:
         """A worker can run requests."""
         self.events.ready(worker)
         self._tell(worker.arrival(self._loop.time(), self._config.cache_bytes))
@@ -523,7 +523,7 @@ class Pool:
             self._tell(event)
 
     def gone(
-        self, worker: Worker, reason: str, cause: DeviceLost | None = None, told_by: Request | None = None
+        self, worker: WorkerRecord, reason: str, cause: DeviceLost | None = None, told_by: Request | None = None
     ) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         if not self._crew.drop(worker) or self._stopped:
@@ -554,7 +554,7 @@ class Pool:
             self._accounts.charge(client, device_s)
 
     def _left_behind(
-        self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None, case: Case, had_s: float
+        self, request: Request, worker: WorkerRecord, reason: str, cause: DeviceLost | None, case: Case, had_s: float
     ) -> None:
         """Answer a request whose worker is gone, or queue it again. had_s: device seconds that it is charged."""
         call, verdict = request.call, judge(case)
@@ -577,7 +577,7 @@ class Pool:
             self._backlog.enter(call.client, again=True)
             self._tell(request.arrival(self._loop.time()))
 
-    def _blame(self, request: Request, worker: Worker, what: str, *, function: bool) -> None:
+    def _blame(self, request: Request, worker: WorkerRecord, what: str, *, function: bool) -> None:
         """A request ended its device: its client has one fault more, and with one too many is not run any more.
         function: so has its function."""
         call = request.call

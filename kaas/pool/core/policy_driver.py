@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from kaas.config import Config
 from kaas.errors import PolicyError
-from kaas.scheduling.checks import Checked
+from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.events import Decision, Event, PhysicalDevice, PolicyFactory
 from kaas.scheduling.policies import factory
 from kaas.scheduling.recording import Recorder
 
 
-class Guarded:
+class PolicyDriver:
     """One policy over these devices.
 
     Raises:
@@ -35,7 +35,7 @@ class Guarded:
             self._recorder = Recorder.open(self._config.record, self._config.policy, self._devices)
 
     def handle(self, event: Event) -> list[Decision]:
-        """What `Policy.handle` does; raises as `Checked` and `Recorder.write` do."""
+        """What `Policy.handle` does; raises as `CheckedPolicy` and `Recorder.write` do."""
         began = time.perf_counter()
         try:
             decisions = self._policy.handle(event)
@@ -57,10 +57,10 @@ class Guarded:
             self._recorder.close()
 
 
-def _make(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> Checked:
+def _make(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> CheckedPolicy:
     name = getattr(chosen, "__name__", str(chosen))
     try:
         policy = factory(chosen)(devices)
     except Exception as error:
         raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
-    return Checked(policy, devices, name=name)
+    return CheckedPolicy(policy, devices, name=name)

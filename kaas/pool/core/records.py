@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from kaas.errors import DeviceLost, ExecutorDied
-from kaas.pool.executors.transport import Call, Survivor
-from kaas.pool.immediate_future import Answer
-from kaas.pool.observing.ledger import Entry
+from kaas.pool.executors.transport import Survivor, WorkerCall
+from kaas.pool.immediate_future import ImmediateFuture
+from kaas.pool.observing.ledger import LedgerEntry
 from kaas.pool.observing.tracing import Traced
 from kaas.scheduling.events import (
     PhysicalDevice,
@@ -40,11 +40,11 @@ class Request(msgspec.Struct, eq=False):
     """
 
     id: int
-    call: Call
+    call: WorkerCall
     arrived_s: float
-    answer: Answer[Any]
+    answer: ImmediateFuture[Any]
     attempt: int = 1
-    worker: Worker | None = None
+    worker: WorkerRecord | None = None
     dispatched_s: float = 0.0
     inputs: asyncio.Future[Any] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -77,15 +77,15 @@ class Request(msgspec.Struct, eq=False):
             alone=self.alone,
         )
 
-    def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> Entry:
+    def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> LedgerEntry:
         """What the figures say of it once it is answered. record: what was measured, to which its times are added."""
         device = self.worker.device.index if self.worker else None
         if record is None:
-            return Entry(self.call.label, self.call.client, device, outcome)
+            return LedgerEntry(self.call.label, self.call.client, device, outcome)
         record.stages["queue"] = self.dispatched_s - self.arrived_s
         record.stages["request"] = now_s - self.arrived_s
         measured = record.stages, record.tiers, record.kernels
-        return Entry(self.call.label, self.call.client, device, outcome, *measured)
+        return LedgerEntry(self.call.label, self.call.client, device, outcome, *measured)
 
     def traced(self, outcome: str, record: RunRecord | None, now_s: float) -> Traced:
         """Its part of a trace once it is answered."""
@@ -105,7 +105,7 @@ class Request(msgspec.Struct, eq=False):
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerRecord:
     """A worker from the decision to start it to its end.
 
     Fields:
@@ -154,15 +154,15 @@ def _cache_bytes(info: WorkerInfo, cache_bytes: int | None) -> int:
 
 def adopted(
     survivor: Survivor, device: PhysicalDevice, ids: Iterator[int], now_s: float, cache_bytes: int | None
-) -> tuple[Worker, list[WorkerAdopted | Residency]]:
+) -> tuple[WorkerRecord, list[WorkerAdopted | Residency]]:
     """A worker that outlived an earlier process of the pool, with a request for each of its runs, and what the policy
     is to hear of it. Nobody waits for these requests."""
     start, info = survivor.start, survivor.info
-    worker = Worker(start.worker, device, start.kind, start.client, info=info)
+    worker = WorkerRecord(start.worker, device, start.kind, start.client, info=info)
     worker.settled.set()
     running = []
     for slot, call in survivor.running.items():
-        answer: Answer[Any] = Answer()
+        answer: ImmediateFuture[Any] = ImmediateFuture()
         answer.cancel()
         request = Request(next(ids), call, now_s, answer, worker=worker, slot=slot, dispatched_s=now_s)
         worker.running[request.id] = request
@@ -174,7 +174,7 @@ def adopted(
 
 
 def device_status(
-    device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...], reason: str
+    device: PhysicalDevice, workers: Iterable[WorkerRecord], pins: tuple[PinStatus, ...], reason: str
 ) -> DeviceStatus:
     """A device as `kaas.status()` shows it. workers: those of the pool. reason: why its last one was lost, if so."""
     here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
@@ -202,7 +202,7 @@ def unmeasured(device_s: float) -> RunRecord:
     return RunRecord({}, {}, (), (), device_s)
 
 
-def died(request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> ExecutorDied:
+def died(request: Request, worker: WorkerRecord, reason: str, cause: DeviceLost | None) -> ExecutorDied:
     """What a request is told whose worker ended for a reason that is not known to be its own."""
     others = len(worker.running) - 1
     beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""

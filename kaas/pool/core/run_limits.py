@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from kaas.pool.core.records import Request, Worker
+from kaas.pool.core.records import Request, WorkerRecord
 from kaas.scheduling.events import WorkerKind
 
 GRACE_S = 2.0
@@ -25,8 +25,8 @@ class RunLimits:
     def __init__(
         self,
         limit_s: float,
-        workers: Mapping[int, Worker],
-        overrun: Callable[[Request, Worker], None],
+        workers: Mapping[int, WorkerRecord],
+        overrun: Callable[[Request, WorkerRecord], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._limit_s = limit_s
@@ -58,7 +58,7 @@ class RunLimits:
         self._look_s = time_s
         self._timer = self._loop.call_at(time_s, self.look) if time_s < math.inf else None
 
-    def runs(self) -> Iterator[tuple[Request, Worker, float]]:
+    def runs(self) -> Iterator[tuple[Request, WorkerRecord, float]]:
         """All, with the time when each must have ended, but for those that have told of their device's loss."""
         for worker in self._workers.values():
             limit_s = self._limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)

@@ -6,24 +6,24 @@ import asyncio
 from typing import Protocol
 
 from kaas.pool.background import Background
-from kaas.pool.core.records import Worker
-from kaas.pool.executors.transport import Transport
+from kaas.pool.core.records import WorkerRecord
+from kaas.pool.executors.transport import WorkerTransport
 from kaas.scheduling.events import PhysicalDevice, StartWorker, WorkerKind
 
 
-class Host(Protocol):
+class WorkerHost(Protocol):
     """Who is told of them."""
 
-    def ready(self, worker: Worker) -> None:
+    def ready(self, worker: WorkerRecord) -> None:
         """A worker can run requests."""
         ...
 
-    def gone(self, worker: Worker, reason: str) -> None:
-        """A worker has ended; that may be known already. The answer to the news is `Crew.drop`."""
+    def gone(self, worker: WorkerRecord, reason: str) -> None:
+        """A worker has ended; that may be known already. The answer to the news is `WorkerManager.drop`."""
         ...
 
 
-class Crew:
+class WorkerManager:
     """Belongs to one event loop.
 
     Args:
@@ -33,21 +33,23 @@ class Crew:
         workers: by number; others only look.
     """
 
-    def __init__(self, host: Host, transport: Transport, background: Background, start_limit_s: float) -> None:
+    def __init__(
+        self, host: WorkerHost, transport: WorkerTransport, background: Background, start_limit_s: float
+    ) -> None:
         self._host = host
         self._transport = transport
         self._background = background
         self._start_limit_s = start_limit_s
         self._loop = asyncio.get_running_loop()
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerRecord] = {}
 
     def start(self, decision: StartWorker, device: PhysicalDevice, serves: str) -> None:
         """serves: the label of the only function that it is for, "" if it is for all."""
-        worker = Worker(decision.worker, device, decision.kind, decision.client, serves)
+        worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves)
         self.workers[worker.id] = worker
         self._background.run(self._live(worker, decision))
 
-    async def _live(self, worker: Worker, decision: StartWorker) -> None:
+    async def _live(self, worker: WorkerRecord, decision: StartWorker) -> None:
         began_s = self._loop.time()
         try:
             async with asyncio.timeout(self._start_limit_s):
@@ -62,15 +64,15 @@ class Crew:
             self._host.ready(worker)
             await self._outlive(worker)
 
-    async def _outlive(self, worker: Worker) -> None:
+    async def _outlive(self, worker: WorkerRecord) -> None:
         self._host.gone(worker, await self._transport.ended(worker.id))
 
-    def adopt(self, worker: Worker) -> None:
+    def adopt(self, worker: WorkerRecord) -> None:
         """It runs already, since an earlier process of the pool."""
         self.workers[worker.id] = worker
         self._background.run(self._outlive(worker))
 
-    def stop(self, worker: Worker) -> None:
+    def stop(self, worker: WorkerRecord) -> None:
         """It ends once it is idle."""
         worker.stopping = True
         if worker.info is None:
@@ -78,15 +80,15 @@ class Crew:
         elif not worker.running:
             self.end(worker)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: WorkerRecord) -> None:
         """An idle one ends, in good order."""
         self._background.run(self._end(worker))
 
-    async def _end(self, worker: Worker) -> None:
+    async def _end(self, worker: WorkerRecord) -> None:
         trouble = await self._transport.stop(worker.id)
         self._host.gone(worker, f"stopped, and {trouble}" if trouble else "stopped")
 
-    def drop(self, worker: Worker) -> bool:
+    def drop(self, worker: WorkerRecord) -> bool:
         """It has ended or must end, and does so at once. Whether that is news."""
         worker.settled.set()
         if self.workers.pop(worker.id, None) is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import KaasError
-from kaas.pool.executors.transport import Call
+from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 
@@ -34,9 +34,9 @@ class RegisteredETask:
     spec: specs.ETaskSpec
     code: bytes = field(repr=False)
 
-    def call(self, header: specs.ETaskCall, message: bytes, refs: Sequence[Any], direct: bool = False) -> Call:
+    def call(self, header: specs.ETaskCall, message: bytes, refs: Sequence[Any], direct: bool = False) -> WorkerCall:
         label = f"{self.spec.label}.{header.method}" if header.method else self.spec.label
-        return Call(
+        return WorkerCall(
             label=label,
             client=header.client,
             deadline_s=header.deadline_s,

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.events import StartWorker
-from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.router import Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, open_file
 from kaas.wire.connections.stream import FILES_AT_MOST, close_all
-from kaas.wire.messages import Attached, Block, Done, Filed, Forget, Framed, Meet, Named, ToPeer
+from kaas.wire.messages import Attached, Block, Done, Filed, ForgetFunction, Framed, Named, RegisterFunction, ToPeer
 from kaas.wire.specs import RunRecord
 
 MET_AT_MOST, MET_BYTES = 4096, 1 << 30
@@ -25,7 +25,7 @@ Finish = Callable[[Done, Sequence[Any]], T]
 """Makes of a Done and the frames behind it what is waited for."""
 
 
-class ExecutorLine:
+class ExecutorConnection:
     """Before its executor has said Hello nothing can be sent; `greeted` is set then."""
 
     __slots__ = (
@@ -41,7 +41,7 @@ class ExecutorLine:
         "worker",
     )
 
-    def __init__(self, exchange: Exchange, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
+    def __init__(self, exchange: Router, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
         """met: keys of functions that it knows."""
         self.worker = start.worker
         self.device = start.device
@@ -51,7 +51,7 @@ class ExecutorLine:
         self._exchange = exchange
         self._met = dict.fromkeys(met, 0)
         self._met_bytes = 0
-        self._asked: dict[int, tuple[Answer[Any], Sequence[Any], Finish[Any]]] = {}
+        self._asked: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
@@ -85,10 +85,10 @@ class ExecutorLine:
         while met and (len(met) >= MET_AT_MOST or self._met_bytes + nbytes > MET_BYTES):
             first = next(iter(met))
             self._met_bytes -= met.pop(first)
-            self.send(Forget(first))
+            self.send(ForgetFunction(first))
         met[function.key] = nbytes
         self._met_bytes += nbytes
-        self.send(Meet(), function.introduction)
+        self.send(RegisterFunction(), function.introduction)
 
     def ask(
         self,
@@ -98,10 +98,10 @@ class ExecutorLine:
         refs: Sequence[Any],
         finish: Finish[T],
         files: Sequence[int] = (),
-    ) -> Answer[T]:
-        """refs: the objects beside it, kept alive until the answer. files: of `Attachments`."""
+    ) -> ImmediateFuture[T]:
+        """refs: the objects beside it, kept alive until the answer. files: of `OutgoingAttachments`."""
         self.send(header, frames, files)
-        answer: Answer[T] = Answer()
+        answer: ImmediateFuture[T] = ImmediateFuture()
         self._asked[number] = answer, refs, finish
         return answer
 
@@ -109,7 +109,7 @@ class ExecutorLine:
         assert self.peer is not None, "it has been greeted"
         self._exchange.send(self.peer, header, frames, files)
 
-    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], Attachments]:
+    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], OutgoingAttachments]:
         """What stands beside a message as this executor can read it, and what it points to.
 
         Raises:
@@ -127,10 +127,10 @@ class ExecutorLine:
                     beside.append(Named(ref.binary()))
         return beside, attachments
 
-    def attachments(self, frames: Sequence[Any] = ()) -> Attachments:
+    def attachments(self, frames: Sequence[Any] = ()) -> OutgoingAttachments:
         """What a message to this executor takes along, to begin with these frames."""
         assert self.peer is not None, "it has been greeted"
-        return Attachments(self._exchange.inbox, frames, by_file=self.peer.channel.local)
+        return OutgoingAttachments(self._exchange.inbox, frames, by_file=self.peer.channel.local)
 
     # --- receiving
 
@@ -157,7 +157,7 @@ class ExecutorLine:
             orphan.set_result(record)
 
 
-class Attachments:
+class OutgoingAttachments:
     """What goes out with one message: frames, and files with memory that an executor on this machine maps.
 
     An executor may not open files of another process itself: a process that runs clients' kernels gets only what its
@@ -199,6 +199,6 @@ class Attachments:
         return place
 
 
-def _lose(answer: Answer[Any], reason: str) -> None:
+def _lose(answer: ImmediateFuture[Any], reason: str) -> None:
     if not answer.done():
         answer.set_exception(WorkerLost(reason))

@@ -10,23 +10,23 @@ from functools import partial
 from typing import Any, Protocol
 
 from kaas.errors import InputFailed, KaasError
-from kaas.pool.executors.executor_connection import ExecutorLine
-from kaas.pool.executors.payloads import Left, Orders, Payload
+from kaas.pool.executors.executor_connection import ExecutorConnection
+from kaas.pool.executors.payloads import OrderPayload, Payload, Survived
 from kaas.pool.executors.residents import Placed, Residents
-from kaas.pool.executors.transport import Call, Order, Reply, Survivor, WorkerLost
+from kaas.pool.executors.transport import CacheOrder, Survivor, WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.events import StartWorker
 from kaas.wire import messages, specs
-from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import Address, Block, Done, Framed, Named
-from kaas.wire.outputs import Inline
+from kaas.wire.outputs import InlineOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 
 
-class Hosts(Protocol):
+class ExecutorHosts(Protocol):
     """Belongs to the event loop of the pool's sockets. It also carries what does not go over these."""
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
@@ -82,14 +82,14 @@ class _Stranger:
 class Executors:
     """The `Transport` of executors. Belongs to the event loop of the pool's sockets."""
 
-    def __init__(self, exchange: Exchange, hosts: Hosts, residents: Residents) -> None:
+    def __init__(self, exchange: Router, hosts: ExecutorHosts, residents: Residents) -> None:
         self._exchange = exchange
         self._hosts = hosts
         self._residents = residents
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._lines: dict[int, ExecutorLine] = {}
-        self._by_peer: dict[Peer, ExecutorLine] = {}
+        self._lines: dict[int, ExecutorConnection] = {}
+        self._by_peer: dict[Peer, ExecutorConnection] = {}
         self._strangers: dict[str, _Stranger] | None = None
         self._returns: set[asyncio.Task[None]] = set()
 
@@ -102,8 +102,8 @@ class Executors:
         self._residents.worker_came(start.worker)
         return info
 
-    def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorLine:
-        line = self._lines[start.worker] = ExecutorLine(self._exchange, start, met)
+    def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorConnection:
+        line = self._lines[start.worker] = ExecutorConnection(self._exchange, start, met)
         return line
 
     async def survivors(self) -> list[Survivor]:
@@ -164,10 +164,12 @@ class Executors:
 
     # --- what is asked of them
 
-    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+    def run(
+        self, worker: int, slot: int, call: WorkerCall
+    ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         """It is sent in this very call."""
         line, payload = self._lines.get(worker), call.payload
-        if line is None or isinstance(payload, Left):
+        if line is None or isinstance(payload, Survived):
             return self._left(worker, slot)
         function: RegisteredFunction = payload.function
         beside: Sequence[messages.Attached] = ()
@@ -181,18 +183,20 @@ class Executors:
         line.introduce(function)
         number = next(self._numbers)
         parcel = not (function.inline or payload.direct)
-        header = messages.Run(number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside)
+        header = messages.RunInvocation(
+            number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside
+        )
         if parcel:
             return self._collected(line, payload, line.ask(number, header, frames, payload.refs, whole, files))
         finish = direct if payload.direct else partial(inline, function)
         return line.ask(number, header, frames, payload.refs, finish, files)
 
-    async def _left(self, worker: int, slot: int) -> Reply:
-        return Reply(record=await self._line(worker).orphan(slot))
+    async def _left(self, worker: int, slot: int) -> WorkerReply:
+        return WorkerReply(record=await self._line(worker).orphan(slot))
 
     async def _collected(
-        self, line: ExecutorLine, payload: Payload, ended: Answer[tuple[Done, Sequence[Any]]]
-    ) -> Reply:
+        self, line: ExecutorConnection, payload: Payload, ended: ImmediateFuture[tuple[Done, Sequence[Any]]]
+    ) -> WorkerReply:
         """A reply with the outputs in a parcel, and where the others are."""
         done, frames = await ended
         if done.failed:
@@ -205,19 +209,21 @@ class Executors:
             try:
                 stored = iter(await self._hosts.collect(line.worker, done.parcel, len(positions) - len(keep)))
             except KaasError as error:
-                return Reply(error=error, record=done.record, lost=done.lost)
+                return WorkerReply(error=error, record=done.record, lost=done.lost)
         values = tuple([Placed(keep[each], line.device) if each in keep else next(stored) for each in positions])
-        return Reply(values, None, done.record, done.lost)
+        return WorkerReply(values, None, done.record, done.lost)
 
-    async def upkeep(self, worker: int, order: Order) -> Reply:
-        orders: Orders = order.payload
+    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
+        orders: OrderPayload = order.payload
         line = self._line(worker)
         for function in orders.functions:
             line.introduce(function)
         beside = [Named(ref.binary()) for ref in orders.refs]
-        return await self._ordered(worker, messages.Upkeep(next(self._numbers), beside), [orders.message], orders.refs)
+        return await self._ordered(
+            worker, messages.CacheCommand(next(self._numbers), beside), [orders.message], orders.refs
+        )
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
         positions: dict[Any, int] = {}
         loads = []
         for call, keys in _by_call(named):
@@ -226,35 +232,35 @@ class Executors:
             for key in keys:
                 ref, entry = places[key]
                 loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
-        return await self._follow(worker, specs.Decided(loads, []), list(positions))
+        return await self._follow(worker, specs.CacheDecisionSpec(loads, []), list(positions))
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
-        return await self._follow(worker, specs.Decided([], list(keys)))
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
+        return await self._follow(worker, specs.CacheDecisionSpec([], list(keys)))
 
-    async def _follow(self, worker: int, decided: specs.Decided, refs: Sequence[Any] = ()) -> Reply:
-        header = messages.Follow(next(self._numbers), [Named(ref.binary()) for ref in refs])
+    async def _follow(self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = ()) -> WorkerReply:
+        header = messages.CacheDecision(next(self._numbers), [Named(ref.binary()) for ref in refs])
         return await self._ordered(worker, header, [specs.encode(decided)], refs)
 
-    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
-        reply = await self._ordered(worker, messages.WriteBack(next(self._numbers), keys))
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
+        reply = await self._ordered(worker, messages.WriteBackOutput(next(self._numbers), keys))
         if reply.error is None:
             await self._residents.come(keys)
         return reply
 
-    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         return await self._ordered(worker, messages.Discard(next(self._numbers), keys))
 
     async def _ordered(
         self,
         worker: int,
-        header: messages.Upkeep | messages.Follow | messages.WriteBack | messages.Discard,
+        header: messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutput | messages.Discard,
         frames: Sequence[Any] = (),
         refs: Sequence[Any] = (),
-    ) -> Reply:
+    ) -> WorkerReply:
         """What an executor makes of something that has no outputs."""
         return await self._line(worker).ask(header.number, header, frames, refs, plain)
 
-    def _line(self, worker: int) -> ExecutorLine:
+    def _line(self, worker: int) -> ExecutorConnection:
         line = self._lines.get(worker)
         if line is None:
             raise WorkerLost("it ended before it was reached")
@@ -270,7 +276,7 @@ class Executors:
         elif self._strangers is not None:
             self._strangers[hello.name] = _Stranger(peer)
 
-    def _attach(self, line: ExecutorLine, peer: Peer) -> None:
+    def _attach(self, line: ExecutorConnection, peer: Peer) -> None:
         if line.peer is not None:
             del self._by_peer[line.peer]
         self._by_peer[peer] = line
@@ -287,16 +293,16 @@ class Executors:
         match message:
             case Done():
                 line.answered(message, frames)
-            case messages.Need(number=number):
+            case messages.RequestObjects(number=number):
                 self._supply(line, number)
-            case messages.Written(key=key, parcel=parcel):
+            case messages.WrittenBack(key=key, parcel=parcel):
                 task = self._loop.create_task(self._return(line.worker, key, parcel))
                 self._returns.add(task)
                 task.add_done_callback(self._returns.discard)
             case messages.Orphaned(slot=slot, record=record):
                 line.orphaned(slot, record)
 
-    def _supply(self, line: ExecutorLine, number: int) -> None:
+    def _supply(self, line: ExecutorConnection, number: int) -> None:
         refs = line.refs(number)
         if refs is None:
             return
@@ -305,11 +311,11 @@ class Executors:
             wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
             values = self._hosts.supply(line.worker, number, wanted)
         except KaasError as error:
-            line.send(messages.Supply(number, error=True), [encode_error(error)])
+            line.send(messages.ProvideObjects(number, error=True), [encode_error(error)])
             return
         if values is not None:
             objects = [[attachments.add(part) for part in parts] for parts in values]
-            line.send(messages.Supply(number, objects), attachments.frames, attachments.files)
+            line.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, parcel: int) -> None:
         """Takes an output that was written back."""
@@ -324,18 +330,18 @@ class Executors:
 def _survivor(adoption: Adoption) -> Survivor:
     """An executor that was adopted, as the core sees it."""
     running = {
-        slot: Call(orphan.label, orphan.client, None, 0, payload=Left(), function=orphan.function)
+        slot: WorkerCall(orphan.label, orphan.client, None, 0, payload=Survived(), function=orphan.function)
         for slot, orphan in adoption.running.items()
     }
     return Survivor(adoption.start, adoption.info, running, adoption.cached)
 
 
-async def _told(reply: Reply) -> Reply:
+async def _told(reply: WorkerReply) -> WorkerReply:
     return reply
 
 
-def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
-    calls: dict[int, tuple[Call, list[bytes]]] = {}
+def _by_call(named: Mapping[bytes, WorkerCall]) -> Iterator[tuple[WorkerCall, list[bytes]]]:
+    calls: dict[int, tuple[WorkerCall, list[bytes]]] = {}
     for key, call in named.items():
         calls.setdefault(id(call), (call, []))[1].append(key)
     yield from calls.values()
@@ -346,31 +352,31 @@ def whole(done: Done, frames: Sequence[Any]) -> tuple[Done, Sequence[Any]]:
     return done, frames
 
 
-def plain(done: Done, frames: Sequence[Any]) -> Reply:
+def plain(done: Done, frames: Sequence[Any]) -> WorkerReply:
     """Of what has no outputs."""
-    return failed(done, frames) if done.failed else Reply(None, None, done.record, done.lost)
+    return failed(done, frames) if done.failed else WorkerReply(None, None, done.record, done.lost)
 
 
-def direct(done: Done, frames: Sequence[Any]) -> Reply:
+def direct(done: Done, frames: Sequence[Any]) -> WorkerReply:
     """Of a run: the frames as they came."""
-    return failed(done, frames) if done.failed else Reply(frames, None, done.record, done.lost)
+    return failed(done, frames) if done.failed else WorkerReply(frames, None, done.record, done.lost)
 
 
-def inline(function: RegisteredFunction, done: Done, frames: Sequence[Any]) -> Reply:
+def inline(function: RegisteredFunction, done: Done, frames: Sequence[Any]) -> WorkerReply:
     """Of a run: outputs that become arrays where they arrive."""
     if done.failed:
         return failed(done, frames)
     layouts = zip(frames, function.outputs, strict=True)
-    values = tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
-    return Reply(values, None, done.record, done.lost)
+    values = tuple([InlineOutput(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
+    return WorkerReply(values, None, done.record, done.lost)
 
 
-def failed(done: Done, frames: Sequence[Any]) -> Reply:
+def failed(done: Done, frames: Sequence[Any]) -> WorkerReply:
     """The cause stays sealed: nothing of it is run here."""
-    return Reply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
+    return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
 
 
-def unreadable(label: str, error: OSError) -> Reply:
+def unreadable(label: str, error: OSError) -> WorkerReply:
     """Of a run that was not asked for, since a client's memory is gone."""
     message = f"an input of {label!r} cannot be read any more: {error}"
-    return Reply(error=InputFailed(message, task=label, reason=str(error)))
+    return WorkerReply(error=InputFailed(message, task=label, reason=str(error)))

@@ -35,12 +35,12 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Survived:
     """Instead of an invocation: the run that a survivor has in this slot is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class OrderPayload:
     """An Upkeep on its way; functions: those that it is about."""
 
     functions: Sequence[RegisteredFunction]

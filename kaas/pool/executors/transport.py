@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kaas.errors import KaasError
-from kaas.pool.immediate_future import Answer
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.events import ObjectUse, StartWorker, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
@@ -20,7 +20,7 @@ class WorkerLost(Exception):
 
 
 @dataclass(slots=True)
-class Call:
+class WorkerCall:
     """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
     function: what names that function exactly; bound: the same with its constants, "" if it has none. session: of the
     program that sent it, "" if nobody knows. task: the kTask's key, "" of an eTask.
@@ -52,7 +52,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CacheOrder:
     """Something that a program wants of caches, as the core sees it; only the transport looks into payload.
 
     Fields:
@@ -64,7 +64,7 @@ class Order:
     client: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class WorkerReply(msgspec.Struct, frozen=True):
     """What a worker made of a call: a value or an error, and what it measured. lost: why its device is, else ""."""
 
     value: Any = None
@@ -78,44 +78,46 @@ class Survivor:
     """A worker that outlived an earlier process of the pool.
 
     Fields:
-        start: as what it was started. running: what it still runs, by slot, as calls: `Transport.run` waits for them.
+        start: as what it was started. running: what it still runs, by slot, as calls: `WorkerTransport.run` waits for them.
         cached: keys on its device.
     """
 
     start: StartWorker
     info: WorkerInfo
-    running: Mapping[int, Call]
+    running: Mapping[int, WorkerCall]
     cached: tuple[bytes, ...] = ()
 
 
-class Transport(Protocol):
+class WorkerTransport(Protocol):
     """The way to the workers; how calls travel can change behind it."""
 
     async def start(self, start: StartWorker) -> WorkerInfo:
         """Start a worker. Raises whatever kept it from starting."""
         ...
 
-    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+    def run(
+        self, worker: int, slot: int, call: WorkerCall
+    ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         """Fails with WorkerLost when the worker ends first. An Answer goes on in the same turn of the loop."""
         ...
 
-    async def upkeep(self, worker: int, order: Order) -> Reply:
+    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
         """Do something to a worker's cache. Raises WorkerLost as above."""
         ...
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
         """Load objects by key; with each a call that has a reference to it. Raises WorkerLost as above."""
         ...
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         """Forget objects by key. Raises WorkerLost as above."""
         ...
 
-    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         """Have kept outputs come back, and wait until they have. Raises WorkerLost as above."""
         ...
 
-    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         """Forget kept outputs. Raises WorkerLost as above."""
         ...
 

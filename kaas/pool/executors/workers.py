@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from kaas.pool.executors.transport import Call, Order, Reply, Transport
-from kaas.pool.immediate_future import Answer
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerReply, WorkerTransport
+from kaas.pool.immediate_future import ImmediateFuture
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire.status.status import WorkerInfo
 
 
 class Lifetimes(Protocol):
-    """What a `Transport` does for workers that have no cache."""
+    """What a `WorkerTransport` does for workers that have no cache."""
 
     async def start(self, start: StartWorker) -> WorkerInfo: ...
 
-    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]: ...
+    def run(
+        self, worker: int, slot: int, call: WorkerCall
+    ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]: ...
 
     async def ended(self, worker: int) -> str: ...
 
@@ -26,9 +28,9 @@ class Lifetimes(Protocol):
 
 
 class Workers:
-    """A `Transport` of two, by the kinds of the workers."""
+    """A `WorkerTransport` of two, by the kinds of the workers."""
 
-    def __init__(self, executors: Transport, etask_workers: Lifetimes) -> None:
+    def __init__(self, executors: WorkerTransport, etask_workers: Lifetimes) -> None:
         self._executors = executors
         self._etask_workers = etask_workers
         self._of_etasks: set[int] = set()
@@ -38,7 +40,9 @@ class Workers:
             self._of_etasks.add(start.worker)
         return self._those_of(start.worker).start(start)
 
-    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+    def run(
+        self, worker: int, slot: int, call: WorkerCall
+    ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         return self._those_of(worker).run(worker, slot, call)
 
     def ended(self, worker: int) -> Coroutine[Any, Any, str]:
@@ -56,17 +60,17 @@ class Workers:
 
     # --- caches
 
-    def upkeep(self, worker: int, order: Order) -> Coroutine[Any, Any, Reply]:
+    def upkeep(self, worker: int, order: CacheOrder) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.upkeep(worker, order)
 
-    def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Coroutine[Any, Any, Reply]:
+    def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.prefetch(worker, named)
 
-    def evict(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+    def evict(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.evict(worker, keys)
 
-    def write_back(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+    def write_back(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.write_back(worker, keys)
 
-    def discard(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+    def discard(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.discard(worker, keys)

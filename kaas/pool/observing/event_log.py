@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from kaas.errors import DeviceLost, ETaskFailed, KaasError
-from kaas.pool.core.records import Request, Worker
+from kaas.pool.core.records import Request, WorkerRecord
 
 STOPPED, NOT_STARTED, DEVICE_LOST, DIED = "stopped", "not started", "device lost", "died"
 """Why workers end, as metrics have it."""
@@ -28,7 +28,7 @@ class EventLog:
         self.faults = Counter[str]()
         self.reasons: dict[int, str] = {}
 
-    def ready(self, worker: Worker) -> None:
+    def ready(self, worker: WorkerRecord) -> None:
         """A worker can run requests."""
         assert worker.info is not None, "it is ready"
         self.starts[worker.device.index] += 1
@@ -36,7 +36,7 @@ class EventLog:
         name = {"device_name": worker.info.device_name} if worker.info.device_name else {}
         _log.info("a worker is ready", extra={**_who(worker), **name, "memory_bytes": worker.info.memory_bytes})
 
-    def ended(self, worker: Worker, reason: str, cause: DeviceLost | None) -> None:
+    def ended(self, worker: WorkerRecord, reason: str, cause: DeviceLost | None) -> None:
         """A worker has ended, or could not start."""
         told = {**_who(worker), "reason": reason}
         if worker.stopping:
@@ -53,7 +53,7 @@ class EventLog:
         if why != STOPPED:
             self.reasons[worker.device.index] = reason
 
-    def fault(self, request: Request, worker: Worker, reason: str, faults: int, quarantined: bool) -> None:
+    def fault(self, request: Request, worker: WorkerRecord, reason: str, faults: int, quarantined: bool) -> None:
         """A request ended its device, alone on it. faults: of its function so far."""
         self.faults[request.call.client] += 1
         told = {**_what(request), **_who(worker), "client": request.call.client, "reason": reason, "faults": faults}
@@ -81,7 +81,7 @@ def broken(pool: str, error: BaseException) -> None:
     _log.critical("the pool is broken", extra={"pool": pool, "reason": str(error)}, exc_info=error)
 
 
-def _who(worker: Worker) -> dict[str, object]:
+def _who(worker: WorkerRecord) -> dict[str, object]:
     told: dict[str, object] = {"worker": worker.id, "kind": worker.kind.value, "device": worker.device.index}
     if worker.info is not None:
         told |= {"pid": worker.info.pid, "node": worker.info.node}

@@ -75,7 +75,7 @@ def _middle(bucket: int) -> float:
     return _SMALLEST_S * math.expm1((bucket + 0.5) * _STEP)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
 
     outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
@@ -107,7 +107,7 @@ class Figures:
         self._flows: set[tuple[str, str]] = set()
         self._functions: dict[str, int] = {}
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
         histograms: list[Histogram] = []
         seconds: list[float] = []
         for entry in entries:
@@ -169,7 +169,7 @@ class Ledger:
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
-        self._entries: list[Entry] = []
+        self._entries: list[LedgerEntry] = []
         self._figures = Figures()
         self._before = Figures()
 
@@ -178,7 +178,7 @@ class Ledger:
         self._before.merge(self._figures)
         self._since_s, self._figures = now_s, Figures()
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: LedgerEntry) -> None:
         self._entries.append(entry)
         if len(self._entries) >= BATCH:
             self._add_up()

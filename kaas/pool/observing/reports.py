@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kaas.pool.background import Background
-from kaas.pool.core.records import Request, Worker, device_status
+from kaas.pool.core.records import Request, WorkerRecord, device_status
 from kaas.pool.observing.event_log import EventLog
-from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.pool.observing.metrics import TIERS, Measured
-from kaas.pool.observing.tracing import Step, Tracer
+from kaas.pool.observing.tracing import Tracer, TraceStep
 from kaas.scheduling.events import PhysicalDevice
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.stats import OutcomeStats, StageStats, TierStats
@@ -24,7 +24,7 @@ class Reports:
     def __init__(
         self,
         requests: Mapping[int, Request],
-        workers: Mapping[int, Worker],
+        workers: Mapping[int, WorkerRecord],
         devices: Sequence[PhysicalDevice],
         background: Background,
         events: EventLog,
@@ -45,9 +45,11 @@ class Reports:
         for tracer in self._tracers:
             tracer.note(request.traced(outcome, record, now))
 
-    def note_step(self, step: Step) -> None:
+    def note_step(self, step: TraceStep) -> None:
         """A step of a server's has ended, around a request that is noted by itself."""
-        self.ledger.write(Entry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s}))
+        self.ledger.write(
+            LedgerEntry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s})
+        )
         for tracer in self._tracers:
             tracer.note_step(step)
 

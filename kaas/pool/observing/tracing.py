@@ -39,7 +39,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
     context: TraceContext | None = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class TraceStep(msgspec.Struct, frozen=True, array_like=True):
     """A step of a server's around a request. stage: "before" or "after". name: of the step."""
 
     client: str
@@ -56,7 +56,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True):
     since_s: float
     requests: list[Traced]
     left_out: int = 0
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
 
 
 class Tracer:
@@ -65,7 +65,7 @@ class Tracer:
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._requests: list[Traced] = []
-        self._steps: list[Step] = []
+        self._steps: list[TraceStep] = []
         self._left_out = 0
 
     def note(self, traced: Traced) -> None:
@@ -74,7 +74,7 @@ class Tracer:
         else:
             self._left_out += 1
 
-    def note_step(self, step: Step) -> None:
+    def note_step(self, step: TraceStep) -> None:
         if len(self._steps) < 2 * LIMIT:
             self._steps.append(step)
 
@@ -114,7 +114,7 @@ def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[s
     yield from _names(clients, tracks)
 
 
-def step_events(steps: Iterable[Step], since_s: float) -> Iterator[dict[str, Any]]:
+def step_events(steps: Iterable[TraceStep], since_s: float) -> Iterator[dict[str, Any]]:
     """One process for the steps of each client."""
     clients: dict[str, int] = {}
     for number, each in enumerate(steps):

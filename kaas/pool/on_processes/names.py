@@ -18,7 +18,7 @@ from kaas.wire.messages import Address
 NOTICE, LOCK = ".pool", ".lock"
 
 
-class Notice(msgspec.Struct, frozen=True):
+class PoolNotice(msgspec.Struct, frozen=True):
     """What a pool says of itself to programs that look for it. config: as `Config.described` gives it."""
 
     address: Address
@@ -26,7 +26,7 @@ class Notice(msgspec.Struct, frozen=True):
     config: Mapping[str, str]
 
 
-class Place:
+class PoolName:
     """Where the pool of a name is to be found. A pool that runs keeps its notice's file locked, so that one that was
     killed is known to be gone."""
 
@@ -50,7 +50,7 @@ class Place:
         finally:
             os.close(file)
 
-    def running(self) -> Notice | None:
+    def running(self) -> PoolNotice | None:
         """The pool that runs; waits for one that is ending."""
         file = self._opened(self._notice)
         try:
@@ -58,7 +58,7 @@ class Place:
                 return None  # what may stand there is of one that was killed
             data = os.pread(file, os.fstat(file).st_size, 0)
             if data:
-                return msgspec.msgpack.decode(data, type=Notice)
+                return msgspec.msgpack.decode(data, type=PoolNotice)
             fcntl.flock(file, fcntl.LOCK_EX)  # it is ending, and lets go when it has
             return None
         finally:
@@ -72,7 +72,7 @@ class Place:
         finally:
             os.close(file)
 
-    def announce(self, notice: Notice) -> int:
+    def announce(self, notice: PoolNotice) -> int:
         """Of the pool itself: it can be found from now on, until `withdraw` or its end. Gives the file."""
         file = self._opened(self._notice)
         fcntl.flock(file, fcntl.LOCK_EX)

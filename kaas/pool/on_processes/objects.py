@@ -11,14 +11,14 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from kaas.errors import InvalidRequest
-from kaas.wire.connections.shared_memory import Inbox, Lease, Outbox
+from kaas.wire.connections.shared_memory import BlockLease, Inbox, Outbox
 from kaas.wire.messages import Beside, Block, Framed, Named
 
 AT_ONCE_BYTES = 1 << 20
 """Values up to this size are copied by the event loop itself."""
 
 
-class Keep(msgspec.Struct, frozen=True, array_like=True):
+class KeepObjects(msgspec.Struct, frozen=True, array_like=True):
     """What a program has the pool hold: in an Ask "hold" this is the first frame, with a value beside it for each key,
     or its name if the pool holds it already. together: a key for all of them as one object, the constants of a
     function, which then is what the program holds; None: it holds each."""
@@ -28,7 +28,7 @@ class Keep(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode_keep = msgspec.msgpack.encode
-decode_keep = msgspec.msgpack.Decoder(Keep).decode
+decode_keep = msgspec.msgpack.Decoder(KeepObjects).decode
 
 
 def key_of(content: bytes | memoryview) -> bytes:
@@ -46,7 +46,7 @@ class _Copied:
 
     __slots__ = ("_lease", "blocks")
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: BlockLease) -> None:
         self._lease = lease
         self.blocks = lease.blocks
 
@@ -54,12 +54,12 @@ class _Copied:
         self._lease.release()
 
 
-class Held:
+class HeldObject:
     """An object, as long as somebody refers to this: a program that put it there, a request, a pin."""
 
     __slots__ = ("__weakref__", "_key", "_owners", "blocks")
 
-    def __init__(self, key: bytes, blocks: Sequence[Block], owners: Sequence[_Copied | Held]) -> None:
+    def __init__(self, key: bytes, blocks: Sequence[Block], owners: Sequence[_Copied | HeldObject]) -> None:
         """blocks: its value, or those of its parts; they are there as long as their owners."""
         self._key = key
         self._owners = owners
@@ -75,10 +75,10 @@ class HeldObjects:
     def __init__(self) -> None:
         self._outbox = Outbox()
         self._inbox = Inbox()
-        self._known: WeakValueDictionary[bytes, Held] = WeakValueDictionary()
-        self._sessions: dict[str, dict[bytes, list[Held]]] = {}
+        self._known: WeakValueDictionary[bytes, HeldObject] = WeakValueDictionary()
+        self._sessions: dict[str, dict[bytes, list[HeldObject]]] = {}
 
-    def ref(self, session: str, named: Named) -> Held:  # noqa: ARG002 - all programs are of one user
+    def ref(self, session: str, named: Named) -> HeldObject:  # noqa: ARG002 - all programs are of one user
         """
         Raises:
             InvalidRequest: nobody holds it.
@@ -113,12 +113,12 @@ class HeldObjects:
         parts = [found[key] for key in wanted.keys]
         if wanted.together is not None:
             blocks = [block for part in parts for block in part.blocks]
-            parts = [self._known.setdefault(wanted.together, Held(wanted.together, blocks, parts))]
+            parts = [self._known.setdefault(wanted.together, HeldObject(wanted.together, blocks, parts))]
         mine = self._sessions.setdefault(session, {})
         for held in parts:
             mine.setdefault(held.binary(), []).append(held)
 
-    async def _copied(self, values: Mapping[bytes, Framed | Block], frames: Sequence[Any]) -> dict[bytes, Held]:
+    async def _copied(self, values: Mapping[bytes, Framed | Block], frames: Sequence[Any]) -> dict[bytes, HeldObject]:
         if not values:
             return {}
         data = [
@@ -129,14 +129,14 @@ class HeldObjects:
         else:
             copied = _Copied(await asyncio.to_thread(self._outbox.put_all, data))
         return {
-            key: self._known.setdefault(key, Held(key, [block], [copied]))
+            key: self._known.setdefault(key, HeldObject(key, [block], [copied]))
             for key, block in zip(values, copied.blocks, strict=True)
         }
 
     def holds(self, key: bytes) -> bool:
         return key in self._known
 
-    async def hold(self, key: bytes, data: bytes | memoryview) -> Held:
+    async def hold(self, key: bytes, data: bytes | memoryview) -> HeldObject:
         """An object of who asks, for as long as that refers to it: what is held under this key, or a copy of data."""
         known = self._known.get(key)
         if known is not None:
@@ -145,14 +145,14 @@ class HeldObjects:
             copied = _Copied(self._outbox.put(data))
         else:
             copied = _Copied(await asyncio.to_thread(self._outbox.put, data))
-        return self._known.setdefault(key, Held(key, copied.blocks, [copied]))
+        return self._known.setdefault(key, HeldObject(key, copied.blocks, [copied]))
 
-    def together(self, parts: Sequence[Held]) -> Held:
+    def together(self, parts: Sequence[HeldObject]) -> HeldObject:
         """Several as one: the constants of a function."""
         key = key_of_all([part.binary() for part in parts])
-        return self._known.setdefault(key, Held(key, [block for part in parts for block in part.blocks], parts))
+        return self._known.setdefault(key, HeldObject(key, [block for part in parts for block in part.blocks], parts))
 
-    def view(self, held: Held) -> memoryview:
+    def view(self, held: HeldObject) -> memoryview:
         """The value of an object of one part, to be read as long as somebody refers to the object."""
         (block,) = held.blocks
         return self._inbox.view(block)

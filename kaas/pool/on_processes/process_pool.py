@@ -15,11 +15,11 @@ from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.residents import Residents
 from kaas.pool.loop import PoolLoop
 from kaas.pool.on_processes.hosts import ProcessHosts
-from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
 from kaas.store import SqliteStore, Store
-from kaas.wire.connections.router import Exchange
+from kaas.wire.connections.router import Router
 from kaas.wire.messages import Hello
 from kaas.worker.process_orders import PoolOrders
 from kaas.worker.processes import on_end, open_all_files, ordered, say_failed, say_ready
@@ -45,7 +45,7 @@ class Machine:
         self.service: Service | None = None
         self._watched: set[str] = set()
 
-    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Executors]:
+    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, Executors]:
         executors = Executors(exchange, self.hosts, residents)
         return executors, executors
 
@@ -73,10 +73,10 @@ async def run(orders: PoolOrders, says: int) -> None:
     loop = asyncio.get_running_loop()
     config = orders.config or Config()
     config = config.resolved(0 if config.devices else count_gpus())
-    place = Place(orders.name)
+    place = PoolName(orders.name)
     machine = Machine(config)
     service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
-    notice = place.announce(Notice(service.address, NODE, config.described()))
+    notice = place.announce(PoolNotice(service.address, NODE, config.described()))
     loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)
     say_ready(says, b"")
     await service.stopped.wait()

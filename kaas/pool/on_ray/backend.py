@@ -15,19 +15,19 @@ from kaas.errors import InvalidConfig
 from kaas.pool.executors.etasks import ETasks
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.residents import Residents
-from kaas.pool.executors.transport import Transport
+from kaas.pool.executors.transport import WorkerTransport
 from kaas.pool.executors.workers import Workers
 from kaas.pool.on_ray.cluster import existing
 from kaas.pool.on_ray.etask_transport import ETaskWorkers
 from kaas.pool.on_ray.hosts import RayHosts
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.pool.on_ray.ref_leases import HeldRefs
+from kaas.pool.on_ray.ref_leases import SessionRefs
 from kaas.store import SqliteStore, Store
-from kaas.wire.connections.router import Exchange
+from kaas.wire.connections.router import Router
 from kaas.wire.messages import Hello
 
 
-class RayGround:
+class RayBackend:
     """Ray, as a pool stands on it. Belongs to the pool's loop."""
 
     def __init__(self, name: str, config: Config, own: Any, node: str, host: str, again: bool) -> None:
@@ -42,10 +42,10 @@ class RayGround:
         self.host = host
         self.again = again
         self.readiness = Readiness(asyncio.get_running_loop(), existing)
-        self.objects = HeldRefs(self.readiness)
+        self.objects = SessionRefs(self.readiness)
         self.etasks = ETasks()
 
-    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Transport]:
+    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
         hosts = RayHosts(self._name, self._config, self._own, self.readiness)
         executors = Executors(exchange, hosts, residents)
         return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))

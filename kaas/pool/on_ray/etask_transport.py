@@ -12,13 +12,13 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config
 from kaas.errors import ETaskFailed, InputFailed, KaasError
 from kaas.pool.executors.etasks import ETaskPayload, ETasks
-from kaas.pool.executors.transport import Call, Reply, WorkerLost
+from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.on_ray.hosts import Resources, one_line
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.results import fetched
 from kaas.scheduling.events import StartWorker
 from kaas.wire import specs
-from kaas.wire.outputs import Packed, Stored, unpacked
+from kaas.wire.outputs import Packed, StoredOutput, unpacked
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.etask_actor import WATCH, ETaskActor
 
@@ -54,7 +54,7 @@ class ETaskWorkers:
         self._start_s[start.worker] = clock() - began
         return info
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:  # noqa: ARG002 - it has one
+    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:  # noqa: ARG002 - it has one
         if worker not in self._actors:
             raise WorkerLost("it ended before it was reached")
         try:
@@ -62,30 +62,30 @@ class ETaskWorkers:
         except RayActorError as error:
             raise WorkerLost(one_line(error)) from error
         except RayError as error:
-            return Reply(error=KaasError(f"a worker failed in a way it should not: {error}"))
+            return WorkerReply(error=KaasError(f"a worker failed in a way it should not: {error}"))
 
-    async def _run(self, worker: int, payload: ETaskPayload) -> Reply:
+    async def _run(self, worker: int, payload: ETaskPayload) -> WorkerReply:
         method = self._actors[worker].call.options(num_returns=2)
         ref, last = method.remote(payload.message, payload.refs)
         try:
             answer = specs.decode_etask_answer(await last)
         except RayTaskError as error:  # what its call returned, and only Ray could carry, Ray could not
             failure = specs.ETaskFailure(str(error.cause), type(error.cause).__name__, str(error), b"")
-            return Reply(error=_failed(payload.label, failure))
+            return WorkerReply(error=_failed(payload.label, failure))
         stages = {"run": answer.seconds}
         if worker in self._start_s:
             stages["start"] = self._start_s.pop(worker)
         record = specs.RunRecord(stages, {}, [], [], sum(stages.values()))
         if answer.failure is not None:
-            return Reply(error=_failed(payload.label, answer.failure), record=record)
+            return WorkerReply(error=_failed(payload.label, answer.failure), record=record)
         if payload.direct:
-            return Reply(await _buffers(answer.value, ref), record=record)
+            return WorkerReply(await _buffers(answer.value, ref), record=record)
         if answer.value:
-            return Reply(Packed(answer.value), record=record)
+            return WorkerReply(Packed(answer.value), record=record)
         incomplete = self._readiness.of([ref])
         if incomplete is not None:
             await incomplete
-        return Reply(Stored(fetched, ref), record=record)
+        return WorkerReply(StoredOutput(fetched, ref), record=record)
 
     async def ended(self, worker: int) -> str:
         try:

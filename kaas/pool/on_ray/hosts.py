@@ -15,17 +15,17 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import WorkerLost
-from kaas.pool.on_processes.objects import Held
+from kaas.pool.on_processes.objects import HeldObject
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.results import fetched
 from kaas.scheduling.events import StartWorker
-from kaas.wire.attachments import Parts
+from kaas.wire.attachments import ObjectParts
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.messages import Address, Block, Framed
-from kaas.wire.outputs import Stored
+from kaas.wire.outputs import StoredOutput
 from kaas.wire.status.status import WorkerInfo
-from kaas.worker.epochs import Adoption, Post
+from kaas.worker.epochs import Adoption, WorkerPost
 from kaas.worker.executor_actor import GROUPS, ExecutorActor
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
@@ -63,7 +63,7 @@ class RayHosts:
             **self._resources.of(device),
         }
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(device, self._options, Post(start, self._own))
+        actor = decorate(**options)(ExecutorActor).remote(device, self._options, WorkerPost(start, self._own))
         self._actors[start.worker] = actor
         self._lives[start.worker] = address.life
         try:
@@ -82,14 +82,14 @@ class RayHosts:
     def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
         """In a list, so that Ray hands over references and not what they name. What the pool holds for clients outside
         Ray goes over the line, unless a policy wants both at a time."""
-        held = [isinstance(ref, Held) for ref in refs]
+        held = [isinstance(ref, HeldObject) for ref in refs]
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
             return [() if ref is None else ref.blocks for ref in refs]
         sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
         self._actors[worker].supply.remote(self._lives[worker], number, sent)
         return None
 
-    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Stored]:
+    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[StoredOutput]:
         """They are return values, owned by the pool: so they survive the executor."""
         if worker not in self._actors:
             raise WorkerLost("it ended before its outputs were collected")
@@ -104,7 +104,7 @@ class RayHosts:
         incomplete = self._readiness.of(stored)
         if incomplete is not None:
             await incomplete
-        return [Stored(fetched, ref) for ref in stored]
+        return [StoredOutput(fetched, ref) for ref in stored]
 
     async def ended(self, worker: int) -> str:
         try:
@@ -133,10 +133,10 @@ class Resources:
         return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
 
 
-def parts_of(held: Held, inbox: Inbox) -> Parts:
+def parts_of(held: HeldObject, inbox: Inbox) -> ObjectParts:
     """What the pool holds, as Ray carries it."""
     views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
-    return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
+    return ObjectParts([Framed(position) for position in range(1, len(views) + 1)], views)
 
 
 def one_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ KEPT_PER_SWEEP = 64
 """How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
 
 
-class Keeping:
+class KeptOutputs:
     """Belongs to the pool's loop."""
 
     def __init__(self, service: Service, own: Any, names: Callable[[], Container[str]]) -> None:

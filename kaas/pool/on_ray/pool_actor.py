@@ -25,9 +25,9 @@ from kaas.wire.messages import Address
 from kaas.worker.processes import open_all_files
 
 if TYPE_CHECKING:
-    from kaas.pool.fronts import Front
-    from kaas.pool.on_ray.backend import RayGround
-    from kaas.pool.on_ray.ray_life import Life
+    from kaas.pool.fronts import SessionListener
+    from kaas.pool.on_ray.backend import RayBackend
+    from kaas.pool.on_ray.ray_life import OpenPool
     from kaas.pool.service import Service
     from kaas.wire.status.stats import Stats
     from kaas.wire.status.status import Status
@@ -44,8 +44,8 @@ class PoolActor:
         self._attached = False
         self._again = started_again()
         self._thread = PoolThread()
-        self._life: Life | None = None
-        self._opening: asyncio.Task[Life] | None = None
+        self._life: OpenPool | None = None
+        self._opening: asyncio.Task[OpenPool] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._sessions: dict[str, asyncio.Event] = {}
@@ -113,7 +113,7 @@ class PoolActor:
 
     # --- the pool's opening
 
-    async def _opened(self) -> Life:
+    async def _opened(self) -> OpenPool:
         """The pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
         if self._life is None:
             if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
@@ -122,7 +122,7 @@ class PoolActor:
             self._life = await asyncio.shield(self._opening)
         return self._life
 
-    async def _open(self) -> Life:
+    async def _open(self) -> OpenPool:
         here = ray.get_runtime_context()
         own, node = here.current_actor, here.get_node_id()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ class PoolActor:
         self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
         return life
 
-    async def _tell_metrics(self, life: Life) -> None:
+    async def _tell_metrics(self, life: OpenPool) -> None:
         """Now and then, until the pool stops."""
         from kaas.pool.observing.metrics import metrics
         from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
@@ -208,7 +208,7 @@ class PoolActor:
 
     # --- fronts
 
-    async def serve(self, session: str, opener: Callable[[Service, RayGround], Awaitable[Front]]) -> None:
+    async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[SessionListener]]) -> None:
         """Have requests come in at one door more, until that has drained or whoever asks for it has ended. It is asked
         for in each life."""
         self._open_calls += 1
@@ -237,7 +237,7 @@ class PoolActor:
     async def drain(self, session: str, reason: str) -> None:
         self._thread.post((await self._front(session)).drain, reason)
 
-    async def _front(self, session: str) -> Front:
+    async def _front(self, session: str) -> SessionListener:
         return await self._thread.run((await self._opened()).fronts.opened(session))
 
     # --- caches and the pool itself

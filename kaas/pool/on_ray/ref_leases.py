@@ -23,7 +23,7 @@ class _Entry:
     count: int = 0
 
 
-class HeldRefs:
+class SessionRefs:
     """Each session's own: who cannot name an object to Ray cannot have it here. Belongs to one event loop."""
 
     def __init__(self, readiness: Readiness) -> None:

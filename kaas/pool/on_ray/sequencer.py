@@ -27,7 +27,7 @@ class _Line:
             self.waiting[number].set_result(None)
 
 
-class Turns:
+class Sequencer:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:

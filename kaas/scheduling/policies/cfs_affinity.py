@@ -13,7 +13,7 @@ from typing import ClassVar
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Crew, Request, Worker
+from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
 
 PENALTY = 10.0
 """Mean latencies that running elsewhere counts as: the paper's."""
@@ -54,17 +54,17 @@ class CfsAffinity(Scheduler):
         self._penalty = penalty
         self._queueing = queueing
 
-    def rank(self, worker: Worker) -> tuple[float, float, float]:
+    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """The least busy, then the lower device, as the rule has it: of faster ones a client needs fewer seconds."""
         return len(worker.running), 0.0, worker.device.index
 
-    def choose(self, crew: Crew) -> tuple[Request, Worker] | None:
+    def choose(self, crew: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
         """The least effective time over pairs of a client and a worker, ties to the oldest request."""
         if crew.serves.kind is WorkerKind.ETASK:
             return super().choose(crew)
         if self._fleet.best(crew) is None:
             return None
-        chosen: tuple[Request, Worker | None] | None = None
+        chosen: tuple[QueuedRequest, WorkerState | None] | None = None
         least: tuple[float, float, int] | None = None
         for queue in crew.queues.values():
             account = queue.account
@@ -86,10 +86,10 @@ class CfsAffinity(Scheduler):
             worker = self.suited(crew, head)
         return None if worker is None else (head, worker)
 
-    def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
+    def urgency(self, crew: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         return min((-request.account.priority, request.account.time_s, request.id) for request in crew.next(provided))
 
-    def _affine(self, head: Request) -> Collection[int]:
+    def _affine(self, head: QueuedRequest) -> Collection[int]:
         """The devices that a request's client has an affinity to; none where all are equal for it."""
         if self._bytes and self._locality.reads(head):
             return self._locality.near(head)

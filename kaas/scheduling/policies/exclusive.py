@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.scheduler import Scheduler, territory
-from kaas.scheduling.policies.state import Serves, Territory
+from kaas.scheduling.policies.state import Partition, Serves
 
 
 class Exclusive(Scheduler):
@@ -20,8 +20,8 @@ class Exclusive(Scheduler):
 
     conserving_devices: ClassVar[bool] = False
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Territory]:
+    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         return [territory(devices)]
 
-    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Territory]:
+    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
         return Serves(kind, client, function), self._fleet.territories[0]

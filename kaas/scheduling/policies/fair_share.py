@@ -19,7 +19,7 @@ SHORTEST_WAIT_S = 1e-6
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class ClientShare:
     """One client. Fields: see `ClientKnown`; charged_s holds the estimates of what runs. pending: its requests that are
     queued or run. savings_s: device seconds that its max_share lets it have at once, as of saved_s. last_device: the
     one that ran it last, -1 if none did. latency_s: mean of its requests from their arrival to their end."""
@@ -62,12 +62,12 @@ class Account:
         return max(0.0, self.charged_s - self.mean_s) / self.weight if self.running else self.time_s
 
 
-_STARTED_S: Callable[[Account], float] = attrgetter("started_s")
-NOBODY = Account("")
+_STARTED_S: Callable[[ClientShare], float] = attrgetter("started_s")
+NOBODY = ClientShare("")
 """Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
 
 
-class Accounts:
+class FairShare:
     """All clients. A client that comes back after a time without requests starts at the least time per weight of those
     who are there, or at that of the last who was, if it had less: absence saves nothing up.
 
@@ -78,18 +78,18 @@ class Accounts:
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
-        self._accounts: dict[str, Account] = {}
-        self._present: dict[str, Account] = {}
+        self._accounts: dict[str, ClientShare] = {}
+        self._present: dict[str, ClientShare] = {}
         self._floor_s = 0.0
         self.wake_s: float | None = None
         """When the first client that its share holds back may go on."""
 
-    def __getitem__(self, client: str) -> Account:
+    def __getitem__(self, client: str) -> ClientShare:
         account = self._accounts.get(client)
         if account is None:
             if len(self._accounts) >= ACCOUNTS:
                 self._forget()
-            account = self._accounts[client] = Account(client)
+            account = self._accounts[client] = ClientShare(client)
         return account
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class Accounts:
         account = self._accounts.get(client)
         return 0.0 if account is None else account.mean_s
 
-    def know(self, event: ClientKnown) -> Account:
+    def know(self, event: ClientKnown) -> ClientShare:
         account = self[event.client]
         account.weight, account.priority = event.weight, event.priority
         if account.max_share != event.max_share:
@@ -136,7 +136,7 @@ class Accounts:
 
     # --- presence
 
-    def arrived(self, account: Account, *, again: bool = False) -> None:
+    def arrived(self, account: ClientShare, *, again: bool = False) -> None:
         """It has one more request; again: one that was here before and lost its worker."""
         if account.client not in self._present:
             least_s = self._least_s()
@@ -145,7 +145,7 @@ class Accounts:
             self._present[account.client] = account
         account.pending += 1
 
-    def ended(self, account: Account) -> None:
+    def ended(self, account: ClientShare) -> None:
         """It has one request less."""
         account.pending -= 1
         if not account.pending:
@@ -156,7 +156,7 @@ class Accounts:
         """The time per weight at which a client begins."""
         return min(map(_STARTED_S, self._present.values())) if self._present else self._floor_s
 
-    def _absent(self, account: Account) -> None:
+    def _absent(self, account: ClientShare) -> None:
         self._present.pop(account.client, None)
         if not self._present:
             self._floor_s = max(self._floor_s, account.time_s)
@@ -170,13 +170,15 @@ class Accounts:
 
     # --- charges
 
-    def dispatched(self, account: Account) -> float:
+    def dispatched(self, account: ClientShare) -> float:
         """Charge a request that begins with what one takes on average; returns that."""
         account.running += 1
         self._charge(account, account.mean_s)
         return account.mean_s
 
-    def measured(self, account: Account, estimate_s: float | None, device_s: float, latency_s: float | None) -> None:
+    def measured(
+        self, account: ClientShare, estimate_s: float | None, device_s: float, latency_s: float | None
+    ) -> None:
         """A request ended: charge what it took instead. latency_s: from its arrival on; None: it tells nothing about
         the next ones."""
         account.running -= 1
@@ -186,21 +188,21 @@ class Accounts:
             account.mean_s += (device_s - account.mean_s) / account.observations
             account.latency_s += (latency_s - account.latency_s) / account.observations
 
-    def lost(self, account: Account, estimate_s: float | None, device_s: float) -> None:
+    def lost(self, account: ClientShare, estimate_s: float | None, device_s: float) -> None:
         """A request ended with its worker: charge what it pays of that, which tells nothing of the next ones."""
         self.measured(account, estimate_s, device_s, None)
 
-    def _charge(self, account: Account, device_s: float) -> None:
+    def _charge(self, account: ClientShare, device_s: float) -> None:
         account.charged_s = max(0.0, account.charged_s + device_s)
         account.savings_s -= device_s
 
     # --- limits
 
-    def room(self, account: Account) -> int | None:
+    def room(self, account: ClientShare) -> int | None:
         """How many more requests max_running lets it run; None: any number."""
         return None if account.max_running is None else account.max_running - account.running
 
-    def held(self, account: Account, now_s: float) -> bool:
+    def held(self, account: ClientShare, now_s: float) -> bool:
         """Whether its limits hold its next request back; `wake_s` is then when its share will not."""
         if account.max_running is not None and account.running >= account.max_running:
             return True
@@ -217,5 +219,5 @@ class Accounts:
         self.wake_s = wake_s if self.wake_s is None else min(self.wake_s, wake_s)
         return True
 
-    def _most_saved_s(self, account: Account) -> float:
+    def _most_saved_s(self, account: ClientShare) -> float:
         return (account.max_share or 0.0) * self._devices * WINDOW_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Worker
+from kaas.scheduling.policies.state import WorkerState
 
 
 class FirstComeFirstServed(Scheduler):
@@ -17,6 +17,6 @@ class FirstComeFirstServed(Scheduler):
 
     work_conserving: ClassVar[bool] = True
 
-    def rank(self, worker: Worker) -> tuple[float, float, float]:
+    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         freed, _ = worker.free[-1]
         return len(worker.running), -worker.device.spec.speed, -freed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kaas.scheduling.events import PhysicalDevice, Residency
-from kaas.scheduling.policies.state import Crew, Rank, Request, Worker
+from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, WorkerState
 
 COMPARED = 64
 """Free workers that are compared for a request, beside as many of those whose devices have what it reads."""
@@ -47,7 +47,7 @@ class Locality:
         """A worker with an empty cache of this size is up."""
         self._memories[device].capacity_bytes = memory_bytes
 
-    def dispatched(self, request: Request, device: int) -> None:
+    def dispatched(self, request: QueuedRequest, device: int) -> None:
         """What the request reads is on the device now, or on its way."""
         sizes = self._read_by(request)
         if not sizes:
@@ -62,7 +62,7 @@ class Locality:
         self._dispatches += 1
         memory.used.update(dict.fromkeys(sizes, self._dispatches))
 
-    def ended(self, request: Request, device: int) -> None:
+    def ended(self, request: QueuedRequest, device: int) -> None:
         """What the request was to bring, and of which no worker said that it came, is not there."""
         memory = self._memories[device]
         for key in request.brings:
@@ -90,11 +90,11 @@ class Locality:
 
     # --- what policies ask
 
-    def reads(self, request: Request) -> bool:
+    def reads(self, request: QueuedRequest) -> bool:
         """Whether the request reads objects that caches can hold."""
         return bool(self._read_by(request))
 
-    def near(self, request: Request) -> frozenset[int]:
+    def near(self, request: QueuedRequest) -> frozenset[int]:
         """The devices that hold at least half of what the request reads; none if it lies nowhere."""
         if request.near_version != self._version:
             sizes = self._read_by(request)
@@ -105,7 +105,7 @@ class Locality:
             request.near_version = self._version
         return request.near
 
-    def choose(self, request: Request, crew: Crew, best: Worker, rank: Rank) -> Worker:
+    def choose(self, request: QueuedRequest, crew: WorkerGroup, best: WorkerState, rank: Rank) -> WorkerState:
         """Return the free worker of a crew for a request: the least busy one, on the device that suits it. Among equal
         devices it is the fastest, then the one with most room, then the first by rank.
 
@@ -122,7 +122,7 @@ class Locality:
         if len(compared) == COMPARED:
             compared += islice((worker for worker in crew.free_on(near) if len(worker.running) == least), COMPARED)
 
-        def order(worker: Worker) -> tuple[float, ...]:
+        def order(worker: WorkerState) -> tuple[float, ...]:
             device = worker.device.index
             _, slowness, last = rank(worker)
             return *self._order(request, device), slowness, -self.free_bytes(device), last
@@ -139,15 +139,15 @@ class Locality:
 
     # --- how well a device suits
 
-    def _holds(self, request: Request, device: int) -> bool:
+    def _holds(self, request: QueuedRequest, device: int) -> bool:
         """Whether a device has all that the request reads."""
         return self._read_by(request).keys() <= self._memories[device].used.keys()
 
-    def _drives_out(self, request: Request, device: int) -> bool:
+    def _drives_out(self, request: QueuedRequest, device: int) -> bool:
         """Whether something leaves a device if a request runs there."""
         return self._loss(self._read_by(request), self._memories[device], self._missing_bytes(request, device))[1] >= 0
 
-    def _order(self, request: Request, device: int) -> tuple[float, ...]:
+    def _order(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
         """How well a device suits a request, compared with others: the least does best.
 
         First come devices that hold at least half of what the request reads, if what moves there is less than all of
@@ -185,13 +185,13 @@ class Locality:
 
     # --- books
 
-    def _missing_bytes(self, request: Request, device: int) -> int:
+    def _missing_bytes(self, request: QueuedRequest, device: int) -> int:
         sizes, used = self._read_by(request), self._memories[device].used
         if sizes.keys() <= used.keys():
             return 0
         return sum(nbytes for key, nbytes in sizes.items() if key not in used)
 
-    def _read_by(self, request: Request) -> dict[bytes, int]:
+    def _read_by(self, request: QueuedRequest) -> dict[bytes, int]:
         """The objects that a request reads, with their bytes; empty ones hold nothing anywhere."""
         sizes = request.reads
         if sizes is None:

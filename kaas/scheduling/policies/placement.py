@@ -20,14 +20,14 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.policies.fair_share import NOBODY, Accounts
-from kaas.scheduling.policies.state import Crew, Device, Rank, Request, Serves, Territory, Worker
+from kaas.scheduling.policies.fair_share import NOBODY, FairShare
+from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest, Rank, Serves, WorkerGroup, WorkerState
 
 FAILED_STARTS = 3
 """Workers in a row that may fail to start: of a device before it is given up, of a crew before its requests are."""
 
 
-class Fleet:
+class Placement:
     """The books of devices, workers and crews. What it decides is appended to `decisions`.
 
     Args:
@@ -36,11 +36,11 @@ class Fleet:
         conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
     """
 
-    def __init__(self, territories: Iterable[Territory], accounts: Accounts, rank: Rank, *, conserving: bool) -> None:
+    def __init__(self, territories: Iterable[Partition], accounts: FairShare, rank: Rank, *, conserving: bool) -> None:
         self.territories = list(territories)
         self.devices = {device.index: device for territory in self.territories for device in territory.devices}
-        self.workers: dict[int, Worker] = {}
-        self.crews: dict[Serves, Crew] = {}
+        self.workers: dict[int, WorkerState] = {}
+        self.crews: dict[Serves, WorkerGroup] = {}
         self.decisions: list[Decision] = []
         self._accounts = accounts
         self._rank = rank
@@ -50,21 +50,21 @@ class Fleet:
         self._last_failure = ""
         self._stuck = False
         """No crew has a device to give just now: all are promised."""
-        self.promised: dict[int, Worker] = {}
+        self.promised: dict[int, WorkerState] = {}
         """Workers whose devices go to others."""
         for territory in self.territories:
             territory.free = {device.index for device in territory.devices}
             territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
 
-    def crew(self, serves: Serves, territory: Territory, *, born: int | None = None) -> Crew:
+    def crew(self, serves: Serves, territory: Partition, *, born: int | None = None) -> WorkerGroup:
         """born: the device of a worker that tells of the crew before any request does."""
         crew = self.crews.get(serves)
         if crew is None:
             since = (1, self._change()) if born is None else (0, born)
-            crew = self.crews[serves] = Crew(serves, territory, since)
+            crew = self.crews[serves] = WorkerGroup(serves, territory, since)
         return crew
 
-    def forget(self, waiting: Container[Crew]) -> None:
+    def forget(self, waiting: Container[WorkerGroup]) -> None:
         """Crews without workers, for which nothing waits; with them goes when they last gave up a device."""
         for serves, crew in list(self.crews.items()):
             if crew not in waiting and not crew.workers and not crew.promised:
@@ -76,7 +76,7 @@ class Fleet:
 
     # --- workers come and go
 
-    def adopt(self, event: WorkerAdopted, crew: Crew) -> Worker:
+    def adopt(self, event: WorkerAdopted, crew: WorkerGroup) -> WorkerState:
         device = self.devices[event.device]
         self._next_worker = max(self._next_worker, event.worker + 1)
         worker = self._add(event.worker, device, crew)
@@ -89,7 +89,7 @@ class Fleet:
                 self.stop(other)
         return worker
 
-    def ready(self, event: WorkerReady) -> Worker:
+    def ready(self, event: WorkerReady) -> WorkerState:
         worker = self.workers.get(event.worker)
         if worker is None or not worker.starting:
             raise PolicyError(f"worker {event.worker} was not starting")
@@ -101,12 +101,12 @@ class Fleet:
         self._open(worker, range(event.slots), event.slots)
         return worker
 
-    def _open(self, worker: Worker, slots: Sequence[int], of: int) -> None:
+    def _open(self, worker: WorkerState, slots: Sequence[int], of: int) -> None:
         worker.crew.slots = of
         worker.free = [(self._change(), slot) for slot in reversed(slots)]
         self.offer(worker)
 
-    def gone(self, event: WorkerGone) -> Worker:
+    def gone(self, event: WorkerGone) -> WorkerState:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             raise PolicyError(f"no such worker: {event.worker}")
@@ -125,19 +125,19 @@ class Fleet:
             device.territory.free.add(device.index)
         return worker
 
-    def _failed(self, device: Device, crew: Crew, reason: str) -> None:
+    def _failed(self, device: DeviceState, crew: WorkerGroup, reason: str) -> None:
         self._last_failure = crew.last_failure = reason
         crew.failures += 1
         device.failures += 1
         device.failed.add(crew.serves)
 
-    def usable(self, device: Device, crew: Crew) -> bool:
+    def usable(self, device: DeviceState, crew: WorkerGroup) -> bool:
         """It has not been given up, unless for a single function alone, whose own fault that may be."""
         if device.failures < FAILED_STARTS:
             return True
         return device.failed != {crew.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
-    def why_dead(self, crew: Crew) -> str | None:
+    def why_dead(self, crew: WorkerGroup) -> str | None:
         """Why no worker of a crew can ever start, if so."""
         if crew.workers or crew.promised:
             return None
@@ -153,7 +153,7 @@ class Fleet:
 
     # --- slots
 
-    def offer(self, worker: Worker) -> None:
+    def offer(self, worker: WorkerState) -> None:
         """Put a worker to its place among those of its crew, after anything about its slots changed that may make it a
         better one. What makes it worse is seen to when somebody asks for the best."""
         worker.version += 1
@@ -168,7 +168,7 @@ class Fleet:
             heapq.heapify(offers)
         heapq.heappush(offers, (self._rank(worker), worker.id, worker.version, worker))
 
-    def best(self, crew: Crew) -> Worker | None:
+    def best(self, crew: WorkerGroup) -> WorkerState | None:
         """The worker that a request of a crew should take, if one is free."""
         offers, gated = crew.offers, []
         while offers:
@@ -187,7 +187,7 @@ class Fleet:
             heapq.heappush(offers, offer)
         return found
 
-    def take_slot(self, worker: Worker, request: Request) -> int:
+    def take_slot(self, worker: WorkerState, request: QueuedRequest) -> int:
         _, slot = worker.free.pop()
         worker.busier = True
         worker.running[request.id] = request
@@ -201,7 +201,7 @@ class Fleet:
             worker.crew.open.pop(worker.id, None)
         return slot
 
-    def free_slot(self, worker: Worker, slot: int, request: Request) -> None:
+    def free_slot(self, worker: WorkerState, slot: int, request: QueuedRequest) -> None:
         del worker.running[request.id]
         self._changes += 1
         worker.free.append((self._changes, slot))
@@ -213,28 +213,28 @@ class Fleet:
 
     # --- starting and stopping
 
-    def _add(self, number: int, device: Device, crew: Crew) -> Worker:
-        worker = Worker(number, device, crew)
+    def _add(self, number: int, device: DeviceState, crew: WorkerGroup) -> WorkerState:
+        worker = WorkerState(number, device, crew)
         self.workers[number] = device.workers[number] = crew.workers[number] = worker
         device.territory.free.discard(device.index)
         device.territory.alive += 1
         self._held_by(crew)
         return worker
 
-    def _held_by(self, crew: Crew) -> None:
+    def _held_by(self, crew: WorkerGroup) -> None:
         if crew.size:
             crew.territory.holding[crew.serves] = crew
         else:
             crew.territory.holding.pop(crew.serves, None)
 
-    def start(self, crew: Crew, device: Device) -> None:
+    def start(self, crew: WorkerGroup, device: DeviceState) -> None:
         worker = self._add(self._next_worker, device, crew)
         worker.expected_s = self.now_s + self._accounts.mean_s(crew.serves.client)
         crew.coming += 1
         self.decisions.append(StartWorker(self._next_worker, crew.serves.kind, device.index, *crew.serves[1:]))
         self._next_worker += 1
 
-    def promise(self, worker: Worker) -> None:
+    def promise(self, worker: WorkerState) -> None:
         """Its device goes to others, once it has run what it was started for: who took it just now may not lose it to
         the next before."""
         worker.last = True
@@ -247,7 +247,7 @@ class Fleet:
         for worker in [worker for worker in self.promised.values() if worker.served or not worker.crew.ready]:
             self.stop(worker)
 
-    def stop(self, worker: Worker) -> None:
+    def stop(self, worker: WorkerState) -> None:
         worker.stopping = True
         crew = worker.crew
         crew.leaving += not worker.last
@@ -262,7 +262,7 @@ class Fleet:
 
     # --- who gets a device
 
-    def wants(self, crew: Crew) -> int:
+    def wants(self, crew: WorkerGroup) -> int:
         """Workers that a crew lacks for its requests, those left out that limits hold back."""
         waiting = len(crew.alone)
         for queue in crew.queues.values():
@@ -274,7 +274,7 @@ class Fleet:
     now_s = 0.0
     """Set by whoever owns this."""
 
-    def serve(self, territory: Territory, urgency: Callable[[Crew, int], tuple[float, ...]]) -> None:
+    def serve(self, territory: Partition, urgency: Callable[[WorkerGroup, int], tuple[float, ...]]) -> None:
         """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
         first request that no worker is on the way for is the most urgent."""
         waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
@@ -296,7 +296,7 @@ class Fleet:
                 if self.usable(self.devices[index], home):
                     self.start(home, self.devices[index])
 
-    def inherit(self, device: Device) -> None:
+    def inherit(self, device: DeviceState) -> None:
         """A worker of the device ended: start the one of its heir, if that still has a use for it."""
         heir = device.heir
         if heir is None or not self._has_room(device, heir):
@@ -310,11 +310,11 @@ class Fleet:
             if not device.workers:
                 device.territory.free.add(device.index)
 
-    def _contested(self, crew: Crew) -> bool:
+    def _contested(self, crew: WorkerGroup) -> bool:
         """There is a device that it could get: a free one, or one that others hold."""
         return bool(crew.territory.free) or crew.territory.alive > len(crew.workers)
 
-    def _find(self, crew: Crew) -> bool:
+    def _find(self, crew: WorkerGroup) -> bool:
         """Get a crew one more device."""
         device = self._free_device(crew)
         if device is not None:
@@ -334,7 +334,7 @@ class Fleet:
         self._held_by(crew)
         return True
 
-    def _free_device(self, crew: Crew) -> Device | None:
+    def _free_device(self, crew: WorkerGroup) -> DeviceState | None:
         territory = crew.territory
         free = [self.devices[index] for index in territory.free]
         if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
@@ -342,7 +342,7 @@ class Fleet:
         usable = [device for device in free if self.usable(device, crew)]
         return min(usable, default=None, key=_preference)
 
-    def _has_room(self, device: Device, crew: Crew) -> bool:
+    def _has_room(self, device: DeviceState, crew: WorkerGroup) -> bool:
         if crew.serves.kind is WorkerKind.EXECUTOR:
             return not device.workers
         others = device.workers.values()
@@ -352,7 +352,7 @@ class Fleet:
 
     # --- whose device is taken
 
-    def _victim(self, crew: Crew) -> Worker | None:
+    def _victim(self, crew: WorkerGroup) -> WorkerState | None:
         territory = crew.territory
         others = [other for other in territory.holding.values() if other is not crew and other.workers]
         if self._conserving:
@@ -377,22 +377,22 @@ class Fleet:
             return None
         return min((worker for worker in largest.workers.values() if self._may_go(worker, crew)), key=_soonest)
 
-    def _smaller(self, crew: Crew, size: float) -> bool:
+    def _smaller(self, crew: WorkerGroup, size: float) -> bool:
         """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
         for equal weights: whether it has fewer. One without a device may always take one."""
         return size > 0 and (crew.size == 0 or (crew.size + 1) / self._weight(crew) <= size)
 
-    def _relative(self, crew: Crew) -> float:
+    def _relative(self, crew: WorkerGroup) -> float:
         return crew.size / self._weight(crew)
 
-    def _weight(self, crew: Crew) -> float:
+    def _weight(self, crew: WorkerGroup) -> float:
         if crew.serves.client:
             return self._accounts.weight(crew.serves.client)
         clients = {queue.account for queue in crew.queues.values()}
         clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not NOBODY)
         return sum(account.weight for account in clients) or 1.0
 
-    def _may_go(self, worker: Worker, heir: Crew) -> bool:
+    def _may_go(self, worker: WorkerState, heir: WorkerGroup) -> bool:
         """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
         not idle, this one has run something or nothing waits for it."""
         device = worker.device
@@ -406,25 +406,25 @@ class Fleet:
         return not any(other.starting or (other.crew.ready and not other.served) for other in leaving)
 
 
-def _leaving(worker: Worker, heir: Crew) -> list[Worker]:
+def _leaving(worker: WorkerState, heir: WorkerGroup) -> list[WorkerState]:
     """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
     if heir.serves.kind is WorkerKind.ETASK:
         return [worker]
     return [other for other in worker.device.workers.values() if not other.stopping]
 
 
-def _spare(crew: Crew) -> list[Worker]:
+def _spare(crew: WorkerGroup) -> list[WorkerState]:
     """Idle workers of a crew that has no request; of executors all but one."""
     keep = 0 if crew.serves.kind is WorkerKind.ETASK else 1
     return list(crew.workers.values()) if crew.size > keep and not (crew.ready or crew.running) else []
 
 
-def _preference(device: Device) -> tuple[float, ...]:
+def _preference(device: DeviceState) -> tuple[float, ...]:
     """A device where workers start before one where some did not, without before with others, the faster first."""
     busy = sum(bool(worker.running) for worker in device.workers.values())
     return device.failures, len(device.workers) > 0, busy, len(device.workers), -device.spec.speed, device.index
 
 
-def _soonest(worker: Worker) -> tuple[float, ...]:
+def _soonest(worker: WorkerState) -> tuple[float, ...]:
     """Idle ones first, then those that are free soonest."""
     return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

@@ -32,10 +32,18 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.policies.fair_share import NOBODY, SHORTEST_WAIT_S, Account, Accounts
+from kaas.scheduling.policies.fair_share import NOBODY, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.locality import Locality
-from kaas.scheduling.policies.placement import Fleet
-from kaas.scheduling.policies.state import Crew, Device, Queue, Request, Serves, Territory, Worker
+from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.state import (
+    DeviceState,
+    Partition,
+    Queue,
+    QueuedRequest,
+    Serves,
+    WorkerGroup,
+    WorkerState,
+)
 
 SHARED = Serves(WorkerKind.EXECUTOR)
 """The crew of executors that run everybody's kTasks."""
@@ -53,12 +61,14 @@ class Scheduler:
     """A crew without requests gives its idle workers to whoever waits, whatever the sizes of their crews."""
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
-        self._accounts = Accounts(len(devices))
+        self._accounts = FairShare(len(devices))
         self._locality = Locality(devices)
-        self._fleet = Fleet(self.territories(devices), self._accounts, self.rank, conserving=self.conserving_devices)
-        self._requests: dict[int, Request] = {}
-        self._stirred: dict[Crew, None] = {}
-        self._touched: dict[Territory, None] = {}
+        self._fleet = Placement(
+            self.territories(devices), self._accounts, self.rank, conserving=self.conserving_devices
+        )
+        self._requests: dict[int, QueuedRequest] = {}
+        self._stirred: dict[WorkerGroup, None] = {}
+        self._touched: dict[Partition, None] = {}
         self._open = False
         self._most_crews = CREWS
         self._now_s = 0.0
@@ -66,30 +76,30 @@ class Scheduler:
 
     # --- what a policy says
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Territory]:
+    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         """Who competes for which devices: here everybody for all, and free ones get an executor for all."""
         return [territory(devices, home=SHARED)]
 
-    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Territory]:
+    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
         """Whose requests wait together: here all kTasks, and the eTasks of each client and function."""
         serves = SHARED if kind is WorkerKind.EXECUTOR else Serves(kind, client, function)
         return serves, self._fleet.territories[0]
 
-    def rank(self, worker: Worker) -> tuple[float, float, float]:
+    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """Which of the free workers that suit equally is used: the least is. Here the least busy, the fastest, then the
         lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index
 
-    def suited(self, crew: Crew, request: Request) -> Worker | None:
+    def suited(self, crew: WorkerGroup, request: QueuedRequest) -> WorkerState | None:
         """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
         best = self._fleet.best(crew)
         return None if best is None else self._locality.choose(request, crew, best, self.rank)
 
-    def choose(self, crew: Crew) -> tuple[Request, Worker] | None:
+    def choose(self, crew: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
         """The next request to run and the worker for it: here the oldest of the highest priority."""
         if self._fleet.best(crew) is None:
             return None
-        best: Request | None = None
+        best: QueuedRequest | None = None
         for queue in crew.queues.values():
             account = queue.account
             if account.limited and self._accounts.held(account, self._now_s):
@@ -102,7 +112,7 @@ class Scheduler:
         worker = self.suited(crew, best)
         return None if worker is None else (best, worker)
 
-    def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
+    def urgency(self, crew: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Which of several crews is served first: the least. Here the one with the oldest request of the highest
         priority, provided: those left out for which workers are on their way."""
         return min((-request.account.priority, request.id) for request in crew.next(provided))
@@ -155,7 +165,7 @@ class Scheduler:
         account = self._accounts[event.client]
         self._accounts.arrived(account, again=event.attempt > 1)
         crew = self._crew(event.kind, event.client, event.function)
-        request = Request(
+        request = QueuedRequest(
             event.request, account, crew, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
         )
         self._requests[request.id] = request
@@ -164,7 +174,7 @@ class Scheduler:
         elif event.ready:
             self._enqueue(request)
 
-    def _crew(self, kind: WorkerKind, client: str, function: str) -> Crew:
+    def _crew(self, kind: WorkerKind, client: str, function: str) -> WorkerGroup:
         serves, place = self.place(kind, client, function)
         crew = self._fleet.crews.get(serves)
         if crew is None:
@@ -174,7 +184,7 @@ class Scheduler:
             crew = self._fleet.crew(serves, place)
         return crew
 
-    def _enqueue(self, request: Request) -> None:
+    def _enqueue(self, request: QueuedRequest) -> None:
         crew, account = request.crew, request.account
         request.ready = True
         crew.ready += 1
@@ -188,7 +198,7 @@ class Scheduler:
             queue.push(request)
         self._stir(crew)
 
-    def _dequeue(self, request: Request) -> None:
+    def _dequeue(self, request: QueuedRequest) -> None:
         crew, client = request.crew, request.account.client
         request.ready = False
         crew.ready -= 1
@@ -208,7 +218,7 @@ class Scheduler:
         if request.worker is None:  # else its slot is free when the worker says so
             self._leave(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: QueuedRequest) -> None:
         """A queued request goes."""
         if request.ready:
             self._dequeue(request)
@@ -234,7 +244,7 @@ class Scheduler:
             self._accounts.ended(account)
         self._freed(worker, account)
 
-    def _freed(self, worker: Worker, account: Account) -> None:
+    def _freed(self, worker: WorkerState, account: ClientShare) -> None:
         """Something ended on a worker: whoever waited for that may go on."""
         self._stir(worker.crew)
         for other in worker.device.workers.values():
@@ -247,13 +257,17 @@ class Scheduler:
         serves = Serves(event.kind, event.client, event.function)
         where = self._fleet.devices[event.device].territory
         fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
-        crew = self._fleet.crew(serves, where, born=event.device) if fits else Crew(serves, where, (0, event.device))
+        crew = (
+            self._fleet.crew(serves, where, born=event.device)
+            if fits
+            else WorkerGroup(serves, where, (0, event.device))
+        )
         worker = self._fleet.adopt(event, crew)
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         for running in event.running:
             account = self._accounts[running.client] if running.client else NOBODY
-            request = Request(running.request, account, worker.crew, worker=worker)
+            request = QueuedRequest(running.request, account, worker.crew, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
             worker.crew.running += 1
@@ -282,16 +296,16 @@ class Scheduler:
         if worker.starting:
             self._give_up(worker.crew.territory)
 
-    def _up(self, event: WorkerReady) -> Worker:
+    def _up(self, event: WorkerReady) -> WorkerState:
         worker = self._fleet.ready(event)
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         return worker
 
-    def _give_up(self, where: Territory) -> None:
+    def _give_up(self, where: Partition) -> None:
         """Nobody should wait for a worker that can never start."""
-        reasons: dict[Crew, str | None] = {}
-        lost: list[tuple[Request, str]] = []
+        reasons: dict[WorkerGroup, str | None] = {}
+        lost: list[tuple[QueuedRequest, str]] = []
         for request in self._requests.values():
             crew = request.crew
             if request.worker is None and crew.territory is where:
@@ -302,7 +316,7 @@ class Scheduler:
         for request, reason in sorted(lost, key=lambda each: each[0].id):
             self._reject([request], reason)
 
-    def _reject(self, requests: Iterable[Request], reason: str) -> None:
+    def _reject(self, requests: Iterable[QueuedRequest], reason: str) -> None:
         for request in requests:
             self._leave(request)
             self._fleet.decisions.append(Reject(request.id, reason))
@@ -342,7 +356,7 @@ class Scheduler:
             decisions.append(WakeAt(wake_s))
         return decisions
 
-    def _dispatch_crew(self, crew: Crew) -> None:
+    def _dispatch_crew(self, crew: WorkerGroup) -> None:
         if crew.alone:
             for request in sorted(crew.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
@@ -353,7 +367,7 @@ class Scheduler:
             else:
                 self._dispatch(request, worker)
 
-    def _dispatch_alone(self, request: Request) -> None:
+    def _dispatch_alone(self, request: QueuedRequest) -> None:
         """Keep the least busy worker free of others for a request that must run alone, and start it once that is."""
         account = request.account
         if request.late(self._now_s):
@@ -374,14 +388,14 @@ class Scheduler:
         else:
             self._dispatch(request, worker)
 
-    def _keep_none(self, request: Request) -> None:
+    def _keep_none(self, request: QueuedRequest) -> None:
         """The worker that is kept free for a request takes others again."""
         for worker in request.crew.workers.values():
             if worker.alone is request:
                 worker.alone = None
                 self._fleet.offer(worker)
 
-    def _dispatch(self, request: Request, worker: Worker) -> None:
+    def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
         self._dequeue(request)
         request.worker = worker
         account = request.account
@@ -395,7 +409,7 @@ class Scheduler:
 
     # --- books
 
-    def _stir(self, crew: Crew) -> None:
+    def _stir(self, crew: WorkerGroup) -> None:
         """Something changed for the requests of a crew."""
         if crew.ready:
             self._stirred[crew] = None
@@ -407,25 +421,25 @@ class Scheduler:
             for crew in where.hungry.values():
                 self._stirred[crew] = None
 
-    def _known_request(self, number: int) -> Request:
+    def _known_request(self, number: int) -> QueuedRequest:
         if number not in self._requests:
             raise PolicyError(f"no such request: {number}")
         return self._requests[number]
 
-    def _queued(self, number: int) -> Request:
+    def _queued(self, number: int) -> QueuedRequest:
         request = self._known_request(number)
         if request.ready or request.worker is not None:
             raise PolicyError(f"request {number} awaits no inputs")
         return request
 
-    def _known(self, worker: int) -> Worker:
+    def _known(self, worker: int) -> WorkerState:
         if worker not in self._fleet.workers:
             raise PolicyError(f"no such worker: {worker}")
         return self._fleet.workers[worker]
 
 
-def territory(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Territory:
+def territory(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
     """Devices that crews compete for, free as yet."""
-    made = Territory(home=home, nobodys=nobodys)
-    made.devices = [Device(device, made) for device in devices]
+    made = Partition(home=home, nobodys=nobodys)
+    made.devices = [DeviceState(device, made) for device in devices]
     return made

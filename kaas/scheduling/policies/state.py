@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from kaas.scheduling.events import ObjectUse, PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.fair_share import Account
+from kaas.scheduling.policies.fair_share import ClientShare
 
 
 class Serves(NamedTuple):
@@ -22,7 +22,7 @@ class Serves(NamedTuple):
     function: str = ""
 
 
-class Request(msgspec.Struct, eq=False):
+class QueuedRequest(msgspec.Struct, eq=False):
     """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
     what its client was charged at the dispatch; None if an earlier life of the pool dispatched it.
 
@@ -30,13 +30,13 @@ class Request(msgspec.Struct, eq=False):
     brings to its device. near: devices that hold most of that, as of near_version."""
 
     id: int
-    account: Account
-    crew: Crew
+    account: ClientShare
+    crew: WorkerGroup
     inputs: tuple[ObjectUse, ...] = ()
     deadline_s: float | None = None
     alone: bool = False
     ready: bool = False
-    worker: Worker | None = None
+    worker: WorkerState | None = None
     estimate_s: float | None = None
     ends_s: float = 0.0
     """When it will have ended, as far as one can tell."""
@@ -53,17 +53,17 @@ class Request(msgspec.Struct, eq=False):
 class Queue(msgspec.Struct, eq=False):
     """The ready requests of one client at one crew, the oldest first. It is there while there are any."""
 
-    account: Account
-    requests: dict[int, Request] = {}
+    account: ClientShare
+    requests: dict[int, QueuedRequest] = {}
     order: list[int] = []
     """Heap of ids; those that left `requests` are skipped."""
 
-    def push(self, request: Request) -> None:
+    def push(self, request: QueuedRequest) -> None:
         self.requests[request.id] = request
         heapq.heappush(self.order, request.id)
 
     @property
-    def head(self) -> Request:
+    def head(self) -> QueuedRequest:
         """The oldest; there must be one."""
         order, requests = self.order, self.requests
         while order[0] not in requests:
@@ -72,14 +72,14 @@ class Queue(msgspec.Struct, eq=False):
 
 
 @dataclass(slots=True, eq=False)
-class Device:
+class DeviceState:
     """A device and the workers that are alive on it. heir: the crew that it is promised to. failures: workers in a row
     that did not start on it, failed: whom they were to serve."""
 
     spec: PhysicalDevice
-    territory: Territory
-    workers: dict[int, Worker] = field(default_factory=dict)
-    heir: Crew | None = None
+    territory: Partition
+    workers: dict[int, WorkerState] = field(default_factory=dict)
+    heir: WorkerGroup | None = None
     failures: int = 0
     failed: set[Serves] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class Device:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerState:
     """A worker from StartWorker to WorkerGone. Fields: free: its slots that are free, with the number of the change
     that freed them, the last one at the end. alone: the request that it is kept for, or runs, with nothing beside.
     served: a request was dispatched to it. last: its device is promised to others, once it has run what it was started
@@ -97,13 +97,13 @@ class Worker:
     ended a request."""
 
     id: int
-    device: Device
-    crew: Crew
+    device: DeviceState
+    crew: WorkerGroup
     starting: bool = True
     stopping: bool = False
     free: list[tuple[int, int]] = field(default_factory=list)
-    running: dict[int, Request] = field(default_factory=dict)
-    alone: Request | None = None
+    running: dict[int, QueuedRequest] = field(default_factory=dict)
+    alone: QueuedRequest | None = None
     served: bool = False
     last: bool = False
     expected_s: float = 0.0
@@ -135,7 +135,7 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class Crew:
+class WorkerGroup:
     """The workers that serve the same requests, with those that wait for them: the paper's pool.
 
     Fields:
@@ -146,23 +146,23 @@ class Crew:
     """
 
     serves: Serves
-    territory: Territory
+    territory: Partition
     born: tuple[int, int]
     evicted: int = -1
-    workers: dict[int, Worker] = field(default_factory=dict)
-    open: dict[int, Worker] = field(default_factory=dict)
+    workers: dict[int, WorkerState] = field(default_factory=dict)
+    open: dict[int, WorkerState] = field(default_factory=dict)
     leaving: int = 0
     promised: int = 0
     coming: int = 0
     queues: dict[str, Queue] = field(default_factory=dict)
-    alone: dict[int, Request] = field(default_factory=dict)
+    alone: dict[int, QueuedRequest] = field(default_factory=dict)
     ready: int = 0
     running: int = 0
     failures: int = 0
     last_failure: str = ""
     slots: int = 1
     """Of a worker, as last seen."""
-    offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
+    offers: list[tuple[tuple[float, ...], int, int, WorkerState]] = field(default_factory=list)
     """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped, and
     a worker that is busier gets a new place when it comes to the top."""
 
@@ -171,7 +171,7 @@ class Crew:
         """Requests for which workers are on their way."""
         return (self.coming + self.promised) * self.slots
 
-    def next(self, provided: int = 0) -> list[Request]:
+    def next(self, provided: int = 0) -> list[QueuedRequest]:
         """The oldest ready request of each client, and those that run alone; where only one client waits, of whom some
         are provided for, the one after these."""
         if len(self.queues) == 1 and not self.alone and 0 < provided < self.ready:
@@ -179,7 +179,7 @@ class Crew:
             return [next(islice(queue.requests.values(), provided, None))]
         return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
-    def free_on(self, devices: Container[int]) -> Iterator[Worker]:
+    def free_on(self, devices: Container[int]) -> Iterator[WorkerState]:
         """Its workers with a free slot on some devices, but for those that wait for their turn on a shared device."""
         return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
 
@@ -190,7 +190,7 @@ class Crew:
 
 
 @dataclass(slots=True, eq=False)
-class Territory:
+class Partition:
     """Devices that some crews compete for, and nobody else: all of them, or the share of a client.
 
     Fields:
@@ -198,17 +198,17 @@ class Territory:
         promises. alive: how many workers there are.
     """
 
-    devices: list[Device] = field(default_factory=list)
+    devices: list[DeviceState] = field(default_factory=list)
     home: Serves | None = None
     """Whom a device is started for that nobody asked for; None: it stays free."""
     free: set[int] = field(default_factory=set)
-    hungry: dict[Serves, Crew] = field(default_factory=dict)
-    holding: dict[Serves, Crew] = field(default_factory=dict)
+    hungry: dict[Serves, WorkerGroup] = field(default_factory=dict)
+    holding: dict[Serves, WorkerGroup] = field(default_factory=dict)
     alive: int = 0
     shared_places: bool = False
     nobodys: str = ""
     """Why nothing can run here, if it has no devices."""
 
 
-Rank = Callable[[Worker], tuple[float, float, float]]
+Rank = Callable[[WorkerState], tuple[float, float, float]]
 """The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""

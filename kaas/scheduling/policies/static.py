@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.scheduler import SHARED, Scheduler, territory
-from kaas.scheduling.policies.state import Serves, Territory
+from kaas.scheduling.policies.state import Partition, Serves
 
 
 class Static(Scheduler):
@@ -23,7 +23,7 @@ class Static(Scheduler):
         self._own: dict[str, int] = {client: place for place, client in enumerate(self._shares, start=1)}
         super().__init__(devices)
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Territory]:
+    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         """The devices of nobody, then those of each client."""
         taken = {index for share in self._shares.values() for index in share}
         reason = "every device of the pool belongs to another client"
@@ -38,7 +38,7 @@ class Static(Scheduler):
         ]
         return [rest, *own]
 
-    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Territory]:
+    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
         where = self._fleet.territories[self._own.get(client, 0)]
         if kind is WorkerKind.ETASK:
             return Serves(kind, client, function), where

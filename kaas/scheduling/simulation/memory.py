@@ -10,7 +10,7 @@ from kaas.executor.cache.eviction import TwoSets
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FunctionPlace:
     """A function has its memory on a device. ready_ps: when it is loaded; loaded: whether that began just now."""
 
     ready_ps: int
@@ -18,7 +18,7 @@ class Place:
     evicted: tuple[bytes, ...]
 
 
-class Memory:
+class SimulatedMemory:
     """Functions used once leave first, then the others, in each set the one used longest ago; running ones stay."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -39,7 +39,7 @@ class Memory:
         self._eviction.used((key,))
         self._eviction.used((key,))
 
-    def place(self, key: bytes, size: int, now_ps: int, load_ps: int) -> Place | None:
+    def place(self, key: bytes, size: int, now_ps: int, load_ps: int) -> FunctionPlace | None:
         """Make sure that a function's memory is there, in the order of last use the newest; None: what runs leaves no
         room now."""
         evicted: tuple[bytes, ...] = ()
@@ -52,7 +52,7 @@ class Memory:
             self.drop(victims)
             self._add(key, size, now_ps + load_ps)
         self._eviction.used((key,))
-        return Place(max(now_ps, self._ready_ps[key]), loaded, evicted)
+        return FunctionPlace(max(now_ps, self._ready_ps[key]), loaded, evicted)
 
     def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
         """Drop what must leave for all of these, some of which may be there; None, and nothing leaves: what runs leaves

@@ -18,7 +18,14 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.simulation.scenario import Client, Device, Function, PolicyChoice, Request, Scenario
+from kaas.scheduling.simulation.scenario import (
+    PolicyChoice,
+    Scenario,
+    ScenarioClient,
+    ScenarioDevice,
+    ScenarioFunction,
+    ScenarioRequest,
+)
 from kaas.scheduling.simulation.start import MEGABYTE
 
 
@@ -106,18 +113,18 @@ class Recorded:
             policy=self.policy,
             devices=tuple(self._device(number % len(self.devices)) for number in range(devices)),
             functions=functions,
-            clients={name: Client(weight) for name, weight in self._weights.items() if weight != 1.0},
+            clients={name: ScenarioClient(weight) for name, weight in self._weights.items() if weight != 1.0},
             requests=tuple(_request(each, functions[each.arrived.function], began_s) for each in ran),
         )
 
-    def _device(self, index: int) -> Device:
+    def _device(self, index: int) -> ScenarioDevice:
         device = self.devices[index]
-        made = Device(kind=device.kind, slots=self._slots, speed=device.speed)
+        made = ScenarioDevice(kind=device.kind, slots=self._slots, speed=device.speed)
         nbytes = self._memory_bytes.get(device.index, device.memory_bytes)
         return made if nbytes is None else replace(made, memory_mb=nbytes / MEGABYTE)
 
 
-def _function(own: Sequence[_Ran]) -> Function:
+def _function(own: Sequence[_Ran]) -> ScenarioFunction:
     """What its runs say of a function."""
     first = own[0].arrived
     nbytes = max(sum(use.nbytes for use in each.arrived.inputs if use.key is not None) for each in own)
@@ -126,14 +133,14 @@ def _function(own: Sequence[_Ran]) -> Function:
     run_s = fmean(found or loaded)
     load_s = max(0.0, fmean(loaded) - run_s) if loaded else 0.0
     kind = "etask" if first.kind is WorkerKind.ETASK else "ktask"
-    return Function(nbytes / MEGABYTE, load_s, run_s, kind=kind, client=first.client)
+    return ScenarioFunction(nbytes / MEGABYTE, load_s, run_s, kind=kind, client=first.client)
 
 
-def _request(ran: _Ran, function: Function, began_s: float) -> Request:
+def _request(ran: _Ran, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
     """A run that loaded something takes as long as others of its function, beside the load."""
     arrived, deadline_s = ran.arrived, None
     if arrived.deadline_s is not None:
         deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (ran.ready_s - ran.arrived_s))
     run_s = function.run_s if ran.loaded else ran.device_s
     client = None if arrived.client == function.client else arrived.client
-    return Request(arrived.function, ran.ready_s - began_s, client, run_s, deadline_s)
+    return ScenarioRequest(arrived.function, ran.ready_s - began_s, client, run_s, deadline_s)

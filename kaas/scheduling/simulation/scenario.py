@@ -32,7 +32,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ScenarioDevice:
     memory_mb: float = 16384.0
     cached: tuple[str, ...] = ()
     busy_until_s: float = 0.0
@@ -43,7 +43,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ScenarioFunction:
     memory_mb: float = 0.0
     load_s: float = 0.0
     run_s: float = 0.0
@@ -54,7 +54,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ScenarioClient:
     weight: float = 1.0
     runtime_s: float = 0.0
     affinity: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScenarioRequest:
     function: str
     at_s: float = 0.0
     client: str | None = None
@@ -84,10 +84,10 @@ class Scenario:
 
     policy: PolicyChoice = PolicyChoice()
     seed: int = 0
-    devices: tuple[Device, ...] = (Device(),)
-    functions: Mapping[str, Function] = field(default_factory=dict)
-    clients: Mapping[str, Client] = field(default_factory=dict)
-    requests: tuple[Request, ...] = ()
+    devices: tuple[ScenarioDevice, ...] = (ScenarioDevice(),)
+    functions: Mapping[str, ScenarioFunction] = field(default_factory=dict)
+    clients: Mapping[str, ScenarioClient] = field(default_factory=dict)
+    requests: tuple[ScenarioRequest, ...] = ()
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """A new policy as the scenario wishes it. The seed goes to one that takes it.
@@ -110,7 +110,7 @@ class Scenario:
         told["policy"] = {"name": self.policy.name, **told["policy"]["options"]}
         return msgspec.json.format(msgspec.json.encode(told))
 
-    def client_of(self, request: Request) -> str:
+    def client_of(self, request: ScenarioRequest) -> str:
         return request.client if request.client is not None else self.functions[request.function].client
 
     def kind_of(self, function: str) -> WorkerKind:

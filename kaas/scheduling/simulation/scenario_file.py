@@ -12,7 +12,15 @@ import msgspec
 from kaas.config import DEVICE_KINDS
 from kaas.errors import InvalidScenario
 from kaas.scheduling.policies import POLICIES
-from kaas.scheduling.simulation.scenario import Client, Device, Function, Owner, PolicyChoice, Request, Scenario
+from kaas.scheduling.simulation.scenario import (
+    Owner,
+    PolicyChoice,
+    Scenario,
+    ScenarioClient,
+    ScenarioDevice,
+    ScenarioFunction,
+    ScenarioRequest,
+)
 
 LARGEST = 1e12
 """Seconds, megabytes and whatever else a scenario counts."""
@@ -180,10 +188,10 @@ _REQUEST: dict[str, Reader] = {
 _SCENARIO: dict[str, Reader] = {
     "policy": _policy,
     "seed": _whole,
-    "devices": _list(_record(Device, _DEVICE)),
-    "functions": _named(_record(Function, _FUNCTION)),
-    "clients": _named(_record(Client, _CLIENT)),
-    "requests": _list(_record(Request, _REQUEST, required="function")),
+    "devices": _list(_record(ScenarioDevice, _DEVICE)),
+    "functions": _named(_record(ScenarioFunction, _FUNCTION)),
+    "clients": _named(_record(ScenarioClient, _CLIENT)),
+    "requests": _list(_record(ScenarioRequest, _REQUEST, required="function")),
 }
 
 
@@ -208,7 +216,7 @@ def _check_names(scenario: Scenario) -> None:
             raise _wrong(f"functions.{name}.weight", f"another function of client {function.client!r} has another")
 
 
-def _check_device(scenario: Scenario, path: str, device: Device) -> None:
+def _check_device(scenario: Scenario, path: str, device: ScenarioDevice) -> None:
     for place, name in enumerate(device.cached):
         if name not in scenario.functions:
             raise _wrong(f"{path}.cached[{place}]", f"no function {name!r}")

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from functools import partial
 
 from kaas.errors import PolicyError
-from kaas.scheduling.checks import Checked
+from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.events import (
     Decision,
     Dispatch,
@@ -34,10 +34,10 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.simulation import start
 from kaas.scheduling.simulation.clock import Clock, Turn, no_earlier_ps, picoseconds, seconds
-from kaas.scheduling.simulation.memory import Place
+from kaas.scheduling.simulation.memory import FunctionPlace
 from kaas.scheduling.simulation.results import Completed, Dispatched, Rejected, Simulated, Start, summarise
 from kaas.scheduling.simulation.scenario import Scenario
-from kaas.scheduling.simulation.start import Device, Request, Worker
+from kaas.scheduling.simulation.start import SimulatedDevice, SimulatedRequest, SimulatedWorker
 
 WAKES_IN_A_ROW = 10_000
 """Times that a policy may ask to be woken while nothing else happens and requests wait."""
@@ -61,8 +61,8 @@ class _Simulation:
         self._devices = start.devices(scenario)
         physical = start.physical(scenario)
         name = scenario.policy.name if policy is None else ""
-        self._policy = Checked((policy or scenario.make_policy)(physical), physical, name=name)
-        self._workers: dict[int, Worker] = {}
+        self._policy = CheckedPolicy((policy or scenario.make_policy)(physical), physical, name=name)
+        self._workers: dict[int, SimulatedWorker] = {}
         self._requests = start.requests(scenario)  # a request's id is its place here
         self._open = len(self._requests)
         self._wakes = 0
@@ -95,7 +95,7 @@ class _Simulation:
             for decision in self._policy.handle(told.popleft()):
                 told.extend(self._follow(decision))
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         if request.nbytes > max(device.memory.size_bytes for device in self._devices):
             self._reject(request, "memory")
             self._open -= 1
@@ -104,7 +104,7 @@ class _Simulation:
             self._clock.at(request.deadline_ps, Turn.DEADLINE, (request.index, 0), partial(self._expire, request))
         self._tell(request.arrival)
 
-    def _expire(self, request: Request) -> None:
+    def _expire(self, request: SimulatedRequest) -> None:
         """Queued, or still waiting for room on its device, it goes; running, it goes on, and its slot is taken."""
         if request.answered:
             return
@@ -123,7 +123,7 @@ class _Simulation:
             raise self._error("does nothing but ask to be woken")
         self._tell(Tick(self._clock.now_s))
 
-    def _complete(self, request: Request, charged_ps: int) -> None:
+    def _complete(self, request: SimulatedRequest, charged_ps: int) -> None:
         if not request.answered:
             latency_s = seconds(self._clock.now_ps - request.arrived_ps)
             self._completed.append(Completed(request.arrival.client, latency_s))
@@ -132,14 +132,14 @@ class _Simulation:
         self._devices[self._workers[request.worker].device].memory.end(request.key)
         self._leave(request, outcome, charged_ps)
 
-    def _leave(self, request: Request, outcome: Outcome, charged_ps: int) -> None:
+    def _leave(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> None:
         """It is on its device no longer: others may enter."""
         device = self._devices[self._workers[request.worker].device]
         self._tell(self._left(request, outcome, charged_ps))
         for event in self._enter(device):
             self._tell(event)
 
-    def _left(self, request: Request, outcome: Outcome, charged_ps: int) -> RequestDone:
+    def _left(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> RequestDone:
         """Its slot is free; a worker that was only waiting for this ends."""
         assert request.place is not None, "only what was dispatched leaves a slot"
         worker_id, slot = request.place
@@ -151,7 +151,7 @@ class _Simulation:
         id_ = request.arrival.request
         return RequestDone(self._clock.now_s, id_, worker_id, slot, outcome, seconds(charged_ps))
 
-    def _reject(self, request: Request, reason: str) -> None:
+    def _reject(self, request: SimulatedRequest, reason: str) -> None:
         request.answered = True
         self._rejected.append(Rejected(request.index, self._clock.now_s, reason))
 
@@ -192,7 +192,7 @@ class _Simulation:
         device.entering.append(request)
         return self._enter(device)
 
-    def _enter(self, device: Device) -> list[Event]:
+    def _enter(self, device: SimulatedDevice) -> list[Event]:
         """Begin what was dispatched to a device, in that order, as far as there is room beside what runs."""
         told: list[Event] = []
         while device.entering:
@@ -206,7 +206,7 @@ class _Simulation:
                 told.append(Residency(self._clock.now_s, request.worker, (request.key,), place.evicted))
         return told
 
-    def _begin(self, request: Request, device: Device, place: Place) -> None:
+    def _begin(self, request: SimulatedRequest, device: SimulatedDevice, place: FunctionPlace) -> None:
         assert request.place is not None, "only what was dispatched begins"
         worker_id, slot = request.place
         worker = self._workers[worker_id]
@@ -253,7 +253,7 @@ class _Simulation:
         self._tell(event)
         self._tell_held(worker)
 
-    def _release(self, worker: Worker, earlier: Running) -> None:
+    def _release(self, worker: SimulatedWorker, earlier: Running) -> None:
         """The end of what kept a device busy when time began."""
         worker.running -= 1
         self._end_if_stopping(worker)
@@ -267,7 +267,7 @@ class _Simulation:
         ready_ps = max(self._clock.now_ps, device.free_ps) + (worker.cold_ps or 0)
         self._clock.at(ready_ps, Turn.WORKER, (device.index, 0), partial(self._ready, worker))
 
-    def _ready(self, worker: Worker) -> None:
+    def _ready(self, worker: SimulatedWorker) -> None:
         if worker.stopping:
             return
         device = self._devices[worker.device]
@@ -276,15 +276,15 @@ class _Simulation:
         self._tell(WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes))
         self._tell_held(worker)
 
-    def _tell_held(self, worker: Worker) -> None:
+    def _tell_held(self, worker: SimulatedWorker) -> None:
         if worker.id in self._workers and (held := self._devices[worker.device].memory.held):
             self._tell(Residency(self._clock.now_s, worker.id, held, ()))
 
-    def _end_if_stopping(self, worker: Worker) -> None:
+    def _end_if_stopping(self, worker: SimulatedWorker) -> None:
         if worker.stopping and not worker.running:
             self._clock.at(self._clock.now_ps, Turn.WORKER, (worker.device, 0), partial(self._gone, worker))
 
-    def _gone(self, worker: Worker) -> None:
+    def _gone(self, worker: SimulatedWorker) -> None:
         device = self._devices[worker.device]
         del self._workers[worker.id]
         device.workers.remove(worker.id)

@@ -17,14 +17,14 @@ from kaas.scheduling.events import (
     WorkerKind,
 )
 from kaas.scheduling.simulation.clock import picoseconds, seconds
-from kaas.scheduling.simulation.memory import Memory
+from kaas.scheduling.simulation.memory import SimulatedMemory
 from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario
 
 MEGABYTE = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SimulatedRequest:
     """index: its place in the scenario. arrival: what the policy hears, with its id, its place by arrival."""
 
     index: int
@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class SimulatedWorker:
     id: int
     kind: WorkerKind
     device: int
@@ -59,24 +59,24 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class Device:
+class SimulatedDevice:
     """free_ps: before this no worker starts. entering: dispatched requests that wait for room in memory."""
 
     index: int
     slots: int
     speed: float
     free_ps: int
-    memory: Memory
+    memory: SimulatedMemory
     busy_ps: int = 0
     workers: set[int] = field(default_factory=set)
-    entering: deque[Request] = field(default_factory=deque)
+    entering: deque[SimulatedRequest] = field(default_factory=deque)
 
-    def worker(self, id_: int, kind: WorkerKind) -> Worker:
+    def worker(self, id_: int, kind: WorkerKind) -> SimulatedWorker:
         """A worker on it. An eTask worker has one slot: what runs there has the device to itself."""
         self.workers.add(id_)
-        return Worker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
+        return SimulatedWorker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
 
-    def run_ps(self, request: Request) -> int:
+    def run_ps(self, request: SimulatedRequest) -> int:
         return request.run_ps if self.speed == 1.0 else round(request.run_ps / self.speed)
 
 
@@ -87,20 +87,20 @@ def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
     )
 
 
-def devices(scenario: Scenario) -> list[Device]:
+def devices(scenario: Scenario) -> list[SimulatedDevice]:
     """The devices with what they hold."""
     made = []
     for index, told in enumerate(scenario.devices):
-        memory = Memory(to_bytes(told.memory_mb))
+        memory = SimulatedMemory(to_bytes(told.memory_mb))
         for name in told.cached:
             memory.holds_from_start(name.encode(), to_bytes(scenario.functions[name].memory_mb))
-        made.append(Device(index, told.slots, told.speed, picoseconds(told.busy_until_s), memory))
+        made.append(SimulatedDevice(index, told.slots, told.speed, picoseconds(told.busy_until_s), memory))
     return made
 
 
-def requests(scenario: Scenario) -> list[Request]:
+def requests(scenario: Scenario) -> list[SimulatedRequest]:
     """In the order of their arrival."""
-    made: list[Request] = []
+    made: list[SimulatedRequest] = []
     for index in sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].at_s):
         told = scenario.requests[index]
         function = scenario.functions[told.function]
@@ -117,7 +117,9 @@ def requests(scenario: Scenario) -> list[Request]:
             kind=scenario.kind_of(told.function),
         )
         run_ps = picoseconds(function.run_s if told.run_s is None else told.run_s)
-        made.append(Request(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps))
+        made.append(
+            SimulatedRequest(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps)
+        )
     return made
 
 

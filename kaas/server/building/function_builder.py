@@ -17,20 +17,20 @@ import msgspec
 from kaas.errors import KaasError, QuotaExceeded, UnexpectedInput
 from kaas.ktask.library import Library
 from kaas.ktask.request import check_fit
-from kaas.pool.on_processes.objects import Held, HeldObjects
+from kaas.pool.on_processes.objects import HeldObject, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.server.building.building import Builder, Facts, NotBuilt
-from kaas.server.building.remote_function import RemoteFunction, label_of
+from kaas.server.building.remote_function import InvocableFunction, label_of
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.server.replies import message_of
-from kaas.server.state.blob_store import LIBRARY, VALUE, Content
-from kaas.server.state.object_store import NAME_BYTES, Values, shown
+from kaas.server.state.blob_store import LIBRARY, VALUE, Blob
+from kaas.server.state.object_store import NAME_BYTES, ObjectStore, shown
 from kaas.server.usage.quotas import Window
 from kaas.wire import specs
 from kaas.wire.sent_ktasks import SentTask, decode_task, with_code
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
     """What outlives the server of a function. constants: a value's hash and dtype by buffer. key: what the client knows
     it by. signature: of its kTask. facts: None for one that an earlier version has kept, which is built once more."""
 
@@ -44,11 +44,11 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     signature: bytes = b""
     facts: Facts | None = None
 
-    def asks_for(self, other: Kept) -> bool:
+    def asks_for(self, other: KeptFunction) -> bool:
         """Whether the other one, which has no key yet, is the same."""
         return msgspec.structs.replace(self, key="", facts=None) == other
 
-    def keyed(self, facts: Facts, task: bytes) -> Kept:
+    def keyed(self, facts: Facts, task: bytes) -> KeptFunction:
         """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
         which would count for nothing. task: encoded anew."""
         key = facts.key
@@ -59,7 +59,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ClientFunction:
     """A function that a client has.
 
     Fields:
@@ -67,9 +67,9 @@ class Entry:
             of it, as it goes there: one that has a thousand may ask a thousand times.
     """
 
-    kept: Kept
-    ready: RemoteFunction | KaasError
-    contents: Sequence[Content]
+    kept: KeptFunction
+    ready: InvocableFunction | KaasError
+    contents: Sequence[Blob]
     nbytes: int
     listed: msgspec.Raw = field(init=False, repr=False)
 
@@ -104,10 +104,10 @@ class Entry:
         return 0 if self.kept.facts is None else self.kept.facts.kernels
 
 
-class Maker:
+class FunctionBuilder:
     """Belongs to one event loop."""
 
-    def __init__(self, uploads: Uploads, values: Values, objects: HeldObjects, registry: Registry) -> None:
+    def __init__(self, uploads: Uploads, values: ObjectStore, objects: HeldObjects, registry: Registry) -> None:
         self._uploads = uploads
         self._contents = uploads.contents
         self._values = values
@@ -119,7 +119,7 @@ class Maker:
     def close(self) -> None:
         self._builder.close()
 
-    async def restored(self, kept: Kept, known: dict[tuple[str, str], Library]) -> Entry:
+    async def restored(self, kept: KeptFunction, known: dict[tuple[str, str], Library]) -> ClientFunction:
         """A function of an earlier life, as `made` makes it: without a look at its kernels, if its facts are kept.
 
         Raises:
@@ -130,7 +130,7 @@ class Maker:
         sent = await _away(len(kept.task), decode_task, kept.task)
         return await self._made(kept, sent.libraries, known, sent)
 
-    async def made(self, kept: Kept, others_kernels: int) -> Entry:
+    async def made(self, kept: KeptFunction, others_kernels: int) -> ClientFunction:
         """A function that is known to the pool, and what it needs, which does not give way from now on. others_kernels:
         of its client's other functions.
 
@@ -144,11 +144,11 @@ class Maker:
 
     async def _made(
         self,
-        kept: Kept,
+        kept: KeptFunction,
         needed: Sequence[str],
         known: dict[tuple[str, str], Library],
         sent: SentTask | None,
-    ) -> Entry:
+    ) -> ClientFunction:
         """needed: hashes of its libraries. known: libraries by client and hash, to which those that it needs are added.
         sent: what is to be built, None if its facts are known."""
         with ExitStack() as undo:
@@ -172,7 +172,7 @@ class Maker:
             function = self._registry.lend(specs.FunctionSpec(task.key, bindings, kept.client), task, data, label)
             undo.pop_all()
         bound = {binding.buffer for binding in bindings}
-        ready = RemoteFunction(
+        ready = InvocableFunction(
             name=kept.name,
             key=kept.key,
             function=function,
@@ -184,11 +184,11 @@ class Maker:
             before=kept.before,
             after=kept.after,
         )
-        return Entry(kept, ready, contents, len(data))
+        return ClientFunction(kept, ready, contents, len(data))
 
     async def _built(
-        self, kept: Kept, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
-    ) -> Kept:
+        self, kept: KeptFunction, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
+    ) -> KeptFunction:
         """With its facts. Its client is charged for the time, whatever comes of it.
 
         Raises:
@@ -229,7 +229,7 @@ class Maker:
         again = {} if wait_s == inf else {"retry_s": wait_s}
         raise QuotaExceeded(message, client=client, quota="build_s_per_minute", limit=limit, used=used_s, **again)
 
-    def _needed(self, kept: Kept, libraries: Sequence[str], undo: ExitStack) -> Sequence[Content]:
+    def _needed(self, kept: KeptFunction, libraries: Sequence[str], undo: ExitStack) -> Sequence[Blob]:
         """What it needs, used once more, unless undone. libraries: their hashes.
 
         Raises:
@@ -246,7 +246,7 @@ class Maker:
             undo.callback(self._contents.release, content)
         return contents
 
-    async def _bound(self, kept: Kept, task: Facts) -> tuple[tuple[specs.Binding, ...], Held | None]:
+    async def _bound(self, kept: KeptFunction, task: Facts) -> tuple[tuple[specs.Binding, ...], HeldObject | None]:
         """
         Raises:
             UnexpectedInput, WrongDtype, WrongSize, MissingContent
@@ -275,11 +275,11 @@ class Maker:
             bindings.append(specs.Binding(name, entries[sha256]))
         return tuple(bindings), self._objects.together(parts) if parts else None
 
-    def let_go(self, entry: Entry) -> None:
+    def let_go(self, entry: ClientFunction) -> None:
         """It is needed no more but for requests that run."""
         for content in entry.contents:
             self._contents.release(content)
-        if isinstance(entry.ready, RemoteFunction):
+        if isinstance(entry.ready, InvocableFunction):
             self._registry.give_back(entry.ready.function.key, entry.ready.label)
             self._contents.refund(entry.kept.client, LIBRARY, entry.nbytes)
 

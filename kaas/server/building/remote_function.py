@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kaas.ktask.arguments import Buffer
-from kaas.pool.executors.transport import Call
+from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.on_processes.objects import Held
-from kaas.server.state.object_store import Values
+from kaas.pool.on_processes.objects import HeldObject
+from kaas.server.state.object_store import ObjectStore
 from kaas.wire.protocol import Invoke
 
 Arrays = dict[str, tuple[str, tuple[int, ...]]]
@@ -19,12 +19,12 @@ KEY_SHOWN = 8
 """Digits of a key by which people tell functions of one kTask apart."""
 
 
-class ETaskCall(Protocol):
+class ServedCall(Protocol):
     """An eTask of the server, as an invocation needs it."""
 
     async def call(
-        self, client: str, message: Invoke, frames: Sequence[Any], remote: RemoteFunction, values: Values
-    ) -> Call:
+        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, values: ObjectStore
+    ) -> WorkerCall:
         """Return what the pool is asked for.
 
         Raises:
@@ -33,12 +33,12 @@ class ETaskCall(Protocol):
         ...
 
 
-def label_of(name: str, key: str, task_label: str, constants: Held | None) -> str:
+def label_of(name: str, key: str, task_label: str, constants: HeldObject | None) -> str:
     return name or (task_label if constants is None else f"{task_label}/{key[:KEY_SHOWN]}")
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFunction:
+class InvocableFunction:
     """A function of a client's, ready to be invoked.
 
     Fields:
@@ -51,14 +51,14 @@ class RemoteFunction:
     name: str
     key: str
     function: RegisteredFunction = field(repr=False)
-    constants: Held | None
+    constants: HeldObject | None
     given: Mapping[str, Buffer] = field(repr=False)
     scalars: Mapping[str, str]
     iterations: str
     outputs: tuple[str, ...]
     before: str = ""
     after: str = ""
-    etask: ETaskCall | None = field(default=None, repr=False)
+    etask: ServedCall | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:

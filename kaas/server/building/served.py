@@ -15,12 +15,12 @@ import numpy as np
 
 from kaas.ktask.arguments import Buffer
 from kaas.pool.executors.payloads import Payload
-from kaas.pool.executors.transport import Call
+from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.functions import RegisteredFunction
-from kaas.server.building.remote_function import RemoteFunction
+from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.config.serve_config import ETaskSettings
 from kaas.server.invocation_request import invocation_of
-from kaas.server.state.object_store import Values
+from kaas.server.state.object_store import ObjectStore
 from kaas.wire import specs as pool_wire
 from kaas.wire.outputs import array_of
 from kaas.wire.protocol import Invoke
@@ -35,7 +35,7 @@ class ETaskPool(Protocol):
 
     async def call(
         self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
-    ) -> Call:
+    ) -> WorkerCall:
         """What the pool is asked for; its answer are the outputs' frames."""
         ...
 
@@ -50,8 +50,8 @@ class ServedETask:
     clients: Collection[str] | None
 
     async def call(
-        self, client: str, message: Invoke, frames: Sequence[Any], remote: RemoteFunction, values: Values
-    ) -> Call:
+        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, values: ObjectStore
+    ) -> WorkerCall:
         """
         Raises:
             KaasError
@@ -61,31 +61,31 @@ class ServedETask:
         return await self.pool.call(self.key, client, inputs, message.deadline_s, self.retries)
 
 
-class Served:
+class ServedETasks:
     """Belongs to one event loop."""
 
     def __init__(self, settings: Mapping[str, ETaskSettings], pool: ETaskPool | None) -> None:
         """pool: None for one without eTasks, of which the configuration then names none."""
-        self._functions: list[tuple[RemoteFunction, ServedETask]] = []
+        self._functions: list[tuple[InvocableFunction, ServedETask]] = []
         for name, each in settings.items():
             assert pool is not None, "the configuration was checked"
             outputs = [(output, dtype, shape) for output, (dtype, shape) in each.outputs.items()]
             etask = ServedETask(pool, pool.define(name, each.function, outputs), each.retries, each.clients)
             self._functions.append((_function(name, each, etask), etask))
 
-    def named(self, client: str, function: str) -> RemoteFunction | None:
+    def named(self, client: str, function: str) -> InvocableFunction | None:
         """By name or key."""
         return next((each for each in self.all(client) if function in (each.name, each.key)), None)
 
-    def all(self, client: str) -> list[RemoteFunction]:
+    def all(self, client: str) -> list[InvocableFunction]:
         """That a client may use."""
         return [each for each, etask in self._functions if etask.clients is None or client in etask.clients]
 
 
-NONE_SERVED = Served({}, None)
+NONE_SERVED = ServedETasks({}, None)
 
 
-def described(function: RemoteFunction) -> dict[str, Any]:
+def described(function: InvocableFunction) -> dict[str, Any]:
     """As a client is told."""
     return {
         "name": function.name,
@@ -99,7 +99,7 @@ def described(function: RemoteFunction) -> dict[str, Any]:
     }
 
 
-def _function(name: str, settings: ETaskSettings, etask: ServedETask) -> RemoteFunction:
+def _function(name: str, settings: ETaskSettings, etask: ServedETask) -> InvocableFunction:
     inputs = {each: Buffer(each, shape, dtype) for each, (dtype, shape) in settings.inputs.items()}
     outputs = [Buffer(each, shape, dtype) for each, (dtype, shape) in settings.outputs.items()]
     key = hashlib.sha256(msgspec.msgpack.encode([name, settings])).hexdigest()
@@ -114,11 +114,11 @@ def _function(name: str, settings: ETaskSettings, etask: ServedETask) -> RemoteF
         input_bytes={each: buffer.nbytes for each, buffer in inputs.items()},
     )
     names = tuple(buffer.name for buffer in outputs)
-    return RemoteFunction(name, key, registered, None, inputs, {}, "", names, settings.before, settings.after, etask)
+    return InvocableFunction(name, key, registered, None, inputs, {}, "", names, settings.before, settings.after, etask)
 
 
 def _arrays(
-    invocation: pool_wire.Invocation, payload: Payload, given: Mapping[str, Buffer], values: Values
+    invocation: pool_wire.Invocation, payload: Payload, given: Mapping[str, Buffer], values: ObjectStore
 ) -> dict[str, np.ndarray[Any, Any]]:
     """What an invocation brings, where it lies, as long as somebody refers to the payload."""
     data: dict[str, Any] = dict(invocation.values)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
 from kaas.ktask.library import Library
 from kaas.server.peers.allow import SIGNATURE_BYTES, Allowed
-from kaas.server.state.blob_store import KINDS, LIBRARY, Changed, Content, Contents, LimitsOf, no_paths
+from kaas.server.state.blob_store import KINDS, LIBRARY, Blob, BlobStore, Changed, LimitsOf, no_paths
 from kaas.server.state.reserve import is_full
 from kaas.server.state.state import State
 from kaas.wire import protocol
@@ -42,8 +42,8 @@ class Uploads:
     """
 
     def __init__(self, state: State, limits: LimitsOf, allowed: Allowed, changed: Changed) -> None:
-        """changed: see `Contents`."""
-        self.contents = Contents(state, limits, changed)
+        """changed: see `BlobStore`."""
+        self.contents = BlobStore(state, limits, changed)
         self.allowed = allowed
         self.limits = limits
         self._waiting: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class Uploads:
         task.add_done_callback(self._writing.discard)
         return await asyncio.shield(task)
 
-    async def _take(self, content: Content, message: protocol.Chunk, data: memoryview) -> protocol.Uploaded:
+    async def _take(self, content: Blob, message: protocol.Chunk, data: memoryview) -> protocol.Uploaded:
         async with content.turn:
             if content.gone:
                 raise missing(content.hash)
@@ -132,7 +132,7 @@ class Uploads:
                 self.contents.touch(content)
             return protocol.Uploaded(message.number, content.have)
 
-    async def _append(self, content: Content, data: memoryview) -> None:
+    async def _append(self, content: Blob, data: memoryview) -> None:
         at_once = len(data) <= AT_ONCE_BYTES and content.nbytes <= AT_ONCE_BYTES
         if self.contents.full():
             self.contents.remove(content)
@@ -161,7 +161,7 @@ class Uploads:
             raise
         content.complete, content.digest = True, None
 
-    def _finish(self, content: Content) -> None:
+    def _finish(self, content: Blob) -> None:
         """
         Raises:
             WrongContent, CorruptImage, NotAllowed, KaasError
@@ -178,7 +178,7 @@ class Uploads:
 
     # --- whole
 
-    async def put(self, client: str, sha256: str, kind: str, data: memoryview) -> Content:
+    async def put(self, client: str, sha256: str, kind: str, data: memoryview) -> Blob:
         """What has come in one piece, or was there already; sha256: its hash.
 
         Raises:
@@ -213,7 +213,7 @@ class Uploads:
                     self.contents.damaged(content, error.message)
                 raise
 
-    def _intact_library(self, content: Content) -> Library:
+    def _intact_library(self, content: Blob) -> Library:
         with no_paths():
             data = content.path.read_bytes()
         found = hashlib.sha256(data).hexdigest()
@@ -225,7 +225,7 @@ class Uploads:
             )
         return self._library(content, data)
 
-    def _library(self, content: Content, data: bytes) -> Library:
+    def _library(self, content: Blob, data: bytes) -> Library:
         """data: what the hash is of.
 
         Raises:
@@ -240,7 +240,7 @@ def missing(*hashes: str) -> MissingContent:
     return MissingContent(f"this client has not uploaded {', '.join(hashes)}, or not all of it", hashes=hashes)
 
 
-def _write(content: Content, data: memoryview) -> None:
+def _write(content: Blob, data: memoryview) -> None:
     if content.digest is None:
         content.digest = _digest(content)
     file = os.open(content.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -256,7 +256,7 @@ def _write(content: Content, data: memoryview) -> None:
     content.digest.update(data)
 
 
-def _digest(content: Content) -> Any:
+def _digest(content: Blob) -> Any:
     """Of what an earlier life has left."""
     digest = hashlib.sha256()
     left = content.have

@@ -127,14 +127,14 @@ class ETaskSettings(_Settings, frozen=True):
     clients: tuple[str, ...] | None = None
 
 
-class Listen(_Settings, frozen=True):
+class ListenSettings(_Settings, frozen=True):
     """host: an IP address of this machine; others than loopback need keys. port: 0 for any that is free."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
-class Limits(_Settings, frozen=True):
+class LimitSettings(_Settings, frozen=True):
     """Of each client.
 
     Fields:
@@ -172,7 +172,7 @@ def _said(quotas: Quotas) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
 
 
-class Code(_Settings, frozen=True):
+class CodeSettings(_Settings, frozen=True):
     """Which code clients may bring, as `kaas.server.peers.allow.Allowed`.
 
     Fields:
@@ -222,12 +222,12 @@ class Settings(_Settings, frozen=True):
     name: str = "kaas"
     ray: bool | str = False
     ray_without_token: bool = False
-    listen: Listen = Listen()
+    listen: ListenSettings = ListenSettings()
     state: str | None = None
     keys: str | None = None
     pool: PoolSettings = PoolSettings()
-    limits: Limits = Limits()
-    code: Code = Code()
+    limits: LimitSettings = LimitSettings()
+    code: CodeSettings = CodeSettings()
     administrators: tuple[str, ...] = ()
     steps: dict[str, str] = {}
     step_processes: int = 2

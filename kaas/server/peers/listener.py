@@ -18,12 +18,12 @@ from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import Connection, Connections, Leaving, Unfinished
+from kaas.server.peers.tcp_connections import LeavingBytes, TcpConnection, TcpConnections, Unfinished
 from kaas.server.peers.unfinished import wire_bytes
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 from kaas.wire.connections.zmq_connection import Socket, beat
-from kaas.wire.connections.zmq_reader import Drain, end
+from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.key_files import ServerKeys
 
 FRAME_BYTES = 16 << 20
@@ -60,10 +60,10 @@ _send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over i
 _receive_frame = zmq.backend.Socket.recv
 _log = logging.getLogger(__name__)
 
-Receive = Callable[["RemoteChannel", Frames], None]
+Receive = Callable[["ServerChannel", Frames], None]
 
 
-class RemoteDoor:
+class ServerListener:
     """Belongs to one event loop.
 
     Fields:
@@ -79,7 +79,7 @@ class RemoteDoor:
         server_keys: ServerKeys | None,
         receive: Receive,
         *,
-        gone: Callable[[RemoteChannel], None] = lambda _channel: None,
+        gone: Callable[[ServerChannel], None] = lambda _channel: None,
         changed: Callable[[], None] = lambda: None,
         frame_bytes: int = FRAME_BYTES,
         message_bytes: int | None = None,
@@ -102,13 +102,13 @@ class RemoteDoor:
         self._keys, self._nobody, self._limit = keys, nobody, connections
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
         self._closed = False
-        self._channels: dict[tuple[bytes, str], RemoteChannel] = {}
-        self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
+        self._channels: dict[tuple[bytes, str], ServerChannel] = {}
+        self._leaving: dict[str, WeakSet[LeavingBytes]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
         self.refused = Counter[str]()
         self._times_out: Counter[str] = Counter()
-        self._drains: list[Drain] = []
+        self._drains: list[ZmqReader] = []
         if keys is None:
             host = _loopback(host)
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -123,10 +123,10 @@ class RemoteDoor:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
         unfinished = Unfinished(most_bytes, *(unfinished_bytes or (4 * most_bytes, 16 * most_bytes)))
-        self._connections = Connections[RemoteChannel](
+        self._connections = TcpConnections[ServerChannel](
             loop, self._context, socket, unfinished, self._left, lambda channel: channel.user
         )
-        self._drains.append(Drain(loop, socket, self._arrived, _Known()))
+        self._drains.append(ZmqReader(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
@@ -159,7 +159,7 @@ class RemoteDoor:
     def _lock(self, socket: Socket, keys: Keys, server_keys: ServerKeys) -> None:
         asked = self._context.socket(zmq.REP)
         asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
-        self._drains.append(Drain(self._loop, asked, lambda frames: self._admit(asked, keys, *frames)))
+        self._drains.append(ZmqReader(self._loop, asked, lambda frames: self._admit(asked, keys, *frames)))
         socket.curve_server = True
         socket.curve_secretkey = server_keys.secret_key.encode()
         socket.zap_domain = b"kaas"
@@ -225,7 +225,7 @@ class RemoteDoor:
         self._receive(channel, frames)
         channel.connection.taken_bytes += nbytes
 
-    def _put_out(self, channel: RemoteChannel) -> None:
+    def _put_out(self, channel: ServerChannel) -> None:
         """And all else that has its key, for a while."""
         channel.drop()
         public_key = channel.key[1]
@@ -243,7 +243,7 @@ class RemoteDoor:
             if each == public_key:
                 channel.drop()
 
-    def _came(self, key: tuple[bytes, str], fd: int) -> RemoteChannel | None:
+    def _came(self, key: tuple[bytes, str], fd: int) -> ServerChannel | None:
         """A connection's first message. ZeroMQ's own identities are five bytes; who chooses one might take another's
         place."""
         identity, public_key = key
@@ -252,7 +252,7 @@ class RemoteDoor:
             self._connections.shut(fd)
             return None
         user = self._nobody if client is None else client.name
-        channel = RemoteChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
+        channel = ServerChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
         connection = self._connections.owned(fd, channel)
         if connection is None:
             return None
@@ -261,7 +261,7 @@ class RemoteDoor:
         self._of_key[public_key] += 1
         return channel
 
-    def _left(self, channel: RemoteChannel) -> None:
+    def _left(self, channel: ServerChannel) -> None:
         """Its connection has ended."""
         public_key = channel.key[1]
         self._of_key[public_key] -= 1
@@ -269,13 +269,13 @@ class RemoteDoor:
             del self._of_key[public_key]
         self._loop.call_later(GONE_S, self._forget, channel)
 
-    def _forget(self, channel: RemoteChannel) -> None:
+    def _forget(self, channel: ServerChannel) -> None:
         del self._channels[channel.key]
         channel.dropped = True
         if not self._closed:
             self._gone(channel)
 
-    def send(self, channel: RemoteChannel, header: protocol.FromServer, frames: Sequence[Any]) -> bool:
+    def send(self, channel: ServerChannel, header: protocol.FromServer, frames: Sequence[Any]) -> bool:
         """Waits for nobody. Whether its client is there and has room for it; who has none loses the connection."""
         socket = self._socket
         try:
@@ -288,22 +288,22 @@ class RemoteDoor:
             return False
         first: Any = protocol.encode(header)
         if len(first) >= LEAVING_BYTES:
-            first = Leaving(first)
+            first = LeavingBytes(first)
         left = 1 + len(frames)
         for frame in (first, *frames):
             left -= 1
-            if leaving := type(frame) is Leaving:
+            if leaving := type(frame) is LeavingBytes:
                 channel.leaves(frame)
             _send(socket, frame, _MORE if left else _LAST, not leaving and len(frame) < LARGE_BYTES)
         self._drains[-1].look()
         return True
 
-    def shut(self, channel: RemoteChannel) -> None:
+    def shut(self, channel: ServerChannel) -> None:
         """End its connection."""
         self._connections.shut(channel.connection.fd)
 
 
-class RemoteChannel:
+class ServerChannel:
     """One connection of a client; another one has another.
 
     Fields:
@@ -312,9 +312,9 @@ class RemoteChannel:
 
     __slots__ = ("_door", "_leaving", "connection", "dropped", "key", "user")
 
-    connection: Connection[RemoteChannel]
+    connection: TcpConnection[ServerChannel]
 
-    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str, leaving: WeakSet[Leaving]) -> None:
+    def __init__(self, door: ServerListener, key: tuple[bytes, str], user: str, leaving: WeakSet[LeavingBytes]) -> None:
         """leaving: what that user was sent."""
         self._door, self.key, self.user, self._leaving = door, key, user, leaving
         self.dropped = False
@@ -326,7 +326,7 @@ class RemoteChannel:
         """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
         return not self.dropped and self._door.send(self, header, frames)
 
-    def leaves(self, part: Leaving) -> None:
+    def leaves(self, part: LeavingBytes) -> None:
         """It is sent now."""
         self._leaving.add(part)
 

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kaas.server.peers.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
 from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import Socket
-from kaas.wire.connections.zmq_reader import Drain
+from kaas.wire.connections.zmq_reader import ZmqReader
 
 STRANGERS, STRANGERS_EACH = 128, 64
 """Connections that have not sent a message yet, in all and of one source address; when more come, the source with the
@@ -54,13 +54,13 @@ class Unfinished:
     all_bytes: int
 
 
-class Leaving(bytearray):
+class LeavingBytes(bytearray):
     """Bytes on their way: they live until ZeroMQ has sent them."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
 
 
-class Connection(Generic[T]):
+class TcpConnection(Generic[T]):
     """One, by its descriptor.
 
     Fields:
@@ -105,7 +105,7 @@ class Connection(Generic[T]):
         return end
 
 
-class Connections(Generic[T]):
+class TcpConnections(Generic[T]):
     """Belongs to one event loop. Those of a socket that is bound to a port of TCP.
 
     ZeroMQ has three gaps that this closes. A message may have any number of frames, and those of an unfinished one
@@ -126,8 +126,8 @@ class Connections(Generic[T]):
         """Before the socket is bound. unfinished: that may have come of messages whose ends have not. ended: hears of
         the ends of connections that had an owner. client_of: names the client of an owner."""
         self._loop, self._unfinished, self._ended, self._client_of = loop, unfinished, ended, client_of
-        self._by_fd: dict[int, Connection[T]] = {}
-        self._strangers = Newcomers(STRANGERS, STRANGERS_EACH)
+        self._by_fd: dict[int, TcpConnection[T]] = {}
+        self._strangers = UnauthenticatedPeers(STRANGERS, STRANGERS_EACH)
         self._refused: dict[str, tuple[float, float]] = {}  # by address: how many now count, and when the last came
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
@@ -135,7 +135,7 @@ class Connections(Generic[T]):
         self._socket = socket
         socket.monitor(where, _HAPPENED)
         self._monitor.connect(where)
-        self._drain = Drain(loop, self._monitor, self._happened)
+        self._drain = ZmqReader(loop, self._monitor, self._happened)
         self._looking = loop.call_later(LOOK_S, self._look)
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class Connections(Generic[T]):
         self._socket.disable_monitor()
         self._drain.close(0.0)
 
-    def owned(self, fd: int, owner: T) -> Connection[T] | None:
+    def owned(self, fd: int, owner: T) -> TcpConnection[T] | None:
         """The connection from which its owner's first message has come; None if it has ended since."""
         with suppress(zmq.Again):
             while True:  # what ZeroMQ told before it passed that message on
@@ -188,7 +188,7 @@ class Connections(Generic[T]):
         fd = told["value"]
         if told["event"] == zmq.Event.ACCEPTED:
             address = _address(fd)
-            self._by_fd[fd] = Connection(fd, self._loop.time())
+            self._by_fd[fd] = TcpConnection(fd, self._loop.time())
             self._strangers.add(fd, source_of(address))
             if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
                 self._put_out(fd)
@@ -240,7 +240,7 @@ IPV6_PREFIX = 64
 """Bits that a network has in common: one host may use all addresses in it."""
 
 
-class Newcomers:
+class UnauthenticatedPeers:
     """most: connections in all. most_each: of one source. Beyond either the largest source loses one."""
 
     def __init__(self, most: int, most_each: int) -> None:

@@ -11,7 +11,7 @@ from kaas.server.state.state import State
 KIND = "tenants"
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptTenants(msgspec.Struct, frozen=True, array_like=True):
     client: str
     tenant: str
 
@@ -26,7 +26,7 @@ class Tenants:
         self._adopts = False
 
     def open(self) -> None:
-        kept = self._state.read(KIND, msgspec.msgpack.Decoder(Kept).decode)
+        kept = self._state.read(KIND, msgspec.msgpack.Decoder(KeptTenants).decode)
         self._known = {each.client: each.tenant for each in kept}
         self._adopts = self._state.damaged
 
@@ -54,6 +54,6 @@ class Tenants:
                 self._known.pop(name, None)
         for name, tenant in now.items():
             if self._known.get(name) != tenant:
-                entry = msgspec.msgpack.encode(Kept(name, tenant))
+                entry = msgspec.msgpack.encode(KeptTenants(name, tenant))
                 self._state.put(KIND, name, "", entry)
                 self._known[name] = tenant

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kaas.errors import InvalidConfig, KaasError
-from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.service import Service
 from kaas.server.config.serve_config import Settings
-from kaas.server.server import Front
+from kaas.server.server import Server
 from kaas.worker.processes import open_all_files
 from kaas.worker.sandbox import unreadable
 
@@ -36,7 +36,7 @@ async def serve(
         unreadable()  # it holds the keys
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
-    place = Place(settings.name)
+    place = PoolName(settings.name)
     with state_folder(settings) as folder:
         with place.locked():
             if place.running() is not None:
@@ -44,7 +44,7 @@ async def serve(
             machine = Machine(config, settings.executors_sandbox(folder))
             service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
             service.served = True
-            notice = place.announce(Notice(service.address, NODE, config.described()))
+            notice = place.announce(PoolNotice(service.address, NODE, config.described()))
         try:
             await _serve(settings, service, machine, folder, ready, reread or (lambda: settings))
         finally:
@@ -66,7 +66,7 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to read again yet
-    front = Front(settings, service, machine.objects, folder)
+    front = Server(settings, service, machine.objects, folder)
     try:
         await front.open()
         for name in (signal.SIGTERM, signal.SIGINT):

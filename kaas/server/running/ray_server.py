@@ -21,14 +21,14 @@ from kaas.api.ray_session import RaySession, open_session, plain
 from kaas.api.session import HERE
 from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
 from kaas.pool.executors.etasks import ETasks, etask_spec
-from kaas.pool.executors.transport import Call
+from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.on_processes.objects import HeldObjects
-from kaas.pool.on_ray.backend import RayGround
+from kaas.pool.on_ray.backend import RayBackend
 from kaas.pool.service import Service
 from kaas.server.config.serve_config import Settings
 from kaas.server.running.named_etask import NamedETask, find_all
 from kaas.server.running.process_server import reload, state_folder
-from kaas.server.server import Front
+from kaas.server.server import Server
 from kaas.server.server_log import configure
 from kaas.server.usage.usage_file import TAKEN
 from kaas.wire import specs
@@ -192,8 +192,8 @@ def _free_port(host: str) -> int:
 
 
 async def open_front(
-    settings: Settings, folder: Path, path: Sequence[str], service: Service, ground: RayGround
-) -> Front:
+    settings: Settings, folder: Path, path: Sequence[str], service: Service, ground: RayBackend
+) -> Server:
     """path: where the server's process looks for modules.
 
     Raises:
@@ -202,8 +202,8 @@ async def open_front(
     configure(settings.log)
     sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
 
-    async def attempt() -> Front:
-        front = Front(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
+    async def attempt() -> Server:
+        front = Server(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
         await front.open()
         return front
 
@@ -220,19 +220,19 @@ def _taken(error: BaseException) -> bool:
 class _ETaskPool:
     """`kaas.server.building.served.ETaskPool`."""
 
-    def __init__(self, ground: RayGround, path: Sequence[str]) -> None:
-        self._etasks, self._path = OwnETasks(ground.etasks), path
+    def __init__(self, ground: RayBackend, path: Sequence[str]) -> None:
+        self._etasks, self._path = LocalETasks(ground.etasks), path
 
     def define(self, label: str, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
         return self._etasks.define(label, NamedETask, (target, tuple(outputs)), self._path)
 
     async def call(
         self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
-    ) -> Call:
+    ) -> WorkerCall:
         return await self._etasks.call(etask, client, (inputs,), deadline_s, retries)
 
 
-class OwnETasks:
+class LocalETasks:
     """Belongs to the pool's event loop."""
 
     def __init__(self, etasks: ETasks) -> None:
@@ -246,7 +246,9 @@ class OwnETasks:
         self._etasks.register(specs.encode(spec), code)
         return spec.key
 
-    async def call(self, etask: str, client: str, args: Sequence[Any], deadline_s: float | None, retries: int) -> Call:
+    async def call(
+        self, etask: str, client: str, args: Sequence[Any], deadline_s: float | None, retries: int
+    ) -> WorkerCall:
         """A call whose answer are the buffers of which the instance gives a list."""
         arguments: tuple[list[Any], dict[str, Any]] = (list(args), {})
         parts = packed(arguments)

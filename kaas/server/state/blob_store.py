@@ -34,7 +34,7 @@ _OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
 """Files that uploads make."""
 
 
-class Had(Protocol):
+class BlobLimits(Protocol):
     """What a client may have here; None for no limit."""
 
     @property
@@ -54,10 +54,10 @@ class Had(Protocol):
 
 
 Changed = Callable[[str, str, int], None]
-LimitsOf = Callable[[str], Had]
+LimitsOf = Callable[[str], BlobLimits]
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptBlobs(msgspec.Struct, frozen=True, array_like=True):
     client: str
     hash: str
     nbytes: int
@@ -66,7 +66,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True, eq=False)
-class Content:
+class Blob:
     """An upload.
 
     Fields:
@@ -105,12 +105,12 @@ class Content:
 class _Client:
     """contents: those longest without use first. extra: bytes that count by kind and are no contents."""
 
-    contents: dict[str, Content] = field(default_factory=dict)
+    contents: dict[str, Blob] = field(default_factory=dict)
     extra: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     used: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
 
-class Contents:
+class BlobStore:
     """Belongs to one event loop."""
 
     def __init__(self, state: State, limits: LimitsOf, changed: Changed) -> None:
@@ -154,7 +154,7 @@ class Contents:
             else:
                 path.unlink()
 
-    def damaged(self, content: Content, why: str) -> None:
+    def damaged(self, content: Blob, why: str) -> None:
         """A complete one is not what it was when it came: its file is set aside, and it can be uploaded again.
 
         Raises:
@@ -163,10 +163,10 @@ class Contents:
         self._state.aside.file(content.path, f"an upload of {content.client!r}: {why}")
         content.complete, content.have, content.digest = False, 0, None
 
-    def _content(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes) -> Content:
-        return Content(client, sha256, nbytes, kind, signature, self._state.folder_of(client) / sha256)
+    def _content(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes) -> Blob:
+        return Blob(client, sha256, nbytes, kind, signature, self._state.folder_of(client) / sha256)
 
-    def find(self, client: str, sha256: str) -> Content | None:
+    def find(self, client: str, sha256: str) -> Blob | None:
         """Whatever there is of it."""
         known = self._clients.get(client)
         return known.contents.get(sha256) if known is not None else None
@@ -175,7 +175,7 @@ class Contents:
         """Whether the disk is."""
         return self._state.reserve.full()
 
-    def complete(self, client: str, sha256: str, kind: str) -> Content | None:
+    def complete(self, client: str, sha256: str, kind: str) -> Blob | None:
         found = self.find(client, sha256)
         return found if found is not None and found.complete and found.kind == kind else None
 
@@ -186,7 +186,7 @@ class Contents:
 
     # --- coming and going
 
-    def begin(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes = b"") -> Content:
+    def begin(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes = b"") -> Blob:
         """A new one, of which nothing is there yet; others that nobody needs may go for it.
 
         Raises:
@@ -202,21 +202,21 @@ class Contents:
         self._add(content)
         return content
 
-    def keep(self, content: Content) -> None:
+    def keep(self, content: Blob) -> None:
         """For later lives."""
-        kept = Kept(content.client, content.hash, content.nbytes, content.kind, content.signature)
+        kept = KeptBlobs(content.client, content.hash, content.nbytes, content.kind, content.signature)
         self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(kept))
 
-    def _add(self, content: Content) -> None:
+    def _add(self, content: Blob) -> None:
         self._clients.setdefault(content.client, _Client()).contents[content.hash] = content
         self._count(content.client, content.kind, content.counted_bytes)
 
-    def touch(self, content: Content) -> None:
+    def touch(self, content: Blob) -> None:
         """It gives way after those that nobody has touched since."""
         contents = self._clients[content.client].contents
         contents[content.hash] = contents.pop(content.hash)
 
-    def remove(self, content: Content) -> None:
+    def remove(self, content: Blob) -> None:
         """Its file first: on a full disk that makes room for the rest. Its entry without a file means nothing."""
         content.gone = True
         del self._clients[content.client].contents[content.hash]
@@ -240,7 +240,7 @@ class Contents:
         for content in list(known.contents.values()) if known is not None else ():
             self.remove(content)
 
-    def release(self, content: Content) -> bool:
+    def release(self, content: Blob) -> bool:
         """It has one use less. True: that was the last one of a value, which is gone."""
         content.uses -= 1
         if content.uses or content.kind != VALUE:
@@ -279,7 +279,7 @@ class Contents:
         quota = KINDS[kind]
         limit: int | None = getattr(self._limits(client), quota)
         used = known.used[kind]
-        going: list[Content] = []
+        going: list[Blob] = []
         if limit is not None and used + nbytes > limit:
             going = _first(known, kind, used + nbytes - limit)
             if used - sum(each.counted_bytes for each in going) + nbytes > limit:
@@ -300,9 +300,9 @@ class Contents:
             self.remove(each)
 
 
-def _first(known: _Client, kind: str, nbytes: int) -> list[Content]:
+def _first(known: _Client, kind: str, nbytes: int) -> list[Blob]:
     """Those that would give way for so many bytes, or all that could."""
-    going: list[Content] = []
+    going: list[Blob] = []
     for each in known.contents.values():
         if nbytes <= 0:
             break
@@ -337,4 +337,4 @@ def _size(path: Path) -> int:
         return -1
 
 
-_decode = msgspec.msgpack.Decoder(Kept).decode
+_decode = msgspec.msgpack.Decoder(KeptBlobs).decode

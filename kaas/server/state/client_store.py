@@ -9,13 +9,13 @@ from typing import Any
 from kaas.errors import InvalidRequest
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.registry import Registry
-from kaas.server.building.served import NONE_SERVED, Served
+from kaas.server.building.served import NONE_SERVED, ServedETasks
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed
 from kaas.server.peers.tenants import Tenants
-from kaas.server.state.durable_replies import LastingAnswers
-from kaas.server.state.functions import Functions
-from kaas.server.state.object_store import Values
+from kaas.server.state.durable_replies import DurableReplies
+from kaas.server.state.functions import ClientFunctions
+from kaas.server.state.object_store import ObjectStore
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.state import State
 from kaas.wire import protocol
@@ -36,7 +36,7 @@ Said = tuple[protocol.FromServer, Sequence[Any]]
 """An answer, and the frames behind it."""
 
 
-class Holdings:
+class ClientStore:
     """Belongs to the pool's event loop. client: the name of a key.
 
     Fields:
@@ -53,7 +53,7 @@ class Holdings:
         allowed: Allowed,
         steps: Collection[str],
         changed: Callable[[str, Any, int], None],
-        served: Served = NONE_SERVED,
+        served: ServedETasks = NONE_SERVED,
         reserve: Reserve | None = None,
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
@@ -61,10 +61,10 @@ class Holdings:
         self._state = State(folder, reserve)
         self.aside = self._state.aside
         self._uploads = Uploads(self._state, limits, allowed, changed)
-        self.values = Values(self._state, self._uploads, objects)
-        self.answers = LastingAnswers(self._state)
+        self.values = ObjectStore(self._state, self._uploads, objects)
+        self.answers = DurableReplies(self._state)
         self.tenants = Tenants(self._state)
-        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
+        self.functions = ClientFunctions(self._state, self._uploads, self.values, objects, registry, steps, served)
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.

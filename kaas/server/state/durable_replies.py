@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 from kaas.errors import KaasError
-from kaas.server.binding import Bound
+from kaas.server.binding import InvocationDigest
 from kaas.server.state.state import State
 
 ANSWERS = "answers"
 _log = logging.getLogger(__name__)
 
 
-class Lasting(msgspec.Struct, frozen=True, array_like=True):
+class DurableReply(msgspec.Struct, frozen=True, array_like=True):
     """asked: the function, as it was named. label: of it. outputs: names of those that came, as frames. request,
-    charge: what its key stands for, as in `kaas.server.binding.Bound`; "" if that was not written down."""
+    charge: what its key stands for, as in `kaas.server.binding.InvocationDigest`; "" if that was not written down."""
 
     client: str
     key: str
@@ -34,11 +34,11 @@ class Lasting(msgspec.Struct, frozen=True, array_like=True):
     charge: str = ""
 
 
-class LastingAnswers:
+class DurableReplies:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def read(self) -> Iterable[Lasting]:
+    def read(self) -> Iterable[DurableReply]:
         """Of earlier lives, in the order in which they came."""
         return self._state.read(ANSWERS, _decode)
 
@@ -57,10 +57,16 @@ class LastingAnswers:
 
 
 def entry(
-    client: str, key: str, asked: str, label: str, outputs: tuple[str, ...], frames: Sequence[Any], bound: Bound
+    client: str,
+    key: str,
+    asked: str,
+    label: str,
+    outputs: tuple[str, ...],
+    frames: Sequence[Any],
+    bound: InvocationDigest,
 ) -> bytes:
     sent = [bytes(frame) for frame in frames]
-    return msgspec.msgpack.encode(Lasting(client, key, asked, label, outputs, sent, bound.request, bound.charge))
+    return msgspec.msgpack.encode(DurableReply(client, key, asked, label, outputs, sent, bound.request, bound.charge))
 
 
-_decode = msgspec.msgpack.Decoder(Lasting).decode
+_decode = msgspec.msgpack.Decoder(DurableReply).decode

@@ -16,13 +16,13 @@ from kaas.errors import InvalidRequest, KaasError, UnknownFunction
 from kaas.ktask.library import Library
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.registry import Registry
-from kaas.server.building.function_builder import Entry, Kept, Maker
-from kaas.server.building.remote_function import RemoteFunction
-from kaas.server.building.served import NONE_SERVED, Served, described
+from kaas.server.building.function_builder import ClientFunction, FunctionBuilder, KeptFunction
+from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.served import NONE_SERVED, ServedETasks, described
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import SIGNATURE_BYTES
 from kaas.server.state.blob_store import too_many
-from kaas.server.state.object_store import NAME_BYTES, Values, shown
+from kaas.server.state.object_store import NAME_BYTES, ObjectStore, shown
 from kaas.server.state.state import State
 from kaas.wire import protocol
 
@@ -33,29 +33,29 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 KIND = "remote functions"
 
 
-class Functions:
+class ClientFunctions:
     """Belongs to one event loop. A client is the name of a key."""
 
     def __init__(
         self,
         state: State,
         uploads: Uploads,
-        values: Values,
+        values: ObjectStore,
         objects: HeldObjects,
         registry: Registry,
         steps: Collection[str] = (),
-        served: Served = NONE_SERVED,
+        served: ServedETasks = NONE_SERVED,
     ) -> None:
         """steps: names of cTasks that functions may have around them. served: the server's own functions; those of a
         client come first where both have a name."""
         self._state = state
         self._uploads = uploads
         self._values = values
-        self._maker = Maker(uploads, values, objects, registry)
+        self._maker = FunctionBuilder(uploads, values, objects, registry)
         self._steps = steps
         self._served = served
-        self._clients: dict[str, dict[str, Entry]] = {}
-        self._named: dict[str, dict[str, RemoteFunction | KaasError]] = {}
+        self._clients: dict[str, dict[str, ClientFunction]] = {}
+        self._named: dict[str, dict[str, InvocableFunction | KaasError]] = {}
 
     async def open(self) -> None:
         """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
@@ -65,7 +65,7 @@ class Functions:
             try:
                 entry = await self._maker.restored(kept, libraries)
             except KaasError as error:
-                entry = Entry(kept, error, [], 0)
+                entry = ClientFunction(kept, error, [], 0)
             else:
                 if kept.facts is None:
                     with suppress(KaasError):  # on a full disk, say: then it is built at the next start too
@@ -77,7 +77,7 @@ class Functions:
 
     # --- looking up
 
-    def named(self, client: str, function: str) -> RemoteFunction:
+    def named(self, client: str, function: str) -> InvocableFunction:
         """By name or key.
 
         Raises:
@@ -125,17 +125,17 @@ class Functions:
             if step not in self._steps:
                 raise InvalidRequest(f"this server has no cTask {shown(step)}")
 
-    async def _register(self, client: str, message: protocol.Register, task: bytes) -> RemoteFunction:
+    async def _register(self, client: str, message: protocol.Register, task: bytes) -> InvocableFunction:
         async with self._values.turn(client):
             constants = {}
             for buffer, name in message.constants.items():
                 stored = self._values.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             around = message.before, message.after
-            kept = Kept(client, message.name, task, constants, *around, signature=message.signature)
+            kept = KeptFunction(client, message.name, task, constants, *around, signature=message.signature)
             mine = self._clients.get(client, {})
             for known in mine.values():
-                if isinstance(known.ready, RemoteFunction) and known.kept.asks_for(kept):
+                if isinstance(known.ready, InvocableFunction) and known.kept.asks_for(kept):
                     return known.ready
             others = sum(each.kernels for each in mine.values() if each.handle != message.name)
             entry = await self._maker.made(kept, others)
@@ -150,12 +150,12 @@ class Functions:
             self._add(entry)
             if before is not None:
                 self._maker.let_go(before)
-            assert isinstance(entry.ready, RemoteFunction)
+            assert isinstance(entry.ready, InvocableFunction)
             return entry.ready
 
     # --- coming and going
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: ClientFunction) -> None:
         client = entry.kept.client
         self._clients.setdefault(client, {})[entry.handle] = entry
         self._look_up(client)
@@ -205,4 +205,4 @@ class Functions:
         self._named.pop(client, None)
 
 
-_decode = msgspec.msgpack.Decoder(Kept).decode
+_decode = msgspec.msgpack.Decoder(KeptFunction).decode

@@ -20,10 +20,10 @@ import msgspec
 from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
 from kaas.ktask.arguments import LIMIT, check_name
 from kaas.ktask.dtypes import DTYPE_BYTES
-from kaas.pool.on_processes.objects import Held, HeldObjects
+from kaas.pool.on_processes.objects import HeldObject, HeldObjects
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
-from kaas.server.peers.tcp_connections import Leaving
-from kaas.server.state.blob_store import GRAIN_BYTES, VALUE, Content, no_paths, too_many
+from kaas.server.peers.tcp_connections import LeavingBytes
+from kaas.server.state.blob_store import GRAIN_BYTES, VALUE, Blob, no_paths, too_many
 from kaas.server.state.state import State, digest_of
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import MOST_DIMENSIONS
@@ -34,7 +34,7 @@ MOST_NAMES = 4096
 KIND = "objects"
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
+class KeptObjects(msgspec.Struct, frozen=True, array_like=True):
     client: str
     name: str
     hash: str
@@ -43,18 +43,18 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """A value with a name. ref: the pool's object."""
 
-    ref: Held
+    ref: HeldObject
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    content: Content
+    content: Blob
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class NewObject:
     """A value that is to get a name. value: its bytes, or the hash of what was uploaded."""
 
     name: str
@@ -88,14 +88,14 @@ class Given:
             )
 
 
-class Values:
+class ObjectStore:
     """Belongs to one event loop. A client is the name of a key."""
 
     def __init__(self, state: State, uploads: Uploads, objects: HeldObjects) -> None:
         self._state = state
         self._uploads = uploads
         self._objects = objects
-        self._names: dict[str, dict[str, Stored]] = {}
+        self._names: dict[str, dict[str, StoredObject]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def open(self) -> None:
@@ -115,7 +115,7 @@ class Values:
             else:
                 self._name(kept, held, content)
 
-    async def held(self, content: Content, data: memoryview | None = None) -> Held | None:
+    async def held(self, content: Blob, data: memoryview | None = None) -> HeldObject | None:
         """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value,
         if it is at hand.
 
@@ -131,14 +131,14 @@ class Values:
                     return None
             return await self._objects.hold(key, data or b"")
 
-    def _name(self, kept: Kept, held: Held, content: Content) -> None:
+    def _name(self, kept: KeptObjects, held: HeldObject, content: Blob) -> None:
         content.uses += 1
-        stored = Stored(held, kept.dtype, kept.shape, content.nbytes, content)
+        stored = StoredObject(held, kept.dtype, kept.shape, content.nbytes, content)
         self._names.setdefault(kept.client, {})[kept.name] = stored
 
     # --- reading
 
-    def named(self, client: str, name: str) -> Stored:
+    def named(self, client: str, name: str) -> StoredObject:
         """
         Raises:
             UnknownObject
@@ -148,7 +148,7 @@ class Values:
         except KeyError:
             raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
 
-    def get(self, client: str, message: protocol.Get) -> tuple[protocol.Value, Leaving]:
+    def get(self, client: str, message: protocol.Get) -> tuple[protocol.Value, LeavingBytes]:
         """At most CHUNK_BYTES of it.
 
         Raises:
@@ -158,7 +158,7 @@ class Values:
         if not (0 <= message.offset <= stored.nbytes and message.bytes >= 0):
             raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
         end = message.offset + min(message.bytes, protocol.CHUNK_BYTES)
-        part = Leaving(self._objects.view(stored.ref)[message.offset : end])
+        part = LeavingBytes(self._objects.view(stored.ref)[message.offset : end])
         return protocol.Value(message.number, stored.dtype, stored.shape, stored.nbytes, stored.content.hash), part
 
     def list(self, client: str, message: protocol.Objects) -> protocol.Listed:
@@ -168,7 +168,7 @@ class Values:
         ]
         return protocol.Listed(message.number, entries)
 
-    def view(self, ref: Held) -> memoryview:
+    def view(self, ref: HeldObject) -> memoryview:
         """Of a value, to be read as long as somebody refers to it."""
         return self._objects.view(ref)
 
@@ -204,11 +204,13 @@ class Values:
         Raises:
             InvalidRequest, WrongSize, MissingContent, QuotaExceeded, KaasError
         """
-        given = Given(message.name, message.dtype, message.shape, message.hash or frame)
+        given = NewObject(message.name, message.dtype, message.shape, message.hash or frame)
         await self._uploads.unbroken(self._put(client, [given], {}))
         return protocol.Done(message.number)
 
-    async def store(self, client: str, outputs: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+    async def store(
+        self, client: str, outputs: Sequence[NewObject], lasting: Mapping[str, Mapping[str, bytes]]
+    ) -> None:
         """Give outputs names, instead of other objects of these. lasting: entries of the state by kind and name, which
         are there from the same moment on.
 
@@ -217,7 +219,7 @@ class Values:
         """
         await self._uploads.unbroken(self._put(client, outputs, lasting))
 
-    async def _put(self, client: str, values: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+    async def _put(self, client: str, values: Sequence[NewObject], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
         for given in values:
             given.check()
         async with self.turn(client):
@@ -226,7 +228,9 @@ class Values:
                 found = []
                 for given in values:
                     content, held = await self._found(client, given, used)
-                    found.append((Kept(client, given.name, content.hash, given.dtype, given.shape), held, content))
+                    found.append(
+                        (KeptObjects(client, given.name, content.hash, given.dtype, given.shape), held, content)
+                    )
                 entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
                 self._state.put_all(client, {KIND: entries, **lasting})
                 for kept, held, content in found:
@@ -235,7 +239,7 @@ class Values:
                         used.callback(self._uploads.contents.release, before.content)
                     self._name(kept, held, content)
 
-    async def _found(self, client: str, given: Given, used: ExitStack) -> tuple[Content, Held]:
+    async def _found(self, client: str, given: NewObject, used: ExitStack) -> tuple[Blob, HeldObject]:
         """A value on disk and in memory, used once more until that ends."""
         if isinstance(given.value, str):
             content, data = self._uploaded(client, given.value), None
@@ -251,7 +255,7 @@ class Values:
             raise missing(content.hash)
         return content, held
 
-    def _uploaded(self, client: str, sha256: str) -> Content:
+    def _uploaded(self, client: str, sha256: str) -> Blob:
         content = self._uploads.contents.complete(client, sha256, VALUE)
         if content is None:
             raise missing(sha256)
@@ -310,7 +314,7 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * DTYPE_BYTES[dtype]
 
 
-def _key(content: Content) -> bytes:
+def _key(content: Blob) -> bytes:
     """What caches know a value by. Nobody else has one of this key, whatever their values are: what is warm for one
     client would tell another that somebody has the same."""
     return hashlib.sha256(b"remote/" + digest_of(content.client).encode() + bytes.fromhex(content.hash)).digest()[:28]
@@ -332,4 +336,4 @@ def _intact(path: Path, sha256: str) -> memoryview | None:
     return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
 
-_decode = msgspec.msgpack.Decoder(Kept).decode
+_decode = msgspec.msgpack.Decoder(KeptObjects).decode

@@ -22,11 +22,11 @@ from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
 from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, read_usage
 
 KINDS: dict[str, Any] = {
-    blob_store.KIND: blob_store.Kept,
-    object_store.KIND: object_store.Kept,
-    functions.KIND: function_builder.Kept,
-    durable_replies.ANSWERS: durable_replies.Lasting,
-    tenants.KIND: tenants.Kept,
+    blob_store.KIND: blob_store.KeptBlobs,
+    object_store.KIND: object_store.KeptObjects,
+    functions.KIND: function_builder.KeptFunction,
+    durable_replies.ANSWERS: durable_replies.DurableReply,
+    tenants.KIND: tenants.KeptTenants,
 }
 """The values of the entries of each kind."""
 _SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
@@ -44,7 +44,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedState:
     """
     Fields:
         entries: readable ones. uploads: whole ones. nbytes: of these. requests: that usage has counted. aside: pieces
@@ -59,7 +59,7 @@ class Checked:
     findings: tuple[Finding, ...]
 
 
-def check(folder: Path) -> Checked:
+def check(folder: Path) -> CheckedState:
     """Of a server that has ended, or that runs: then what changes meanwhile may be told as a finding.
 
     Raises:
@@ -70,12 +70,12 @@ def check(folder: Path) -> Checked:
         raise InvalidConfig(message, field="state")
     findings: list[Finding] = []
     found = list(_entries(folder / CLIENTS, findings))
-    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.Kept)}
+    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.KeptBlobs)}
     sizes = _uploads(folder, uploads, findings)
     _references(found, set(uploads), findings)
     requests = _usage(folder, findings)
     aside = sum(not path.name.endswith(STORY) for path in (folder / FOLDER).glob("*"))
-    return Checked(len(found), len(sizes), sum(sizes), requests, aside, tuple(findings))
+    return CheckedState(len(found), len(sizes), sum(sizes), requests, aside, tuple(findings))
 
 
 def _read_only(path: Path) -> closing[sqlite3.Connection]:
@@ -120,7 +120,7 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.Kept], findings: list[Finding]) -> list[int]:
+def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], findings: list[Finding]) -> list[int]:
     """Sizes of those that are complete and right."""
     expected = {(digest_of(client), sha256): kept for (client, sha256), kept in known.items()}
     sizes = []
@@ -155,7 +155,7 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.Kept], findin
     return sizes
 
 
-def _wrong(path: Path, kept: blob_store.Kept) -> str:
+def _wrong(path: Path, kept: blob_store.KeptBlobs) -> str:
     """
     Raises:
         FileNotFoundError
@@ -170,7 +170,7 @@ def hash_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _missing(folder: Path, kept: blob_store.Kept) -> bool:
+def _missing(folder: Path, kept: blob_store.KeptBlobs) -> bool:
     path = folder / CONTENTS / digest_of(kept.client) / kept.hash
     return not path.exists() and not path.with_name(path.name + blob_store.PART).exists()
 
@@ -178,9 +178,9 @@ def _missing(folder: Path, kept: blob_store.Kept) -> bool:
 def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[Finding]) -> None:
     for each in found:
         wanted: list[str] = []
-        if isinstance(each, object_store.Kept):
+        if isinstance(each, object_store.KeptObjects):
             wanted = [each.hash]
-        elif isinstance(each, function_builder.Kept):
+        elif isinstance(each, function_builder.KeptFunction):
             wanted = [sha256 for sha256, _ in each.constants.values()]
         findings.extend(
             Finding(f"{CLIENTS}: {each.name!r} of {each.client!r}", f"upload {sha256}, which it needs, is not there")

@@ -11,7 +11,7 @@ BEGUN = b"+"
 """What a process says at once to what it is asked: one that ends without it has done nothing of that."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StepCall(msgspec.Struct, frozen=True):
     """sizes: of the values behind this, by name."""
 
     step: str
@@ -32,6 +32,6 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     traceback: str = ""
 
 
-def head(said: Asked | Gave | Raised) -> bytes:
+def head(said: StepCall | Gave | Raised) -> bytes:
     encoded = msgspec.msgpack.encode(said)
     return LENGTH.pack(len(encoded)) + encoded

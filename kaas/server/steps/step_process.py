@@ -16,7 +16,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import find_target
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
-from kaas.server.steps.messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.server.steps.messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
 from kaas.worker.processes import ordered, say_failed, say_ready
 
 _ANY = Buffer("value", 1)
@@ -60,7 +60,7 @@ def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None
     while length := stream.read(LENGTH.size):
         stream.write(BEGUN)
         stream.flush()
-        asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=Asked)
+        asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=StepCall)
         values = {name: stream.read(size) for name, size in asked.sizes.items()}
         for part in _carried_out(functions[asked.step], values):
             stream.write(part)

@@ -13,7 +13,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.import_target import check_target
-from kaas.server.steps.messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.server.steps.messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
 from kaas.worker.processes import Child
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class _Process:
 
     async def begins(self, name: str, values: Mapping[str, memoryview]) -> bool:
         """Ask for a step; False: it had ended before."""
-        parts: list[Any] = [head(Asked(name, {key: each.nbytes for key, each in values.items()}))]
+        parts: list[Any] = [head(StepCall(name, {key: each.nbytes for key, each in values.items()}))]
         parts += [each.cast("B") for each in values.values()]
         with suppress(ConnectionError):  # what it has said tells whether it had begun
             for part in parts:

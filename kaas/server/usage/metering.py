@@ -24,7 +24,7 @@ from typing import Literal
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.server.state.reserve import Reserve, is_full
 from kaas.server.usage.quotas import Allowance, Quotas, Refusal, room
-from kaas.server.usage.usage import ASK_AGAIN, Charge, Holding, Totals, Usage
+from kaas.server.usage.usage import ASK_AGAIN, Charge, KeptByClient, Totals, Usage
 from kaas.server.usage.usage_file import Changes, Journal, UsageFile
 from kaas.wire.specs import RunRecord
 
@@ -351,8 +351,8 @@ class Meter:
                 counts[client, outcome] = counts.get((client, outcome), 0) + count
         return counts
 
-    def _holdings(self) -> tuple[Holding, ...]:
-        return tuple(Holding(*name, held.nbytes, held.byte_s) for name, held in sorted(self._held.items()))
+    def _holdings(self) -> tuple[KeptByClient, ...]:
+        return tuple(KeptByClient(*name, held.nbytes, held.byte_s) for name, held in sorted(self._held.items()))
 
     # --- into the SQLite file
 

@@ -57,7 +57,7 @@ class FlowUsage(msgspec.Struct, frozen=True):
         return self.device_ns / 1e9
 
 
-class Holding(msgspec.Struct, frozen=True):
+class KeptByClient(msgspec.Struct, frozen=True):
     """What a client keeps at the server.
 
     Fields:
@@ -75,15 +75,15 @@ class Usage(msgspec.Struct, frozen=True):
     """Everything since the state folder was made."""
 
     flows: tuple[FlowUsage, ...] = ()
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[KeptByClient, ...] = ()
 
     def by(self, what: Literal["client", "function"]) -> tuple[FlowUsage, ...]:
         """Summed up, in order of names."""
-        sums: dict[str, Flow] = {}
+        sums: dict[str, FlowCounts] = {}
         if what == "client":
-            sums = {held.client: Flow() for held in self.holdings}
+            sums = {held.client: FlowCounts() for held in self.holdings}
         for flow in self.flows:
-            sums.setdefault(getattr(flow, what), Flow()).merge(flow)
+            sums.setdefault(getattr(flow, what), FlowCounts()).merge(flow)
         return tuple(
             sums[name].usage(name, "") if what == "client" else sums[name].usage("", name) for name in sorted(sums)
         )
@@ -102,7 +102,7 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
-class Flow:
+class FlowCounts:
     """What is counted of one client and function."""
 
     __slots__ = ("bytes_copied", "bytes_in", "bytes_out", "device_ns", "outcomes", "repeats", "requests")
@@ -144,11 +144,11 @@ class Totals:
     """Sums of charges, and which keys are among them."""
 
     def __init__(self) -> None:
-        self.flows: dict[tuple[str, str], Flow] = {}
+        self.flows: dict[tuple[str, str], FlowCounts] = {}
         self.keys: dict[str, OrderedDict[str, bool]] = {}  # of each client: whether an answer went out
         self._functions: dict[str, int] = {}
 
-    def flow(self, client: str, function: str) -> tuple[tuple[str, str], Flow]:
+    def flow(self, client: str, function: str) -> tuple[tuple[str, str], FlowCounts]:
         """Where something is counted, with its name."""
         name = (client, function)
         found = self.flows.get(name)
@@ -159,7 +159,7 @@ class Totals:
             if count >= FUNCTIONS_PER_CLIENT:
                 return self.flow(client, OTHERS)
             self._functions[client] = count + 1
-        found = self.flows[name] = Flow()
+        found = self.flows[name] = FlowCounts()
         return name, found
 
     def charged(self, client: str, key: str) -> bool:

@@ -24,7 +24,7 @@ import msgspec
 from kaas.errors import UsageUnavailable
 from kaas.server.state.mending import mend
 from kaas.server.state.set_aside import SetAside
-from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, Holding, Totals, Usage
+from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByClient, Totals, Usage
 
 NAME = "usage.sqlite"
 SEGMENT = "usage.journal."
@@ -152,14 +152,14 @@ class Changes:
 
     segment: int
     flows: Sequence[FlowUsage] = ()
-    holdings: Sequence[Holding] = ()
+    holdings: Sequence[KeptByClient] = ()
     keys: Sequence[tuple[str, str]] = ()
     old_keys: Set[tuple[str, str]] = frozenset()
     recent: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptUsage:
     """What is there of earlier lives.
 
     Fields:
@@ -169,7 +169,7 @@ class Kept:
     """
 
     totals: Totals
-    holdings: Sequence[Holding]
+    holdings: Sequence[KeptByClient]
     recent: Mapping[str, Sequence[tuple[int, int]]]
     journal: Sequence[Charge]
     newest: int
@@ -189,7 +189,7 @@ class UsageFile:
         self._lock = -1
         self.aside = SetAside(folder)
 
-    def open(self) -> Kept:
+    def open(self) -> KeptUsage:
         """
         Raises:
             UsageUnavailable: another server has the folder, or there can be no such file.
@@ -273,7 +273,7 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
     )
 
 
-def _kept(connection: sqlite3.Connection, folder: Path) -> Kept:
+def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
     """
     Raises:
         sqlite3.Error, OSError
@@ -302,8 +302,8 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> Kept:
             else:
                 journal.append(found)
     newest = max([segment, *(number for number, _ in segments)])
-    held = [Holding(*each) for each in holdings]
-    return Kept(totals, held, recent, journal, newest, rows.damaged)
+    held = [KeptByClient(*each) for each in holdings]
+    return KeptUsage(totals, held, recent, journal, newest, rows.damaged)
 
 
 _HoldingRow = tuple[str, str, int, float]

@@ -14,7 +14,7 @@ AWAY_S, ASLEEP_S = 0.3e-3, 0.25
 """Who yields, and is away for longer than the first, is on a processor that others want, and sleeps for the second."""
 
 
-class News:
+class AdaptivePoll:
     """An edge-triggered epoll, of which any number of threads have each piece of news once.
 
     To wake a thread of an idle processor takes 20 to 50 μs, or more on a virtual machine, and the threads that hand a

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from kaas.wire import messages
-from kaas.wire.connections.connection import ENDED, Line, LineLost
+from kaas.wire.connections.connection import ENDED, Connection, ConnectionLost
 from kaas.wire.messages import Address, Hello
 
 
-def connect(address: Address, node: str, role: str, name: str, incarnation: str, timeout_s: float) -> Line:
+def connect(address: Address, node: str, role: str, name: str, incarnation: str, timeout_s: float) -> Connection:
     """A line on which the pool has said Welcome.
 
     Args:
@@ -22,15 +22,15 @@ def connect(address: Address, node: str, role: str, name: str, incarnation: str,
     hello = Hello(messages.VERSION, role, name, incarnation, os.getpid())
     here = address.node == node and os.path.exists(address.path)
     if here:
-        from kaas.wire.connections.unix_connection import LocalLine
+        from kaas.wire.connections.unix_connection import UnixConnection
 
-        line: Line = LocalLine(address.path)
+        line: Connection = UnixConnection(address.path)
     elif address.tcp:
-        from kaas.wire.connections.zmq_connection import NodeLine
+        from kaas.wire.connections.zmq_connection import ZmqConnection
 
-        line = NodeLine(address, hello)
+        line = ZmqConnection(address, hello)
     else:
-        raise LineLost(ENDED)
+        raise ConnectionLost(ENDED)
     try:
         line.introduce(hello, timeout_s, here=here)
     except BaseException:

@@ -35,11 +35,11 @@ Got = TypeVar("Got")
 T = TypeVar("T")
 
 
-class LineLost(Exception):
+class ConnectionLost(Exception):
     """Nothing comes over this line any more."""
 
 
-class AnyLine(ABC, Generic[Sent, Got]):
+class AnyConnection(ABC, Generic[Sent, Got]):
     """Whatever is said on it. Anybody sends; one thread at a time receives, the others wait for their turn."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class AnyLine(ABC, Generic[Sent, Got]):
         not sent."""
 
 
-class Line(AnyLine[FromPeer, ToPeer]):
+class Connection(AnyConnection[FromPeer, ToPeer]):
     """To the pool; made by `kaas.wire.connections.connect`.
 
     Fields:
@@ -124,7 +124,7 @@ class Line(AnyLine[FromPeer, ToPeer]):
                     case (Refused(), [error]):
                         raise decode_error(error)
                     case None:
-                        raise LineLost(f"no answer from the pool within {timeout_s:g} s")
+                        raise ConnectionLost(f"no answer from the pool within {timeout_s:g} s")
                     case message:
                         early.append(message)
         finally:

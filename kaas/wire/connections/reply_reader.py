@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Generic, Protocol
 
-from kaas.wire.connections.connection import AnyLine, Got, LineLost
+from kaas.wire.connections.connection import AnyConnection, ConnectionLost, Got
 
 LATE_AT_MOST = 1000
 """When the time is up of who receives, so many messages are still taken that have come already."""
@@ -23,7 +23,7 @@ LINGER_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Awaited(Protocol):
+class AwaitedReply(Protocol):
     """What a thread waits for. waiting: set when it has ended, or when it is this thread's turn to receive; guarded, as
     `ended` is, by the receiver's lock."""
 
@@ -33,25 +33,27 @@ class Awaited(Protocol):
     def ended(self) -> bool: ...
 
 
-class Receiver(Generic[Got]):
+class ReplyReader(Generic[Got]):
     """take: what has come. lost: a line has ended; it then gives another, or ends what is waited for."""
 
-    def __init__(self, take: Callable[[Got, Sequence[Any]], None], lost: Callable[[AnyLine[Any, Got]], None]) -> None:
+    def __init__(
+        self, take: Callable[[Got, Sequence[Any]], None], lost: Callable[[AnyConnection[Any, Got]], None]
+    ) -> None:
         self.lock = threading.Lock()
         self._take = take
         self._lost = lost
-        self._line: AnyLine[Any, Got] | None = None
+        self._line: AnyConnection[Any, Got] | None = None
         self._receiving: int | None = None  # the thread that does
         self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
         self._watched = _Watched()
 
-    def use(self, line: AnyLine[Any, Got] | None) -> None:
+    def use(self, line: AnyConnection[Any, Got] | None) -> None:
         """Receive from this line from now on; None: from none. Called with the lock held."""
         self._line = line
         self._pass_on()
 
-    def wait(self, until: Awaited, timeout_s: float | None) -> None:
+    def wait(self, until: AwaitedReply, timeout_s: float | None) -> None:
         """Until something has ended or the time is up; with 0, what has come already is taken."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
         while True:
@@ -79,7 +81,7 @@ class Receiver(Generic[Got]):
         """What has come already."""
         self.wait(_Never(), 0)
 
-    def _receive(self, line: AnyLine[Any, Got], until: Awaited, end_s: float | None) -> None:
+    def _receive(self, line: AnyConnection[Any, Got], until: AwaitedReply, end_s: float | None) -> None:
         left_s, late = None, 0
         try:
             while not until.ended and not self._called_later and late < LATE_AT_MOST:
@@ -90,7 +92,7 @@ class Receiver(Generic[Got]):
                 if arrived is None:
                     return
                 self._take(*arrived)
-        except LineLost:
+        except ConnectionLost:
             self._lost(line)
         finally:
             with self.lock:
@@ -112,7 +114,7 @@ class Receiver(Generic[Got]):
             except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
                 _log.exception("a callback of a kaas.Future raised")
 
-    def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> bool:
+    def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
         """Whether there is time left. Who then has the turn takes it; else the next one has it."""
         takes_it = False
         try:

@@ -14,12 +14,12 @@ from kaas.wire import messages
 from kaas.wire.connections.connection import PROBE_BYTES, Frames
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.socket_folder import SocketFolder
-from kaas.wire.connections.unix_listener import LocalDoor
+from kaas.wire.connections.unix_listener import UnixListener
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
 
 if TYPE_CHECKING:
-    from kaas.wire.connections.zmq_listener import NodeDoor
+    from kaas.wire.connections.zmq_listener import ZmqListener
 
 LAST_WORDS_S = 1.0
 """How long what was sent may still go out when the pool ends."""
@@ -55,7 +55,7 @@ Receive = Callable[[Peer, FromPeer, Frames], None]
 Greet = Callable[[Peer, Hello], None]
 
 
-class Exchange:
+class Router:
     """All its methods belong to the loop's thread.
 
     What comes from strangers, or makes no sense, is dropped and counted.
@@ -75,7 +75,7 @@ class Exchange:
         self.inbox = Inbox()
         self.dropped = 0
         self._loop, self._node, self._host, self._folder = loop, node, host, folder
-        self._doors: list[LocalDoor | NodeDoor] = []
+        self._doors: list[UnixListener | ZmqListener] = []
         self._peers: dict[Channel, Peer] = {}
         self._own_folder: SocketFolder | None = None
 
@@ -88,13 +88,13 @@ class Exchange:
             self._own_folder = SocketFolder()
             self._folder = self._own_folder.path
         path = f"{self._folder}/pool"
-        self._local = LocalDoor(self._loop, path, self._take_local, self._ended)
+        self._local = UnixListener(self._loop, path, self._take_local, self._ended)
         self._doors.append(self._local)
         self.address = Address(secrets.token_hex(8), self._node, path)
         if self._host is not None:
-            from kaas.wire.connections.zmq_listener import NodeDoor
+            from kaas.wire.connections.zmq_listener import ZmqListener
 
-            door = NodeDoor(self._loop, self._host, self._greeted, self._take)
+            door = ZmqListener(self._loop, self._host, self._greeted, self._take)
             self._doors.append(door)
             keys = {"server_key": door.server_key, "public_key": door.public_key, "secret_key": door.secret_key}
             self.address = msgspec.structs.replace(self.address, tcp=door.endpoint, **keys)

@@ -39,7 +39,7 @@ _SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE of linux/fcntl.h, since Linux 5.1; Python's fcntl does not name it yet."""
 
 
-class Lease:
+class BlockLease:
     """Values that lie in shared memory until it is released, by any thread; a second time changes nothing.
 
     Fields:
@@ -86,11 +86,11 @@ class Outbox:
         """Whether so many files are leased that who has another way for a value had better take that."""
         return self._leased >= LEASED_AT_MOST
 
-    def put(self, data: Any) -> Lease:
+    def put(self, data: Any) -> BlockLease:
         """Copy a value, anything with contiguous memory."""
         return self.put_all([data])
 
-    def put_all(self, values: Sequence[Any]) -> Lease:
+    def put_all(self, values: Sequence[Any]) -> BlockLease:
         """Copy several, which are released as one."""
         arrays = [
             np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, np.uint8) for data in values
@@ -104,7 +104,7 @@ class Outbox:
             np.copyto(segment.memory[offset : offset + array.nbytes], array)
         pid = os.getpid()
         blocks = (Block(pid, segment.fd, at, array.nbytes) for array, at in zip(arrays, offsets, strict=True))
-        return Lease(self, segment, tuple(blocks))
+        return BlockLease(self, segment, tuple(blocks))
 
     def close(self) -> None:
         """Gives back what is idle, and the rest as it is released."""

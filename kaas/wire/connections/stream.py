@@ -42,7 +42,7 @@ class Malformed(Exception):
     """What came is no message, and nothing behind it can be understood."""
 
 
-class Stream:
+class MessageStream:
     """One end. It never waits: what cannot be sent at once is kept for `flush`.
 
     Fields:

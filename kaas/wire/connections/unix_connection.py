@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Any
 
 from kaas.wire import messages
-from kaas.wire.connections.adaptive_poll import News
-from kaas.wire.connections.connection import CLOSED, ENDED, Frames, Line, LineLost, T
+from kaas.wire.connections.adaptive_poll import AdaptivePoll
+from kaas.wire.connections.connection import CLOSED, ENDED, Connection, ConnectionLost, Frames, T
 from kaas.wire.connections.shared_memory import Inbox
-from kaas.wire.connections.stream import Malformed, Stream
+from kaas.wire.connections.stream import Malformed, MessageStream
 from kaas.wire.messages import FromPeer, Hello, ToPeer
 
 
-class LocalLine(Line):
+class UnixConnection(Connection):
     """Who is interrupted in it, by Ctrl-C, may have sent or taken half a message: the line is then lost, so that
     whoever it belongs to makes a new one, and asks again.
 
@@ -41,8 +41,8 @@ class LocalLine(Line):
             self._socket.connect(path)
         except OSError:
             self._socket.close()
-            raise LineLost(ENDED) from None
-        self._stream = Stream(self._socket, Inbox().map_file)
+            raise ConnectionLost(ENDED) from None
+        self._stream = MessageStream(self._socket, Inbox().map_file)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._flushes = False
         self._arrived: deque[Frames] = deque()
@@ -55,16 +55,16 @@ class LocalLine(Line):
         self._idle = 0  # of those who serve, who take messages and run nothing
         self._more = -1
         self._unread, self._ends = True, False  # as far as those who serve have had the news
-        self._news: News | None = None  # of those who serve
+        self._news: AdaptivePoll | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
             if self._lost:
-                raise LineLost(self._lost)
+                raise ConnectionLost(self._lost)
             try:
                 gone = self._stream.send(messages.encode(header), frames)
             except ConnectionError:
-                raise LineLost(ENDED) from None
+                raise ConnectionLost(ENDED) from None
             except BaseException:
                 self._break()
                 raise
@@ -93,7 +93,7 @@ class LocalLine(Line):
                 return self._early.popleft()
             while not self._arrived:
                 if self._lost:
-                    raise LineLost(self._lost)
+                    raise ConnectionLost(self._lost)
                 left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
                 ready = self._poll.poll(left_s)
                 if not ready:
@@ -104,18 +104,18 @@ class LocalLine(Line):
                     elif os.eventfd_read(fd) and not (self._arrived or self._lost):
                         return None
             if self._lost == CLOSED:
-                raise LineLost(CLOSED)
+                raise ConnectionLost(CLOSED)
             header, *frames = self._arrived.popleft()
         return messages.decode_to_peer(header), frames
 
     def serve(self, take: Callable[[ToPeer, Frames], T | None]) -> Iterator[T]:
         with self._receiving:
             if self._lost == CLOSED:
-                raise LineLost(CLOSED)
+                raise ConnectionLost(CLOSED)
             self._users += 1
             if self._news is None:
                 self._more = os.eventfd(0)
-                self._news = News([self._socket.fileno(), self._more])
+                self._news = AdaptivePoll([self._socket.fileno(), self._more])
             news = self._news
         try:
             while True:
@@ -123,7 +123,7 @@ class LocalLine(Line):
         finally:
             self._leave()
 
-    def _served_by(self, news: News, take: Callable[[ToPeer, Frames], T | None]) -> T:
+    def _served_by(self, news: AdaptivePoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
         events = 0
         while True:
             with self._receiving:
@@ -153,7 +153,7 @@ class LocalLine(Line):
             return self._early.popleft()
         self._fill()
         if self._lost and (self._lost == CLOSED or not self._arrived):
-            raise LineLost(self._lost)
+            raise ConnectionLost(self._lost)
         if not self._arrived:
             return None
         header, *frames = self._arrived.popleft()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kaas.wire import messages
 from kaas.wire.connections.connection import Frames
-from kaas.wire.connections.stream import Malformed, Stream, close_all
+from kaas.wire.connections.stream import Malformed, MessageStream, close_all
 from kaas.wire.messages import ToPeer
 
 READS = 8
@@ -24,19 +24,19 @@ FULL_S = 0.2
 """How long nobody is let in after this process had no descriptor left for it."""
 
 
-class LocalDoor:
+class UnixListener:
     """take: called with each message's channel and frames. ended: with the channel of who has gone."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         path: str,
-        take: Callable[[LocalChannel, Frames], None],
-        ended: Callable[[LocalChannel], None],
+        take: Callable[[UnixChannel, Frames], None],
+        ended: Callable[[UnixChannel], None],
     ) -> None:
         self._path = Path(path)
         self._loop, self._take, self._ended = loop, take, ended
-        self._channels: set[LocalChannel] = set()
+        self._channels: set[UnixChannel] = set()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
         self._socket.listen(WAITING_AT_MOST)
@@ -69,14 +69,14 @@ class LocalDoor:
             self._loop.remove_reader(self._fd)
             self._loop.call_later(FULL_S, self._open)
             return
-        self._channels.add(LocalChannel(self._loop, connected, self._take, self._gone))
+        self._channels.add(UnixChannel(self._loop, connected, self._take, self._gone))
 
-    def _gone(self, channel: LocalChannel) -> None:
+    def _gone(self, channel: UnixChannel) -> None:
         self._channels.discard(channel)
         self._ended(channel)
 
 
-class LocalChannel:
+class UnixChannel:
     """One line."""
 
     local: ClassVar[bool] = True
@@ -85,11 +85,11 @@ class LocalChannel:
         self,
         loop: asyncio.AbstractEventLoop,
         connected: socket.socket,
-        take: Callable[[LocalChannel, Frames], None],
-        gone: Callable[[LocalChannel], None],
+        take: Callable[[UnixChannel, Frames], None],
+        gone: Callable[[UnixChannel], None],
     ) -> None:
         self._loop, self._take, self._gone = loop, take, gone
-        self._stream = Stream(connected)
+        self._stream = MessageStream(connected)
         self._fd = connected.fileno()
         self._over = False
         self._flushes = False
@@ -110,7 +110,7 @@ class LocalChannel:
         return True
 
     def end(self, by_s: float) -> None:
-        """As `LocalDoor.close`."""
+        """As `UnixListener.close`."""
         writable = select.poll()
         writable.register(self._fd, select.POLLOUT)
         with suppress(ConnectionError):

@@ -15,7 +15,7 @@ import zmq.backend
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import messages
-from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, Frames, Line, LineLost
+from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, Connection, ConnectionLost, Frames
 from kaas.wire.messages import Address, FromPeer, Hello, ToPeer
 
 HEARTBEAT_S = 5.0
@@ -33,7 +33,7 @@ _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 """One without detail is a connection that broke too early: ZeroMQ tries again."""
 
 
-class NodeLine(Line):
+class ZmqConnection(Connection):
     """ZeroMQ connects anew by itself where a connection breaks. The pool is then greeted again, and a Welcome that
     `receive` gives says that what was on its way in between, in either direction, may be lost."""
 
@@ -59,7 +59,7 @@ class NodeLine(Line):
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
             if self._lost:
-                raise LineLost(self._lost)
+                raise ConnectionLost(self._lost)
             send_message(self._out, header, frames)
 
     def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
@@ -80,11 +80,11 @@ class NodeLine(Line):
                     elif os.eventfd_read(self._bell) and not self._lost:
                         return None
             if self._lost == CLOSED:
-                raise LineLost(CLOSED)
+                raise ConnectionLost(CLOSED)
             try:
                 return self._next()  # what came before the end
             except zmq.Again:
-                raise LineLost(self._lost) from None
+                raise ConnectionLost(self._lost) from None
 
     def wake(self) -> None:
         with self._sending:

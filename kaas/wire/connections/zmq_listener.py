@@ -12,7 +12,7 @@ from zmq.utils import z85
 
 from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import INWARD, Socket, beat, send_message
-from kaas.wire.connections.zmq_reader import Drain, end
+from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.messages import ToPeer
 
 _ZAP = "inproc://zeromq.zap.01"
@@ -20,10 +20,10 @@ _ZAP = "inproc://zeromq.zap.01"
 
 _MORE = int(zmq.SNDMORE)
 
-Take = Callable[["NodeChannel", Frames], None]
+Take = Callable[["ZmqChannel", Frames], None]
 
 
-class NodeDoor:
+class ZmqListener:
     """Who comes in must have the key, and nobody listens in.
 
     Fields:
@@ -38,7 +38,7 @@ class NodeDoor:
         self.public_key, self.secret_key = zmq.curve_keypair()
         asked = self._context.socket(zmq.REP)
         asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
-        admitting = Drain(loop, asked, lambda frames: _admit(asked, self.public_key, *frames))
+        admitting = ZmqReader(loop, asked, lambda frames: _admit(asked, self.public_key, *frames))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)
         socket.router_mandatory = True  # or what goes to nobody would not be noticed
@@ -50,7 +50,7 @@ class NodeDoor:
         beat(socket)
         socket.bind(f"tcp://[{host}]:*" if socket.ipv6 else f"tcp://{host}:*")
         self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._drain = Drain(loop, socket, lambda frames: self._arrived(*frames))
+        self._drain = ZmqReader(loop, socket, lambda frames: self._arrived(*frames))
         self._drains = (admitting, self._drain)
 
     def close(self, wait_s: float) -> None:
@@ -73,15 +73,15 @@ class NodeDoor:
 
     def _arrived(self, identity: bytes, *frames: Any) -> None:
         take = self._greet if identity.endswith(INWARD) else self._take
-        take(NodeChannel(identity[: -len(INWARD)], self), list(frames))
+        take(ZmqChannel(identity[: -len(INWARD)], self), list(frames))
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChannel:
+class ZmqChannel:
     """One line, by the token of its two sockets."""
 
     token: bytes
-    door: NodeDoor = field(compare=False)
+    door: ZmqListener = field(compare=False)
     local: ClassVar[bool] = False
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers

@@ -25,7 +25,7 @@ _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _get = zmq.backend.Socket.get  # pyzmq's layer above takes as long again
 
 
-class Drain:
+class ZmqReader:
     """Each message is taken by a call of take with its frames.
 
     The socket's file descriptor tells only that something has changed since the socket was last asked, so each time all

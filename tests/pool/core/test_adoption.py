@@ -12,9 +12,9 @@ import pytest
 
 from kaas.config import ClientSettings, Config, Device
 from kaas.pool.core import core
-from kaas.pool.core.accounts import Accounts
+from kaas.pool.core.accounts import ClientAccounts
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Call, Reply, Survivor
+from kaas.pool.executors.transport import Survivor, WorkerCall, WorkerReply
 from kaas.scheduling.events import (
     ClientKnown,
     Decision,
@@ -36,7 +36,7 @@ from kaas.store import SqliteStore
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
 
-LEFT = Call("f", "bob", None, 0, function="the key of f")
+LEFT = WorkerCall("f", "bob", None, 0, function="the key of f")
 
 Scenario = Callable[[Pool, FakeWorkers, list[Any]], Awaitable[None]]
 
@@ -110,13 +110,13 @@ def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
         first, second = await begin(pool.submit(call("first"))), await begin(pool.submit(call("second")))
         assert workers.slots == [1, 0]  # only one of its slots is free
         assert pool.status().running == 2
-        workers.runs[0][2].set_result(Reply(record=RECORD))
+        workers.runs[0][2].set_result(WorkerReply(record=RECORD))
         await settle()
         done = next(entry for entry in story if isinstance(entry, RequestDone))
         assert (done.request, done.worker, done.slot, done.outcome) == (0, 0, 1, Outcome.ABANDONED)
         assert workers.slots == [1, 0, 1]
         for _, _, answer in workers.runs[1:]:
-            answer.set_result(Reply("value", record=RECORD))
+            answer.set_result(WorkerReply("value", record=RECORD))
         assert [await first, await second] == ["value", "value"]
         assert {entry.client for entry in pool.stats().outcomes} == {"alice"}
 
@@ -153,7 +153,7 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(str(tmp_path / "store"))
         store.open()
-        earlier = Accounts(store, asyncio.get_running_loop())
+        earlier = ClientAccounts(store, asyncio.get_running_loop())
         earlier.charge("alice", 2.0)
         earlier.write()
         heard: list[Any] = []
@@ -170,6 +170,6 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
         await answer
         await settle()
         await pool.close()
-        assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"alice": 2.25}
+        assert ClientAccounts(store, asyncio.get_running_loop()).charged_s() == {"alice": 2.25}
 
     asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))

@@ -8,7 +8,7 @@ from kaas.config import ClientSettings
 from kaas.errors import QueueFull
 from kaas.pool.core.backlog import Backlog
 from kaas.scheduling.events import ClientKnown
-from kaas.scheduling.policies.fair_share import Accounts
+from kaas.scheduling.policies.fair_share import FairShare
 
 
 def test_another_limit_counts_what_is_queued_already() -> None:
@@ -31,7 +31,7 @@ def test_another_limit_counts_what_is_queued_already() -> None:
 
 
 def test_another_weight_leaves_what_a_client_has_had() -> None:
-    accounts = Accounts(1)
+    accounts = FairShare(1)
     account = accounts.know(ClientKnown(0.0, "a", charged_s=6.0))
     assert account.time_s == 6.0
     assert accounts.know(ClientKnown(1.0, "a", weight=3.0, charged_s=None)) is account

@@ -9,7 +9,7 @@ import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Reply
+from kaas.pool.executors.transport import WorkerReply
 from kaas.scheduling.events import Decision, Event, RequestDone, WorkerGone
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
@@ -51,7 +51,7 @@ def test_a_request_took_all_that_it_kept_from_others(occupied_s: float | None, d
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         running = await begin(pool.submit(call()))
-        workers.reply(Reply("value", record=record))
+        workers.reply(WorkerReply("value", record=record))
         await running
 
     play(scenario, policy=Shared)
@@ -77,12 +77,12 @@ def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch:
 @pytest.mark.parametrize(
     ("reply", "charged"),
     [
-        (Reply(error=LOST), True),  # alone on the device, so it has ended it itself
-        (Reply(error=DeadlineExceeded("ran too long"), lost="ran too long"), True),
+        (WorkerReply(error=LOST), True),  # alone on the device, so it has ended it itself
+        (WorkerReply(error=DeadlineExceeded("ran too long"), lost="ran too long"), True),
         (None, False),  # its worker was killed, and it runs again
     ],
 )
-def test_a_request_that_ends_its_worker_is_charged_for_its_run(reply: Reply | None, charged: bool) -> None:
+def test_a_request_that_ends_its_worker_is_charged_for_its_run(reply: WorkerReply | None, charged: bool) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         running = await begin(pool.submit(call()))
         if reply is None:

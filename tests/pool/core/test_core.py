@@ -9,7 +9,7 @@ import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable, ExecutorDied, PolicyError, PoolStopped, UnknownSymbol
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Call, Reply
+from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.events import (
     Decision,
     Dispatch,
@@ -60,7 +60,7 @@ def test_executors_error_reaches_its_caller_only() -> None:
         bad = await begin(pool.submit(call()))
         good = await begin(pool.submit(call()))
         error = UnknownSymbol("no such kernel", symbol="sale", near=("scale",))
-        workers.reply(Reply(error=error))
+        workers.reply(WorkerReply(error=error))
         assert await failure_of(bad) is error
         await settle()
         workers.reply()
@@ -130,7 +130,7 @@ def test_lost_device_ends_its_worker_and_is_the_fault_of_who_ran_alone() -> None
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call(retries=3)))
         following = await begin(pool.submit(call()))
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         assert await failure_of(task) is LOST
         await settle()
         assert (workers.killed, len(workers.runs)) == ([0], 2)
@@ -301,7 +301,7 @@ def test_stopped_worker_finishes_first() -> None:
 
 def test_fault_in_the_transport_fails_the_waiters() -> None:
     class Faulty(FakeWorkers):
-        async def run(self, worker: int, slot: int, call: Call) -> Reply:
+        async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:
             raise TypeError(f"not my day: {worker}, {slot}, {call}")
 
     async def scenario(pool: Pool, _: FakeWorkers) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kaas.errors import DeadlineExceeded, DeviceLost
 from kaas.pool.core import core
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Reply
+from kaas.pool.executors.transport import WorkerReply
 from kaas.scheduling.events import Decision, Event, RequestArrived, StopWorker
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import (
@@ -44,7 +44,7 @@ def test_each_slot_of_a_worker_runs_a_request() -> None:
         await settle()
         assert workers.slots == [0, 1, 1]
         workers.reply("third")
-        workers.runs[0][2].set_result(Reply("first"))
+        workers.runs[0][2].set_result(WorkerReply("first"))
         assert [await tasks[0], await tasks[2]] == ["first", "third"]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
@@ -65,7 +65,7 @@ def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
         await tasks[1]
         await settle()
         assert (workers.killed, pool.status().devices[0].state) == ([], "stopping")
-        workers.runs[0][2].set_result(Reply("last"))
+        workers.runs[0][2].set_result(WorkerReply("last"))
         assert await tasks[0] == "last"
         await settle()
         assert workers.killed == [0]
@@ -76,9 +76,9 @@ def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
 def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         good, bad = await begin(pool.submit(call("good"))), await begin(pool.submit(call("bad", retries=0)))
-        workers.runs[0][2].set_result(Reply("good"))
+        workers.runs[0][2].set_result(WorkerReply("good"))
         assert await good == "good"
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         assert await failure_of(bad) is LOST
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
@@ -119,7 +119,7 @@ def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
 
 TOO_LONG = DeadlineExceeded("'endless' ran longer than the run limit", kernels=("spin",))
 TOO_LONG.__cause__ = DeviceLost("launch timed out", code=core.TIMED_OUT)
-EXCEEDED = Reply(error=TOO_LONG, lost="'endless' ran longer than its limit")
+EXCEEDED = WorkerReply(error=TOO_LONG, lost="'endless' ran longer than its limit")
 
 
 @pytest.mark.parametrize("neighbour_first", [False, True])
@@ -127,7 +127,7 @@ def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neigh
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         endless, neighbour = await begin(pool.submit(call("endless"))), await begin(pool.submit(call("neighbour")))
         if neighbour_first:
-            workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+            workers.reply(WorkerReply(error=TIMED_OUT, lost=TIMED_OUT.message))
             await settle()
             assert not workers.killed
         workers.runs[0][2].set_result(EXCEEDED)
@@ -145,7 +145,7 @@ def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neigh
 def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call()))
-        workers.reply(Reply("just in time", record=RECORD, lost="another ran longer than its limit"))
+        workers.reply(WorkerReply("just in time", record=RECORD, lost="another ran longer than its limit"))
         assert await task == "just in time"
         await settle()
         assert (workers.killed, len(workers.runs)) == ([0], 1)
@@ -158,7 +158,7 @@ def test_nobody_waits_for_ever_for_who_ran_too_long() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(call("silent")))
         await begin(pool.submit(call("neighbour")))
-        workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+        workers.reply(WorkerReply(error=TIMED_OUT, lost=TIMED_OUT.message))
         while not workers.killed:
             await settle()
         assert workers.killed == [0]
@@ -171,7 +171,7 @@ def test_all_have_told_and_nobody_ran_for_too_long() -> None:
         for name in ("one", "other"):
             await begin(pool.submit(call(name)))
         for _, _, answer in list(workers.runs):
-            answer.set_result(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+            answer.set_result(WorkerReply(error=TIMED_OUT, lost=TIMED_OUT.message))
         await settle()
         assert workers.killed == [0]
         assert workers.runs[2][:2] == (1, "one")

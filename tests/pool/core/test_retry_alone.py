@@ -15,7 +15,7 @@ from kaas.pool.core import core
 from kaas.pool.core.core import Pool
 from kaas.pool.core.quarantine import CLIENT_WINDOW_S, STORY_LENGTH, Quarantine
 from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
-from kaas.pool.executors.transport import Call, Order, Reply
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerReply
 from kaas.scheduling.events import (
     Decision,
     Dispatch,
@@ -112,9 +112,9 @@ def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_ow
         innocent = await begin(pool.submit(call("innocent", retries=0)))
         poison = await begin(pool.submit(call("poison", retries=3)))
         bystander = await begin(pool.submit(call("bystander")))
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         if both_are_told:
-            workers.runs[0][2].set_result(Reply(error=LOST))
+            workers.runs[0][2].set_result(WorkerReply(error=LOST))
         await settle()
         assert Careful.heard == [(0, 1, False), (1, 1, False), (2, 1, False), (0, 2, True), (1, 2, True)]
         assert [(worker, label) for worker, label, _ in workers.runs[2:]] == [(1, "bystander")]
@@ -125,7 +125,7 @@ def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_ow
         assert await innocent == "first"
         await settle()
         assert workers.runs[-1][:2] == (1, "poison")
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         assert await failure_of(poison) is LOST
         assert (workers.killed, len(workers.runs)) == ([0, 1], 5)
         assert {(o.function, o.outcome) for o in pool.stats().outcomes} == {
@@ -158,7 +158,7 @@ def test_neighbours_of_a_hang_run_again_whatever_their_retries() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         endless = await begin(pool.submit(call("endless")))
         neighbour = await begin(pool.submit(call("neighbour", retries=0)))
-        workers.runs[0][2].set_result(Reply(error=too_long, lost="ran for too long"))
+        workers.runs[0][2].set_result(WorkerReply(error=too_long, lost="ran for too long"))
         assert await failure_of(endless) is too_long
         await settle()
         workers.reply("again")
@@ -206,7 +206,7 @@ def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
         task = await begin(pool.submit(call(retries=0)))
         for _ in range(2):
             with pytest.raises(DeviceUnavailable):
-                await pool.upkeep(Order(Reply(error=LOST)))
+                await pool.upkeep(CacheOrder(WorkerReply(error=LOST)))
             await settle()
         error = await failure_of(task)
         assert isinstance(error, ExecutorDied)
@@ -219,13 +219,13 @@ def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
 # --- quarantine
 
 
-def poison(retries: int = 3, label: str = "poison") -> Call:
+def poison(retries: int = 3, label: str = "poison") -> WorkerCall:
     return replace(call(label, retries=retries), function="hash of poison")
 
 
 async def faults(pool: Pool, workers: FakeWorkers) -> None:
     task = await begin(pool.submit(poison()))
-    workers.reply(Reply(error=LOST))
+    workers.reply(WorkerReply(error=LOST))
     assert await failure_of(task) is LOST
     await settle()
 
@@ -234,10 +234,10 @@ def test_suspects_of_a_function_in_quarantine_are_not_run_again() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await faults(pool, workers)
         tasks = [await begin(pool.submit(poison())) for _ in range(2)]
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         await settle()
         assert pool.status().quarantined == ()  # nobody knows whose fault that was
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         errors = [type(await failure_of(task)) for task in tasks]
         assert errors == [DeviceLost, Quarantined]
         assert len(workers.runs) == 4
@@ -248,8 +248,8 @@ def test_suspects_of_a_function_in_quarantine_are_not_run_again() -> None:
 def test_what_ran_elsewhere_when_its_function_came_into_quarantine_may_end_but_not_run_again() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(poison())) for _ in range(3)]
-        workers.runs[0][2].set_result(Reply(error=LOST))
-        workers.runs[1][2].set_result(Reply("right"))
+        workers.runs[0][2].set_result(WorkerReply(error=LOST))
+        workers.runs[1][2].set_result(WorkerReply("right"))
         assert await failure_of(tasks[0]) is LOST
         assert await tasks[1] == "right"
         workers.die(workers.runs[2][0], "killed")
@@ -268,7 +268,7 @@ def test_what_waits_and_what_comes_later_is_told_the_story() -> None:
         queued = await begin(pool.submit(poison()))
         other = await begin(pool.submit(call("other")))
         Careful.heard.clear()
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         assert await failure_of(second) is LOST
         for task in (waiting, queued, await begin(pool.submit(poison(label="renamed")))):
             error = await failure_of(task)
@@ -300,7 +300,7 @@ def test_a_hang_alone_counts_as_a_fault() -> None:
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(poison()))
-        workers.reply(Reply(error=too_long, lost="ran for too long"))
+        workers.reply(WorkerReply(error=too_long, lost="ran for too long"))
         assert await failure_of(task) is too_long
         assert isinstance(await failure_of(await begin(pool.submit(poison()))), Quarantined)
 
@@ -387,7 +387,7 @@ def test_a_client_that_changes_its_function_after_each_fault_is_run_no_more_and_
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for fault in range(3):
             task = await begin(pool.submit(replace(call(), function=f"poison {fault}", client="mallory")))
-            workers.reply(Reply(error=LOST))
+            workers.reply(WorkerReply(error=LOST))
             assert await failure_of(task) is LOST
             await settle()
         refused = await failure_of(await begin(pool.submit(replace(call(), function="another", client="mallory"))))
@@ -403,7 +403,7 @@ def test_a_client_that_changes_its_function_after_each_fault_is_run_no_more_and_
 # --- what failed work is charged
 
 
-def charged(pool: Pool, each: Call) -> tuple[asyncio.Task[Any], list[float]]:
+def charged(pool: Pool, each: WorkerCall) -> tuple[asyncio.Task[Any], list[float]]:
     """A request that runs, and the device seconds of it, once it has ended."""
     request, found = pool.begin(each), list[float]()
 
@@ -420,12 +420,12 @@ def test_who_ends_the_device_pays_for_all_its_runs_and_the_bystander_for_its_own
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         (good, good_s), (bad, bad_s) = charged(pool, call("good")), charged(pool, call("bad"))
         await settle()
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         await settle()
         workers.reply()
         assert await good == "value"
         await settle()
-        workers.reply(Reply(error=LOST))
+        workers.reply(WorkerReply(error=LOST))
         assert await failure_of(bad) is LOST
         assert good_s == [RECORD.device_s]
         assert bad_s[0] > 0
@@ -437,7 +437,7 @@ def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
     too_long = DeadlineExceeded("ran longer than the run limit", kernels=("spin",))
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        for reply in (Reply(error=DeviceUnavailable("no")), Reply(error=too_long, lost="ran for too long")):
+        for reply in (WorkerReply(error=DeviceUnavailable("no")), WorkerReply(error=too_long, lost="ran for too long")):
             task, took_s = charged(pool, call())
             await settle()
             workers.reply(reply)
@@ -510,7 +510,7 @@ def test_a_fault_told_by_two_is_nobodys_own() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call(name))) for name in "ab"]
         for _, _, answer in workers.runs[:2]:
-            answer.set_result(Reply(error=DeviceLost("lost", code=700)))
+            answer.set_result(WorkerReply(error=DeviceLost("lost", code=700)))
         await settle()
         for task in tasks:
             workers.reply("again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kaas.errors import DeadlineExceeded
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import Call, Reply
+from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from tests.api.flows import WorkerForEachFlow
 from tests.pool.executors.test_etask_workers import etask
 from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, begin, failure_of, play, settle
@@ -12,7 +12,7 @@ from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, b
 
 def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await begin(pool.submit(Call("ktask", "a", None, 0)))
+        await begin(pool.submit(WorkerCall("ktask", "a", None, 0)))
         pool._limits.look()  # which then waits for the kTask, and it has some time more
         error = await failure_of(await begin(pool.submit(etask("a"))))
         assert isinstance(error, DeadlineExceeded)
@@ -24,8 +24,8 @@ def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
 def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for label in ("first", "second"):
-            await begin(pool.submit(Call(label, "a", None, 0)))
-        workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+            await begin(pool.submit(WorkerCall(label, "a", None, 0)))
+        workers.reply(WorkerReply(error=TIMED_OUT, lost=TIMED_OUT.message))
         await settle()
         assert [request.call.label for request, _, _ in pool._limits.runs()] == ["first"]
 
@@ -34,11 +34,11 @@ def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
 
 def test_what_ended_just_before_its_device_was_lost_has_its_record() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        request = pool.begin(Call("f", "a", None, 0))
+        request = pool.begin(WorkerCall("f", "a", None, 0))
         records: list[object] = []
         request.answer.add_done_callback(lambda _: records.append(request.record))
         await settle()
-        workers.reply(Reply("value", record=RECORD, lost=TIMED_OUT.message))
+        workers.reply(WorkerReply("value", record=RECORD, lost=TIMED_OUT.message))
         await settle()
         assert (request.answer.result(), records) == ("value", [RECORD])
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool.core.accounts import Accounts
+from kaas.pool.core.accounts import ClientAccounts
 from kaas.pool.core.core import Pool
 from kaas.pool.core.sessions import Sessions
-from kaas.pool.executors.transport import Call
+from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
@@ -39,7 +39,7 @@ class Listening(FirstComeFirstServed):
         return super().handle(event)
 
 
-def of(session: str, client: str, deadline_s: float | None = None) -> Call:
+def of(session: str, client: str, deadline_s: float | None = None) -> WorkerCall:
     return replace(call(deadline_s=deadline_s), session=session, client=client)
 
 
@@ -103,7 +103,7 @@ def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> Non
             await asyncio.gather(running, return_exceptions=True)
         await settle()
         await pool.close()
-        assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"bob": 0.25}
+        assert ClientAccounts(store, asyncio.get_running_loop()).charged_s() == {"bob": 0.25}
 
     asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 

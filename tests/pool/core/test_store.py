@@ -14,7 +14,7 @@ from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool import registry
 from kaas.pool.core import accounts
-from kaas.pool.core.accounts import Accounts, client_known
+from kaas.pool.core.accounts import ClientAccounts, client_known
 from kaas.pool.registry import Registry
 from kaas.scheduling.events import ClientKnown
 from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
@@ -147,23 +147,23 @@ def test_accounts_go_on_in_the_next_life(store: SqliteStore, monkeypatch: pytest
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        charged = Accounts(store, loop)
+        charged = ClientAccounts(store, loop)
         for client, seconds in (("alice", 0.25), ("bob", 1.0), ("alice", 0.5)):
             charged.charge(client, seconds)
         assert store.read(ACCOUNTS) == {}  # not with each request
         while not store.read(ACCOUNTS):
             await asyncio.sleep(0)
-        again = Accounts(reopened(store), loop)
+        again = ClientAccounts(reopened(store), loop)
         assert again.charged_s() == charged.charged_s() == {"alice": 0.75, "bob": 1.0}
         again.forget("bob")
-        assert Accounts(store, loop).charged_s() == {"alice": 0.75}
+        assert ClientAccounts(store, loop).charged_s() == {"alice": 0.75}
 
     asyncio.run(main())
 
 
 def test_a_client_that_is_forgotten_is_not_written(store: SqliteStore) -> None:
     async def main() -> None:
-        charged = Accounts(store, asyncio.get_running_loop())
+        charged = ClientAccounts(store, asyncio.get_running_loop())
         charged.charge("alice", 1.0)
         charged.charge("bob", 1.0)
         charged.forget("alice")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kaas.pool.core.cache_commands import Patience, Silent
+from kaas.pool.core.cache_commands import Timeouts, WorkerSilent
 
 
 async def never() -> int:
@@ -15,7 +15,7 @@ async def never() -> int:
 
 def test_each_answer_of_a_worker_gives_the_others_time() -> None:
     async def main() -> None:
-        patience, answer = Patience(), asyncio.get_running_loop().create_future()
+        patience, answer = Timeouts(), asyncio.get_running_loop().create_future()
 
         async def first() -> int:
             return await answer  # type: ignore[no-any-return]
@@ -45,8 +45,8 @@ def test_silence_is_told_from_an_answer_that_is_an_error() -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError, match="its own"):
-            await Patience().answer(0, times_out(), 60)
-        with pytest.raises(Silent, match=r"nothing for 0\.01 s"):
-            await Patience().answer(0, never(), 0.01)
+            await Timeouts().answer(0, times_out(), 60)
+        with pytest.raises(WorkerSilent, match=r"nothing for 0\.01 s"):
+            await Timeouts().answer(0, never(), 0.01)
 
     asyncio.run(main())

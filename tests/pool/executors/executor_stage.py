@@ -12,7 +12,7 @@ from kaas.errors import KaasError
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Residents
-from kaas.pool.executors.transport import Call, Reply, WorkerLost
+from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import specs
@@ -60,7 +60,7 @@ class FakePeer:
 PEER = FakePeer()
 
 
-class FakeExchange:
+class FakeRouter:
     """sent: to whom, the header, the frames. files: what lay in those that went with the last message."""
 
     address = ADDRESS
@@ -128,7 +128,7 @@ class Stage:
     """Executors with worker 3 on device 1, and all that they talk to."""
 
     def __init__(self) -> None:
-        self.exchange, self.hosts = FakeExchange(), FakeHosts()
+        self.exchange, self.hosts = FakeRouter(), FakeHosts()
         self.residents = Residents(asyncio.get_running_loop())
         self.executors = Executors(self.exchange, self.hosts, self.residents)  # type: ignore[arg-type]
 
@@ -144,8 +144,8 @@ class Stage:
     def say(self, message: Any, *frames: Any, peer: Any = PEER) -> None:
         self.executors.receive(peer, message, frames)
 
-    async def run(self, payload: Any, slot: int = 0) -> asyncio.Task[Reply]:
-        return await begin(self.executors.run(3, slot, Call("f", "alice", None, 0, payload=payload)))
+    async def run(self, payload: Any, slot: int = 0) -> asyncio.Task[WorkerReply]:
+        return await begin(self.executors.run(3, slot, WorkerCall("f", "alice", None, 0, payload=payload)))
 
 
 async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kaas.errors import KaasError
-from kaas.pool.executors.payloads import Orders
-from kaas.pool.executors.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.executors.payloads import OrderPayload
+from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
 from kaas.wire import messages, specs
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Done, Meet, Named, Need, Written
+from kaas.wire.messages import Done, Named, RegisterFunction, RequestObjects, WrittenBack
 from tests.pool.executors.executor_stage import FUNCTION, LARGE, RECORD, Ref, Stage, begin, play, small
 
 # --- caches
@@ -17,13 +17,17 @@ from tests.pool.executors.executor_stage import FUNCTION, LARGE, RECORD, Ref, St
 
 def test_an_order_introduces_its_functions() -> None:
     async def scenario(stage: Stage) -> None:
-        orders = Orders([FUNCTION, LARGE], b"order", [Ref(b"x")])
-        order = await begin(stage.executors.upkeep(3, Order(orders)))
-        assert stage.exchange.headers() == [Meet(), Meet(), messages.Upkeep(1, [Named(b"x")])]
-        stage.say(Need(1))
+        orders = OrderPayload([FUNCTION, LARGE], b"order", [Ref(b"x")])
+        order = await begin(stage.executors.upkeep(3, CacheOrder(orders)))
+        assert stage.exchange.headers() == [
+            RegisterFunction(),
+            RegisterFunction(),
+            messages.CacheCommand(1, [Named(b"x")]),
+        ]
+        stage.say(RequestObjects(1))
         assert stage.hosts.supplied == [(3, 1, [Ref(b"x")])]
         stage.say(Done(1, RECORD))
-        assert await order == Reply(record=RECORD)
+        assert await order == WorkerReply(record=RECORD)
 
     play(scenario)
 
@@ -33,16 +37,18 @@ def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
         invocation = specs.Invocation(
             "f", "alice", None, 0, True, {}, [], [specs.ObjectInput("x", 0, None, True)], constants=None
         )
-        calls = [Call("f", "alice", None, 0, payload=small(Ref(b"x"), frames=[specs.encode(invocation)])) for _ in "ab"]
+        calls = [
+            WorkerCall("f", "alice", None, 0, payload=small(Ref(b"x"), frames=[specs.encode(invocation)])) for _ in "ab"
+        ]
         prefetch = await begin(stage.executors.prefetch(3, {b"x": calls[0]}))
-        assert stage.exchange.headers() == [messages.Follow(1, [Named(b"x")])]
+        assert stage.exchange.headers() == [messages.CacheDecision(1, [Named(b"x")])]
         decided = specs.decode_decided(stage.exchange.sent[-1][2][0])
-        assert decided == specs.Decided([specs.KeyedObject(b"x", 0, None)], [])
+        assert decided == specs.CacheDecisionSpec([specs.KeyedObject(b"x", 0, None)], [])
         stage.say(Done(1, RECORD))
         assert (await prefetch).record == RECORD
         await begin(stage.executors.evict(3, [b"x"]))
-        assert stage.exchange.headers()[-1] == messages.Follow(2, [])
-        assert specs.decode_decided(stage.exchange.sent[-1][2][0]) == specs.Decided([], [b"x"])
+        assert stage.exchange.headers()[-1] == messages.CacheDecision(2, [])
+        assert specs.decode_decided(stage.exchange.sent[-1][2][0]) == specs.CacheDecisionSpec([], [b"x"])
 
     play(scenario)
 
@@ -54,10 +60,10 @@ def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
         stage.residents.placed(b"kept", 3)
         value = await begin(stage.residents.value(b"kept"))
         order = await begin(stage.executors.write_back(3, [b"kept"]))
-        assert stage.exchange.headers() == [messages.WriteBack(1, [b"kept"])]
-        stage.say(Written(b"kept", 1))
+        assert stage.exchange.headers() == [messages.WriteBackOutput(1, [b"kept"])]
+        stage.say(WrittenBack(b"kept", 1))
         stage.say(Done(1, RECORD))
-        assert await order == Reply(record=RECORD)
+        assert await order == WorkerReply(record=RECORD)
         assert await value == "array"
         await begin(stage.executors.discard(3, [b"kept"]))
         assert stage.exchange.headers()[-1] == messages.Discard(2, [b"kept"])
@@ -68,7 +74,7 @@ def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
 def test_a_worker_whose_outputs_cannot_be_had_is_ended() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(Written(b"kept", 1))
+        stage.say(WrittenBack(b"kept", 1))
         with pytest.raises(WorkerLost):
             await run
         assert stage.hosts.killed == [3]

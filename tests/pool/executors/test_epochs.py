@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kaas.pool.executors import executors
-from kaas.pool.executors.payloads import Left
-from kaas.pool.executors.transport import Reply, WorkerLost
+from kaas.pool.executors.payloads import Survived
+from kaas.pool.executors.transport import WorkerLost, WorkerReply
 from kaas.pool.executors.workers import Workers
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import messages
-from kaas.wire.messages import Done, Meet, Run
+from kaas.wire.messages import Done, RegisterFunction, RunInvocation
 from kaas.worker.epochs import Adoption, Orphan
 from tests.pool.executors.executor_stage import FUNCTION, PEER, RECORD, START, FakePeer, Stage, begin, play, small
 from tests.pool.fake_workers import INFO, settle
@@ -38,7 +38,7 @@ def test_a_worker_has_started_when_its_process_and_its_line_are_there() -> None:
 
 def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
     async def scenario(stage: Stage) -> None:
-        waits = [await stage.run(small()), await stage.run(Left()), await begin(stage.executors.evict(3, [b"x"]))]
+        waits = [await stage.run(small()), await stage.run(Survived()), await begin(stage.executors.evict(3, [b"x"]))]
         stage.executors.kill(3)
         for wait in waits:
             with pytest.raises(WorkerLost):
@@ -62,7 +62,10 @@ def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
             await run
         stage.exchange.sent.clear()
         run = await stage.run(small())
-        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [(again, Meet), (again, Run)]
+        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [
+            (again, RegisterFunction),
+            (again, RunInvocation),
+        ]
         stage.say(Done(2, RECORD), b"")
         assert not run.done()
         stage.say(Done(2, RECORD), b"", peer=again)
@@ -86,22 +89,22 @@ def test_survivors_bring_what_they_run_and_know() -> None:
         (survivor,) = await finding
         assert (survivor.start, survivor.info, survivor.cached) == (START, INFO, (b"x",))
         (call,) = survivor.running.values()
-        assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Left())
-        assert await stage.executors.run(3, 1, call) == Reply(record=RECORD)
+        assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Survived())
+        assert await stage.executors.run(3, 1, call) == WorkerReply(record=RECORD)
         await stage.run(small())
-        assert stage.exchange.headers() == [Run(1, 0)]  # it had met the function
+        assert stage.exchange.headers() == [RunInvocation(1, 0)]  # it had met the function
 
     play(scenario, opened=False)
 
 
 def test_an_orphan_is_waited_for() -> None:
     async def scenario(stage: Stage) -> None:
-        wait = await stage.run(Left(), slot=1)
+        wait = await stage.run(Survived(), slot=1)
         stage.say(messages.Orphaned(0, RECORD))
         await settle()
         assert not wait.done()
         stage.say(messages.Orphaned(1))
-        assert await wait == Reply()
+        assert await wait == WorkerReply()
 
     play(scenario)
 

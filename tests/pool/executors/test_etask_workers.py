@@ -11,7 +11,7 @@ from kaas.errors import DeadlineExceeded, DeviceUnavailable, KaasError
 from kaas.pool.core.core import Pool
 from kaas.pool.executors import etasks
 from kaas.pool.executors.etasks import ETasks
-from kaas.pool.executors.transport import Call, Order
+from kaas.pool.executors.transport import CacheOrder, WorkerCall
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 from tests.api.flows import WorkerForEachFlow
@@ -36,8 +36,8 @@ def play(scenario: Scenario, workers: FakeWorkers | None = None, **config: Any) 
     play_core(scenario, workers=workers, policy=WorkerForEachFlow, **config)
 
 
-def etask(client: str, label: str = "step") -> Call:
-    return Call(label, client, None, 0, function=f"etask:{label}", kind=WorkerKind.ETASK)
+def etask(client: str, label: str = "step") -> WorkerCall:
+    return WorkerCall(label, client, None, 0, function=f"etask:{label}", kind=WorkerKind.ETASK)
 
 
 def test_a_worker_closes_before_it_is_killed_and_another_starts() -> None:
@@ -81,9 +81,9 @@ def test_orders_about_caches_are_for_executors() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(etask("a")))
         with pytest.raises(DeviceUnavailable):
-            await pool.upkeep(Order("order"))
-        await begin(pool.submit(Call("ktask", "a", None, 0)))
-        await pool.pin(b"target", Order("order"))
+            await pool.upkeep(CacheOrder("order"))
+        await begin(pool.submit(WorkerCall("ktask", "a", None, 0)))
+        await pool.pin(b"target", CacheOrder("order"))
         await begin(pool.submit(etask("b")))
         await settle()
         assert [worker for worker, _ in workers.orders] == [1]

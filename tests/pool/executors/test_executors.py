@@ -17,7 +17,18 @@ from kaas.pool.executors.transport import WorkerLost
 from kaas.wire import specs
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import Block, Done, Filed, Forget, Framed, Meet, Named, Need, Run, Supply
+from kaas.wire.messages import (
+    Block,
+    Done,
+    Filed,
+    ForgetFunction,
+    Framed,
+    Named,
+    ProvideObjects,
+    RegisterFunction,
+    RequestObjects,
+    RunInvocation,
+)
 from tests.open_files import memory_files
 from tests.pool.executors.executor_stage import (
     FUNCTION,
@@ -44,9 +55,9 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
     async def scenario(stage: Stage) -> None:
         first, second = await stage.run(small()), await stage.run(small(), slot=1)
         assert stage.exchange.sent == [
-            (PEER, Meet(), [specs.encode(FUNCTION.spec), b"its kTask"]),
-            (PEER, Run(1, 0), [MESSAGE]),
-            (PEER, Run(2, 1), [MESSAGE]),
+            (PEER, RegisterFunction(), [specs.encode(FUNCTION.spec), b"its kTask"]),
+            (PEER, RunInvocation(1, 0), [MESSAGE]),
+            (PEER, RunInvocation(2, 1), [MESSAGE]),
         ]
         stage.say(Done(1, failed=True), encode_error(UnknownSymbol("no such kernel", symbol="sale", near=())))
         error = (await first).error
@@ -54,7 +65,7 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
         assert error.symbol == "sale"
         assert not second.done()
         await stage.run(small())
-        assert stage.exchange.headers()[3:] == [Run(3, 0)]
+        assert stage.exchange.headers()[3:] == [RunInvocation(3, 0)]
 
     play(scenario)
 
@@ -72,12 +83,17 @@ def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(mo
             before = len(stage.exchange.sent)
             for key in keys:
                 await stage.run(Payload(functions["abcde".index(key)], [MESSAGE]))
-            return [header for header in stage.exchange.headers()[before:] if type(header) is not Run]
+            return [header for header in stage.exchange.headers()[before:] if type(header) is not RunInvocation]
 
-        assert await met("a", "b", "c", "a") == [Meet()] * 3
-        assert await met("d") == [Forget("a"), Meet()]
-        assert await met("e", "e") == [Forget("b"), Forget("c"), Forget("d"), Meet()]
-        assert await met("a", "b") == [Meet(), Forget("e"), Meet()]
+        assert await met("a", "b", "c", "a") == [RegisterFunction()] * 3
+        assert await met("d") == [ForgetFunction("a"), RegisterFunction()]
+        assert await met("e", "e") == [
+            ForgetFunction("b"),
+            ForgetFunction("c"),
+            ForgetFunction("d"),
+            RegisterFunction(),
+        ]
+        assert await met("a", "b") == [RegisterFunction(), ForgetFunction("e"), RegisterFunction()]
 
     play(scenario)
 
@@ -103,7 +119,7 @@ def test_who_wants_frames_gets_them_as_they_came() -> None:
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
-        assert stage.exchange.headers()[-1] == Run(1, 0)
+        assert stage.exchange.headers()[-1] == RunInvocation(1, 0)
         stage.say(Done(1, RECORD), data, b"other")
         value = (await run).value
         assert value[0] is data
@@ -115,14 +131,14 @@ def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
     async def scenario(stage: Stage) -> None:
         stage.hosts.parcels[7] = ["first", "second"]
         run = await stage.run(Payload(LARGE, [MESSAGE]))
-        assert stage.exchange.headers()[-1] == Run(1, 0, parcel=True)
+        assert stage.exchange.headers()[-1] == RunInvocation(1, 0, parcel=True)
         stage.say(Done(1, RECORD, parcel=7))
         assert (await run).value == ("first", "second")
 
         stage.residents.expect(b"kept", None)
         stage.hosts.parcels[8] = ["first"]
         run = await stage.run(Payload(LARGE, [MESSAGE], keep={1: b"kept"}))
-        assert stage.exchange.headers()[-1] == Run(2, 0, keep=(b"kept",), parcel=True)
+        assert stage.exchange.headers()[-1] == RunInvocation(2, 0, keep=(b"kept",), parcel=True)
         stage.say(Done(2, RECORD, parcel=8))
         assert (await run).value == ("first", Placed(b"kept", 1))
         assert stage.residents.ask(b"kept") == 3
@@ -176,7 +192,7 @@ def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
         await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
-        assert stage.exchange.sent[-1] == (PEER, Run(1, 0, beside=[Framed(2), Named(b"x")]), frames)
+        assert stage.exchange.sent[-1] == (PEER, RunInvocation(1, 0, beside=[Framed(2), Named(b"x")]), frames)
 
     play(scenario)
 
@@ -222,24 +238,24 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
 
     async def scenario(stage: Stage) -> None:
         await stage.run(small(Framed(2), Ref(b"x")))
-        stage.say(Need(1))
+        stage.say(RequestObjects(1))
         assert stage.hosts.supplied == [(3, 1, [None, Ref(b"x")])]
-        assert isinstance(stage.exchange.headers()[-1], Run)
+        assert isinstance(stage.exchange.headers()[-1], RunInvocation)
 
         stage.hosts.has = [[], [b"first", lease.block, b"second"]]
-        stage.say(Need(1))
-        supply = Supply(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
+        stage.say(RequestObjects(1))
+        supply = ProvideObjects(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
         assert stage.exchange.sent[-1] == (PEER, supply, [b"first", b"second"])
         assert stage.exchange.files == [b"shared"]
 
         stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
-        stage.say(Need(1))
-        assert stage.exchange.headers()[-1] == Supply(1, error=True)
+        stage.say(RequestObjects(1))
+        assert stage.exchange.headers()[-1] == ProvideObjects(1, error=True)
         assert decode_error(stage.exchange.sent[-1][2][0]).message == "nobody has it"
 
         stage.say(Done(1, RECORD), b"")
         sent = len(stage.exchange.sent)
-        stage.say(Need(1))
+        stage.say(RequestObjects(1))
         assert len(stage.exchange.sent) == sent
 
     play(scenario)

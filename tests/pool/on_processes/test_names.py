@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import InvalidConfig
-from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.wire.messages import Address
 
 
@@ -19,20 +19,20 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def notice(folder: Path) -> Notice:
+def notice(folder: Path) -> PoolNotice:
     folder.mkdir()
-    return Notice(Address("life", "here", f"ipc://{folder}/pool"), "here", {"slots": "1"})
+    return PoolNotice(Address("life", "here", f"ipc://{folder}/pool"), "here", {"slots": "1"})
 
 
 def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
-    place, said = Place("a/b"), notice(runtime / "sockets")
+    place, said = PoolName("a/b"), notice(runtime / "sockets")
     assert place.running() is None
     file = place.announce(said)
-    assert Place("a/b").running() == said
-    assert Place("other").running() is None
-    Place.withdraw(file)
-    waiting = threading.Thread(target=lambda: seen.append(Place("a/b").running()))
-    seen: list[Notice | None] = []
+    assert PoolName("a/b").running() == said
+    assert PoolName("other").running() is None
+    PoolName.withdraw(file)
+    waiting = threading.Thread(target=lambda: seen.append(PoolName("a/b").running()))
+    seen: list[PoolNotice | None] = []
     waiting.start()
     os.close(file)
     waiting.join()
@@ -41,10 +41,10 @@ def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
 
 def test_what_a_killed_pool_says_is_no_pool(runtime: Path) -> None:
     long, short = notice(runtime / ("long" * 20)), notice(runtime / "short")
-    os.close(Place("same").announce(long))  # its process ends: nothing is locked
-    assert Place("same").running() is None
-    file = Place("same").announce(short)
-    assert Place("same").running() == short
+    os.close(PoolName("same").announce(long))  # its process ends: nothing is locked
+    assert PoolName("same").running() is None
+    file = PoolName("same").announce(short)
+    assert PoolName("same").running() == short
     os.close(file)
 
 
@@ -53,10 +53,10 @@ def test_one_program_at_a_time_looks(runtime: Path) -> None:  # noqa: ARG001 - w
 
     def look() -> None:
         inside.set()
-        with Place("p").locked():
+        with PoolName("p").locked():
             order.append("second")
 
-    with Place("p").locked():
+    with PoolName("p").locked():
         other = threading.Thread(target=look)
         other.start()
         inside.wait()
@@ -68,16 +68,16 @@ def test_one_program_at_a_time_looks(runtime: Path) -> None:  # noqa: ARG001 - w
 def test_a_folder_that_others_can_enter_is_refused(runtime: Path) -> None:
     (runtime / "kaas").mkdir(mode=0o755)
     with pytest.raises(InvalidConfig, match="open to other users"):
-        Place("p")
+        PoolName("p")
 
 
 def test_a_name_that_is_none_for_a_file_is_refused(runtime: Path) -> None:  # noqa: ARG001 - where it looks
     with pytest.raises(InvalidConfig, match="cannot be named"):
-        Place("x" * 1000).running()
+        PoolName("x" * 1000).running()
 
 
 def test_without_a_runtime_folder_there_is_one_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    Place("p")
+    PoolName("p")
     assert (tmp_path / f"kaas-{os.getuid()}").stat().st_mode & 0o777 == 0o700

@@ -15,9 +15,9 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import InvalidRequest
 from kaas.pool.on_processes.hosts import ProcessHosts, visible_gpu
-from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of, key_of_all
+from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjects, encode_keep, key_of, key_of_all
 from kaas.pool.on_ray.hosts import parts_of
-from kaas.wire.attachments import Objects, same
+from kaas.wire.attachments import Attachments, same
 from kaas.wire.connections.shared_memory import Inbox, Outbox
 from kaas.wire.messages import Block, Framed, Named
 
@@ -31,7 +31,7 @@ def keep(objects: HeldObjects, session: str, *values: bytes | Named, together: b
     """Have values held, by frames or by the block; gives the last key."""
     keys = [value.key if isinstance(value, Named) else key_of(value) for value in values]
     whole = key_of_all(keys) if together else None
-    frames: list[Any] = [encode_keep(Keep(keys, whole))]
+    frames: list[Any] = [encode_keep(KeepObjects(keys, whole))]
     beside: list[Any] = []
     for value in values:
         if isinstance(value, Named):
@@ -139,7 +139,7 @@ def test_what_is_held_travels_by_ray_too() -> None:
     both = objects.together([one, asyncio.run(objects.hold(key_of(OTHER), OTHER))])
     items = [Named(b"of Ray"), Named(one.binary()), Named(both.binary())]
     sent = pickle.loads(pickle.dumps(["a value", parts_of(one, inbox), parts_of(both, inbox)]))
-    found = Objects(items, (), lambda: sent, same, (2,))
+    found = Attachments(items, (), lambda: sent, same, (2,))
     assert found(items[0]) == "a value"
     assert bytes(found(items[1])) == SMALL
     assert list(map(bytes, found(items[2]))) == [SMALL, OTHER]

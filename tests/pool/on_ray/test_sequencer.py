@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.pool.on_ray import sequencer
-from kaas.pool.on_ray.sequencer import Turns
+from kaas.pool.on_ray.sequencer import Sequencer
 from tests.patience import PATIENCE_S
 
 FOR_EVER_S = 1e6
@@ -24,7 +24,7 @@ def _hold_for_ever() -> None:
 
 async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | None = None) -> list[int]:
     """The order in which calls go on that come in this one, some of them with time for others in between."""
-    line, done = Turns(), list[int]()
+    line, done = Sequencer(), list[int]()
 
     async def call(number: int) -> None:
         await line.take("caller", number)
@@ -64,7 +64,7 @@ def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.Mo
 
 def test_callers_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> int:
-        line = Turns()
+        line = Sequencer()
         monkeypatch.setattr(sequencer, "CALLERS", 2)
         for caller in "abcd":
             await line.take(caller, 0)

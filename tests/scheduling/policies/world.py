@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kaas.scheduling.checks import Checked
+from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.events import (
     ClientKnown,
     Decision,
@@ -68,7 +68,7 @@ class World:
         speeds = self.speeds or (1.0,) * self.devices
         self.places = [PhysicalDevice(i, "software", None, speeds[i], self.etask_workers) for i in range(self.devices)]
         self.raw = self.factory(self.places)
-        self.policy = Checked(self.raw, self.places)
+        self.policy = CheckedPolicy(self.raw, self.places)
 
     def tell(self, event: Event) -> list[Decision]:
         decisions = self.policy.handle(event)

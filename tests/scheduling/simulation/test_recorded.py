@@ -28,7 +28,13 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.recording import Recorder, recorded
-from kaas.scheduling.simulation.scenario import Client, Device, Function, PolicyChoice, Request
+from kaas.scheduling.simulation.scenario import (
+    PolicyChoice,
+    ScenarioClient,
+    ScenarioDevice,
+    ScenarioFunction,
+    ScenarioRequest,
+)
 from kaas.scheduling.simulation.scenario_file import parse
 from kaas.scheduling.simulation.simulator import simulate
 
@@ -75,16 +81,16 @@ def test_requests_keep_their_times_and_functions_learn_what_they_take(tmp_path: 
     told = recorded(record(tmp_path / "r", *LIFE))
     scenario = told.scenario(3)
     assert scenario.policy == PolicyChoice("fcfs")
-    assert scenario.devices == (Device(memory_mb=48.0, kind="software", slots=2),) * 3
+    assert scenario.devices == (ScenarioDevice(memory_mb=48.0, kind="software", slots=2),) * 3
     assert scenario.functions == {
-        "f": Function(memory_mb=4.0, load_s=2.0, run_s=1.0, client="ada"),
-        "g": Function(memory_mb=4.0, load_s=0.0, run_s=0.5, client="ada"),
+        "f": ScenarioFunction(memory_mb=4.0, load_s=2.0, run_s=1.0, client="ada"),
+        "g": ScenarioFunction(memory_mb=4.0, load_s=0.0, run_s=0.5, client="ada"),
     }
-    assert scenario.clients == {"ada": Client(weight=2.0)}
+    assert scenario.clients == {"ada": ScenarioClient(weight=2.0)}
     assert scenario.requests == (
-        Request("f", 0.0, None, 1.0),
-        Request("f", 4.0, "bob", 1.0, 6.5),
-        Request("g", 6.0, None, 0.5),
+        ScenarioRequest("f", 0.0, None, 1.0),
+        ScenarioRequest("f", 4.0, "bob", 1.0, 6.5),
+        ScenarioRequest("g", 6.0, None, 0.5),
     )
     assert told.left_out == 1
     assert len(simulate(scenario).dispatches) == 3

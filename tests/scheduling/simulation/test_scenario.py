@@ -10,7 +10,14 @@ import pytest
 
 from kaas.errors import InvalidScenario
 from kaas.scheduling.events import WorkerKind
-from kaas.scheduling.simulation.scenario import Client, Device, Function, Owner, Request, Scenario
+from kaas.scheduling.simulation.scenario import (
+    Owner,
+    Scenario,
+    ScenarioClient,
+    ScenarioDevice,
+    ScenarioFunction,
+    ScenarioRequest,
+)
 from kaas.scheduling.simulation.scenario_file import parse, read
 
 FULL: dict[str, Any] = {
@@ -46,10 +53,10 @@ FULL: dict[str, Any] = {
 def test_everything_is_read() -> None:
     scenario = parse(json.dumps(FULL))
     assert scenario.seed == 3
-    assert scenario.devices == (Device(8.0, ("A",), 1.0, Owner("c0"), "gpu", 2, 0.5),)
-    assert scenario.functions == {"A": Function(4.0, 2.0, 1.0, 0.5, "etask", "c0", 2.0)}
-    assert scenario.clients == {"c0": Client(3.0, 7.0, (0,), 0.1)}
-    assert scenario.requests == (Request("A", 0.25, "c1", None, 4.0),)
+    assert scenario.devices == (ScenarioDevice(8.0, ("A",), 1.0, Owner("c0"), "gpu", 2, 0.5),)
+    assert scenario.functions == {"A": ScenarioFunction(4.0, 2.0, 1.0, 0.5, "etask", "c0", 2.0)}
+    assert scenario.clients == {"c0": ScenarioClient(3.0, 7.0, (0,), 0.1)}
+    assert scenario.requests == (ScenarioRequest("A", 0.25, "c1", None, 4.0),)
     assert scenario.client_of(scenario.requests[0]) == "c1"
     assert scenario.owner_of(0) == ("c0", "A")
     assert scenario.weights() == {"c0": 3.0, "c1": 1.0}
@@ -57,8 +64,8 @@ def test_everything_is_read() -> None:
 
 def test_everything_has_a_default() -> None:
     scenario = read({"functions": {"A": {}}, "requests": [{"function": "A"}]})
-    assert scenario == Scenario(functions={"A": Function()}, requests=(Request("A"),))
-    assert (scenario.policy.name, scenario.seed, scenario.devices) == ("fcfs", 0, (Device(),))
+    assert scenario == Scenario(functions={"A": ScenarioFunction()}, requests=(ScenarioRequest("A"),))
+    assert (scenario.policy.name, scenario.seed, scenario.devices) == ("fcfs", 0, (ScenarioDevice(),))
     assert scenario.client_of(scenario.requests[0]) == "default"
     assert scenario.kind_of("A") is WorkerKind.EXECUTOR
     assert read({}) == Scenario()

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kaas.pool.loop import PoolLoop
 from kaas.server.peers.keys import Keys, new_client
-from kaas.server.peers.listener import RemoteChannel, RemoteDoor
+from kaas.server.peers.listener import ServerChannel, ServerListener
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys, own_keys
 from tests.patience import PATIENCE_S
@@ -37,10 +37,10 @@ class Open:
     """
 
     def __init__(self, keys: Keys | None, host: str = LOCAL, **limits: Any) -> None:
-        self.received: queue.Queue[tuple[RemoteChannel, list[Any]]] = queue.Queue()
-        self.gone: queue.Queue[RemoteChannel] = queue.Queue()
+        self.received: queue.Queue[tuple[ServerChannel, list[Any]]] = queue.Queue()
+        self.gone: queue.Queue[ServerChannel] = queue.Queue()
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.on_receive: Callable[[RemoteChannel, list[Any]], object] = lambda _channel, _frames: None
+        self.on_receive: Callable[[ServerChannel, list[Any]], object] = lambda _channel, _frames: None
         self.loop = PoolLoop()
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -48,7 +48,7 @@ class Open:
         server = None if keys is None else keys.server
         try:
             self.door = self.do(
-                lambda: RemoteDoor(self.loop, host, 0, keys, server, self._receive, gone=self.gone.put, **limits)
+                lambda: ServerListener(self.loop, host, 0, keys, server, self._receive, gone=self.gone.put, **limits)
             )
         except BaseException:
             self._end()
@@ -66,7 +66,7 @@ class Open:
 
         return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
 
-    def arrived(self) -> tuple[RemoteChannel, list[Any]]:
+    def arrived(self) -> tuple[ServerChannel, list[Any]]:
         return self.received.get(timeout=PATIENCE_S)
 
     def close(self, wait_s: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class Open:
         self._thread.join(PATIENCE_S)
         self.loop.close()
 
-    def _receive(self, channel: RemoteChannel, frames: list[Any]) -> None:
+    def _receive(self, channel: ServerChannel, frames: list[Any]) -> None:
         self.received.put((channel, frames))
         self.on_receive(channel, frames)
 

@@ -13,8 +13,8 @@ from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.registry import Registry
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed
-from kaas.server.state.functions import Functions
-from kaas.server.state.object_store import Values
+from kaas.server.state.functions import ClientFunctions
+from kaas.server.state.object_store import ObjectStore
 from kaas.server.state.state import State
 from kaas.server.usage.quotas import Quotas
 from kaas.store import SqliteStore
@@ -42,8 +42,10 @@ class Had:
         store.open()
         self.registry = Registry(store)
         self.uploads = Uploads(self.state, lambda client: self.quotas.get(client, Quotas()), self.allowed, self._held)
-        self.values = Values(self.state, self.uploads, self.objects)
-        self.functions = Functions(self.state, self.uploads, self.values, self.objects, self.registry, steps=self.steps)
+        self.values = ObjectStore(self.state, self.uploads, self.objects)
+        self.functions = ClientFunctions(
+            self.state, self.uploads, self.values, self.objects, self.registry, steps=self.steps
+        )
         await self.uploads.open()
         await self.values.open()
         await self.functions.open()

@@ -407,13 +407,17 @@ def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path
     async def lives() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(), "scale")
-            (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(function_builder.Kept).decode)
+            (kept,) = had.state.read(
+                functions_module.KIND, msgspec.msgpack.Decoder(function_builder.KeptFunction).decode
+            )
             old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(kept))[:-1])
             had.state.put(functions_module.KIND, "ada", "scale", old)
         for _ in range(2):
             async with Had(tmp_path) as had:
                 assert had.functions.named("ada", "scale").function.spec.task_key == scale_task().key
-                (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(function_builder.Kept).decode)
+                (kept,) = had.state.read(
+                    functions_module.KIND, msgspec.msgpack.Decoder(function_builder.KeptFunction).decode
+                )
                 assert kept.facts is not None
 
     asyncio.run(lives())

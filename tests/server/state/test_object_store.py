@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QuotaExceeded, UnknownObject, WrongSize
 from kaas.server.state import object_store as values_module
 from kaas.server.state.blob_store import GRAIN_BYTES
-from kaas.server.state.object_store import Given
+from kaas.server.state.object_store import NewObject
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from tests.server.building.test_uploads import files
@@ -96,7 +96,7 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=4 * GRAIN_BYTES)}) as had:
             had.values.check_room("ada", {"y": 40, "z": GRAIN_BYTES})
-            both = [Given("y", "float32", (10,), SMALL.data), Given("z", "uint8", (40,), SMALL.data)]
+            both = [NewObject("y", "float32", (10,), SMALL.data), NewObject("z", "uint8", (40,), SMALL.data)]
             await had.values.store("ada", both, {"more": {"k": b"entry"}})
             assert [await had.get("ada", name) for name in "yz"] == [SMALL.tobytes()] * 2
             assert had.state.read("more", bytes) == [b"entry"]

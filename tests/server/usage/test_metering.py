@@ -25,7 +25,7 @@ from kaas.pool.observing.ledger import OTHERS
 from kaas.server.usage import usage, usage_file
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.quotas import Quotas
-from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
+from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, KeptByClient, Usage
 from kaas.server.usage.usage_file import SEGMENT, Gap, Journal, charges, read_usage
 from kaas.wire.specs import RunRecord
 from tests.patience import PATIENCE_S
@@ -170,7 +170,10 @@ async def test_bytes_times_seconds(folder: Path) -> None:
     meter.holds("a", "objects", 10)
     meter.holds("a", "libraries", 1)
     clock.now_s += 3
-    assert meter.usage("a").holdings == (Holding("a", "libraries", 1, 3.0), Holding("a", "objects", 10, 230.0))
+    assert meter.usage("a").holdings == (
+        KeptByClient("a", "libraries", 1, 3.0),
+        KeptByClient("a", "objects", 10, 230.0),
+    )
     await meter.close()
     clock.now_s += 1000  # no server is up
     meter = opened(folder, clock)
@@ -503,7 +506,7 @@ def test_sums() -> None:
         FlowUsage("a", "g", 2, {"succeeded": 1, "X": 1}, 1, 20, 1, 2, 3),
         FlowUsage("b", "f", 4, {"X": 4}, 0, 30, 1, 2, 3),
     )
-    held = Usage(flows, (Holding("a", "objects", 1, 2.0),))
+    held = Usage(flows, (KeptByClient("a", "objects", 1, 2.0),))
     assert held.by("client") == (
         FlowUsage("a", "", 3, {"succeeded": 2, "X": 1}, 1, 30, 2, 4, 6),
         *held.by("client")[1:],

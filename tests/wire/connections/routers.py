@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from kaas.pool.loop import PoolLoop
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import Frames, Line
-from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.connection import Connection, Frames
+from kaas.wire.connections.router import Peer, Router
 from kaas.wire.messages import Address, FromPeer, Hello
 from tests.patience import PATIENCE_S
 
@@ -36,7 +36,7 @@ class Running:
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.exchange = self.do(lambda: Exchange(self.loop, NODE, host, folder))
+        self.exchange = self.do(lambda: Router(self.loop, NODE, host, folder))
         self.do(lambda: self.exchange.open(self._receive, self._greet))
 
     @property
@@ -51,7 +51,7 @@ class Running:
 
         return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
 
-    def connect(self, role: str = "client", node: str = NODE) -> Line:
+    def connect(self, role: str = "client", node: str = NODE) -> Connection:
         return connect(self.address, node, role, "a name", "first", PATIENCE_S)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kaas.wire.connections import adaptive_poll
-from kaas.wire.connections.adaptive_poll import ASLEEP_S, AWAY_S, SOON_S, News
+from kaas.wire.connections.adaptive_poll import ASLEEP_S, AWAY_S, SOON_S, AdaptivePoll
 
 READABLE = [(0, 1)]
 
@@ -55,22 +55,22 @@ def epoll(monkeypatch: pytest.MonkeyPatch) -> Epoll:
 
 
 @pytest.fixture
-def waiting(epoll: Epoll) -> News:
+def waiting(epoll: Epoll) -> AdaptivePoll:
     """Its last wait was a short one."""
-    made = News([])
+    made = AdaptivePoll([])
     made.wait(idle=True)
     assert epoll.slept == 1, "nobody knows yet"
     return made
 
 
-def test_after_a_short_wait_the_next_is_awake(epoll: Epoll, waiting: News) -> None:
+def test_after_a_short_wait_the_next_is_awake(epoll: Epoll, waiting: AdaptivePoll) -> None:
     for looks in (3, 0, 5):
         epoll.looks = looks
         assert waiting.wait(idle=True) == 1
     assert epoll.slept == 1
 
 
-def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: News) -> None:
+def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> None:
     began_s = epoll.now_s
     waiting.wait(idle=True)
     assert epoll.slept == 2
@@ -80,7 +80,7 @@ def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: News) -> None:
     assert epoll.slept == 3, "that one had not been short"
 
 
-def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: News) -> None:
+def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> None:
     epoll.looks = 0
     waiting.wait(idle=False)
     assert epoll.slept == 2
@@ -88,7 +88,7 @@ def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: News) -> None:
     assert epoll.slept == 2, "a short wait asleep counts too"
 
 
-def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: News) -> None:
+def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None:
     epoll.looks = 0
     slept = []
 
@@ -104,7 +104,7 @@ def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: News) -> None:
 
 
 @pytest.mark.parametrize("looks", [0, 9], ids=["news came meanwhile", "none did"])
-def test_who_had_to_yield_for_long_sleeps_for_a_while(epoll: Epoll, waiting: News, looks: int) -> None:
+def test_who_had_to_yield_for_long_sleeps_for_a_while(epoll: Epoll, waiting: AdaptivePoll, looks: int) -> None:
     epoll.looks, epoll.look_s = looks, 1.1 * AWAY_S
     until_s = epoll.now_s + epoll.look_s + ASLEEP_S
     waiting.wait(idle=True)

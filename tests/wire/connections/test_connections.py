@@ -21,9 +21,9 @@ import pytest
 from kaas.errors import ConfigMismatch, QueueFull
 from kaas.wire import messages
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Line, LineLost
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connection, ConnectionLost
 from kaas.wire.connections.shared_memory import Outbox
-from kaas.wire.connections.stream import Stream
+from kaas.wire.connections.stream import MessageStream
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
 from tests.open_files import connections_on
@@ -49,7 +49,7 @@ def open_pool() -> Iterator[Running]:
 
 
 @pytest.fixture
-def line(pool: Running) -> Iterator[Line]:
+def line(pool: Running) -> Iterator[Connection]:
     line = pool.connect()
     yield line
     line.close()
@@ -61,7 +61,7 @@ class Raw:
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
-        self.stream = Stream(self.socket)
+        self.stream = MessageStream(self.socket)
         self._got: list[list[Any]] = []
 
     def send(self, *frames: bytes) -> None:
@@ -108,7 +108,7 @@ def echo(pool: Running) -> None:
     pool.on_receive = answer
 
 
-def test_messages_go_both_ways(pool: Running, line: Line) -> None:
+def test_messages_go_both_ways(pool: Running, line: Connection) -> None:
     peer, hello = pool.greeted.get(timeout=PATIENCE_S)
     assert (peer.role, peer.name, peer.incarnation, peer.pid) == ("client", "a name", "first", os.getpid())
     assert hello.version == messages.VERSION
@@ -121,7 +121,7 @@ def test_messages_go_both_ways(pool: Running, line: Line) -> None:
     assert line.receive(PATIENCE_S) == (Release(7), [])
 
 
-def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Line) -> None:
+def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Connection) -> None:
     echo(pool)
     line.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
     for frames in (arrived(pool)[2], line.receive(PATIENCE_S)[1]):  # type: ignore[index]
@@ -132,7 +132,7 @@ def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Line) 
         assert large.nbytes == LARGE_BYTES
 
 
-def test_many_messages_keep_their_order(pool: Running, line: Line) -> None:
+def test_many_messages_keep_their_order(pool: Running, line: Connection) -> None:
     echo(pool)
     count = 320
     for number in range(count):
@@ -141,7 +141,7 @@ def test_many_messages_keep_their_order(pool: Running, line: Line) -> None:
     assert answers == [(Result(number), [b"%d" % number]) for number in range(count)]
 
 
-def test_threads_send_over_one_line(pool: Running, line: Line) -> None:
+def test_threads_send_over_one_line(pool: Running, line: Connection) -> None:
     def send(first: int) -> None:
         for number in range(first, first + 100):
             line.send(Submit(number), [b"%d" % number, b"x"])
@@ -154,7 +154,7 @@ def test_threads_send_over_one_line(pool: Running, line: Line) -> None:
     assert all(frames == [b"%d" % header.number, b"x"] for _, header, frames in got)
 
 
-def test_several_peers_are_told_apart(pool: Running, line: Line) -> None:
+def test_several_peers_are_told_apart(pool: Running, line: Connection) -> None:
     echo(pool)
     other = pool.connect("executor")
     other.send(Submit(2))
@@ -196,7 +196,7 @@ def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
     assert refusal.differences == (f"messages: {messages.VERSION}, not {messages.VERSION + 1}",)
 
 
-def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
+def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Connection, raw: Callable[[], Raw]) -> None:
     assert line.shares
     assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
     outbox = Outbox()
@@ -216,7 +216,7 @@ def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Line, 
 # --- what makes no sense
 
 
-def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
+def test_what_makes_no_sense_is_dropped(pool: Running, line: Connection, raw: Callable[[], Raw]) -> None:
     strangers = [raw(), raw()]
     hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
     bad = [
@@ -245,7 +245,7 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable
     "said",
     [b"\0\0\0\0", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", pack("<IQ", 1, 2**63), pack("<I2Q", 2, 2**63, 2**63)],
 )
-def test_who_sends_no_messages_is_put_out(pool: Running, line: Line, raw: Callable[[], Raw], said: bytes) -> None:
+def test_who_sends_no_messages_is_put_out(pool: Running, line: Connection, raw: Callable[[], Raw], said: bytes) -> None:
     stranger = raw()
     stranger.socket.sendall(said)
     assert stranger.put_out()
@@ -255,7 +255,7 @@ def test_who_sends_no_messages_is_put_out(pool: Running, line: Line, raw: Callab
     assert pool.faults.empty()
 
 
-def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Line) -> None:
+def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Connection) -> None:
     def fail(_peer: Any, header: Any, _frames: Any) -> None:
         if header == Cancel(1):
             raise ValueError("of mine")
@@ -267,7 +267,7 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Line
     assert "of mine" in str(pool.faults.get(timeout=PATIENCE_S)["exception"])
 
 
-def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Line) -> None:
+def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Connection) -> None:
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
     other = pool.connect("executor")
     pool.do(lambda: pool.exchange.forget(peer))
@@ -290,7 +290,7 @@ def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: su
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
     waiting = Raw(path)
     waiting.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
-    with pytest.raises(LineLost, match="no answer"):
+    with pytest.raises(ConnectionLost, match="no answer"):
         connect(msgspec.structs.replace(Address("", NODE, path)), NODE, "client", "", "", 0.5)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
     assert type(messages.decode_to_peer(waiting.receive()[0])) is Welcome
@@ -299,7 +299,7 @@ def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: su
 # --- who is slow
 
 
-def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, line: Line) -> None:
+def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, line: Connection) -> None:
     """And what it is sent comes once it does."""
     echo(pool)
     slow = pool.connect("executor")
@@ -335,30 +335,30 @@ def test_a_line_is_closed_while_much_is_left_to_send(process: subprocess.Popen[s
     until(lambda: all(thread.name != "kaas-sends" for thread in threading.enumerate()))
 
 
-def _ask(line: Line) -> None:
+def _ask(line: Connection) -> None:
     line.send(Submit(1))
     line.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("during", ["send", "read"])
 def test_a_line_that_was_interrupted_is_lost(
-    pool: Running, line: Line, during: str, monkeypatch: pytest.MonkeyPatch
+    pool: Running, line: Connection, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows how much of a message was sent or taken."""
     echo(pool)
-    whole = getattr(Stream, during)
+    whole = getattr(MessageStream, during)
 
-    def interrupted(stream: Stream, *args: Any) -> Any:
+    def interrupted(stream: MessageStream, *args: Any) -> Any:
         got = whole(stream, *args)
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return got
 
-    monkeypatch.setattr(Stream, during, interrupted)
+    monkeypatch.setattr(MessageStream, during, interrupted)
     with pytest.raises(KeyboardInterrupt):
         _ask(line)
     for use in (lambda: line.send(Cancel(1)), line.receive):
-        with pytest.raises(LineLost, match="interrupted"):
+        with pytest.raises(ConnectionLost, match="interrupted"):
             use()
 
 
@@ -385,12 +385,12 @@ def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
     until(lambda: connections_on(pool.address.path) == before)
 
 
-def test_receiving_ends_in_time(line: Line) -> None:
+def test_receiving_ends_in_time(line: Connection) -> None:
     assert line.receive(0.0) is None
     assert line.receive(0.01) is None
 
 
-def test_who_waits_is_woken(pool: Running, line: Line) -> None:
+def test_who_waits_is_woken(pool: Running, line: Connection) -> None:
     line.wake()
     assert line.receive() is None
     got: list[Any] = []
@@ -404,13 +404,13 @@ def test_who_waits_is_woken(pool: Running, line: Line) -> None:
     assert line.receive(PATIENCE_S) == (Result(1), [])
 
 
-def test_a_closed_line_is_lost(line: Line) -> None:
+def test_a_closed_line_is_lost(line: Connection) -> None:
     lost: list[BaseException] = []
 
     def receive() -> None:
         try:
             line.receive()
-        except LineLost as error:
+        except ConnectionLost as error:
             lost.append(error)
 
     waiting = threading.Thread(target=receive)
@@ -421,7 +421,7 @@ def test_a_closed_line_is_lost(line: Line) -> None:
     line.close()
     line.wake()
     for use in (lambda: line.send(Cancel(1)), line.receive):
-        with pytest.raises(LineLost, match="closed"):
+        with pytest.raises(ConnectionLost, match="closed"):
             use()
 
 
@@ -434,12 +434,12 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     stale.bind(str(tmp_path / "left"))
     stale.close()
     left = msgspec.structs.replace(address, path=f"{tmp_path}/left")
-    with pytest.raises(LineLost, match="ended"):
+    with pytest.raises(ConnectionLost, match="ended"):
         connect(left, NODE, "client", "", "", PATIENCE_S)
     gone = msgspec.structs.replace(address, tcp="")
-    with pytest.raises(LineLost, match="ended"):
+    with pytest.raises(ConnectionLost, match="ended"):
         connect(gone, NODE, "client", "", "", PATIENCE_S)
-    with pytest.raises(LineLost, match="no answer"):
+    with pytest.raises(ConnectionLost, match="no answer"):
         connect(closed, NODE, "client", "", "", 0.1)
 
 
@@ -477,7 +477,7 @@ def address_of(process: subprocess.Popen[str]) -> Address:
     return msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=Address)
 
 
-def line_to(process: subprocess.Popen[str]) -> Line:
+def line_to(process: subprocess.Popen[str]) -> Connection:
     return connect(address_of(process), NODE, "client", "a name", "first", PATIENCE_S)
 
 
@@ -487,9 +487,9 @@ def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str])
     assert line.receive(PATIENCE_S) == (Result(1), [b"x"])
     process.kill()
     for _ in range(2):
-        with pytest.raises(LineLost, match="has ended"):
+        with pytest.raises(ConnectionLost, match="has ended"):
             line.receive(PATIENCE_S)
-    with pytest.raises(LineLost, match="has ended"):
+    with pytest.raises(ConnectionLost, match="has ended"):
         line.send(Submit(2))
     line.close()
 
@@ -498,12 +498,12 @@ def test_who_only_sends_notices_it_too(process: subprocess.Popen[str]) -> None:
     line = line_to(process)
     process.kill()
     process.wait()
-    with pytest.raises(LineLost, match="has ended"):
+    with pytest.raises(ConnectionLost, match="has ended"):
         send_for_ever(line)
     line.close()
 
 
-def send_for_ever(line: Line) -> None:
+def send_for_ever(line: Connection) -> None:
     while True:
         line.send(Submit(1))
 
@@ -515,7 +515,7 @@ def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None
     line.send(Submit(-1))
     numbers = [line.receive(PATIENCE_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
     assert numbers == [*range(100), -1]
-    with pytest.raises(LineLost, match="has ended"):
+    with pytest.raises(ConnectionLost, match="has ended"):
         line.receive(PATIENCE_S)
     line.close()
 
@@ -528,13 +528,13 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
     assert not folder.exists()
 
 
-def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> None:
+def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Connection) -> None:
     echo(pool)
     pool.do(pool.exchange.hide)
     assert not Path(pool.address.path).parent.exists()
     line.send(Submit(1))
     assert line.receive(PATIENCE_S) == (Result(1), [])
-    with pytest.raises(LineLost, match="ended"):
+    with pytest.raises(ConnectionLost, match="ended"):
         pool.connect()
 
 

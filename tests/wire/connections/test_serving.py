@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kaas.wire.connections.adaptive_poll import News
-from kaas.wire.connections.connection import LARGE_BYTES, Line, LineLost
+from kaas.wire.connections.adaptive_poll import AdaptivePoll
+from kaas.wire.connections.connection import LARGE_BYTES, Connection, ConnectionLost
 from kaas.wire.connections.router import Peer
 from kaas.wire.connections.stream import CHUNK_BYTES
 from kaas.wire.messages import Release
@@ -27,10 +27,10 @@ class Served:
         taken: numbers, in the order in which they were. given: likewise. lost: why threads have ended.
     """
 
-    def __init__(self, line: Line, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
+    def __init__(self, line: Connection, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
         self.taken: queue.Queue[tuple[int, list[int]]] = queue.Queue()
         self.given: queue.Queue[int] = queue.Queue()
-        self.lost: queue.Queue[LineLost] = queue.Queue()
+        self.lost: queue.Queue[ConnectionLost] = queue.Queue()
         self._line, self._gives, self._on_given = line, gives, on_given
         self._alone = threading.Lock()
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(THREADS)]
@@ -42,7 +42,7 @@ class Served:
             for number in self._line.serve(self._take):
                 self.given.put(number)
                 self._on_given(number)
-        except LineLost as lost:
+        except ConnectionLost as lost:
             self.lost.put(lost)
 
     def _take(self, message: Any, frames: Any) -> int | None:
@@ -53,7 +53,7 @@ class Served:
         finally:
             self._alone.release()
 
-    def ended(self) -> list[LineLost]:
+    def ended(self) -> list[ConnectionLost]:
         """Why, once all have."""
         for thread in self._threads:
             thread.join(PATIENCE_S)
@@ -68,7 +68,7 @@ def pool() -> Iterator[Running]:
 
 
 @pytest.fixture(params=[NODE, "elsewhere"], ids=["here", "on another node"])
-def line(pool: Running, request: pytest.FixtureRequest) -> Iterator[Line]:
+def line(pool: Running, request: pytest.FixtureRequest) -> Iterator[Connection]:
     line = pool.connect("executor", node=request.param)
     yield line
     line.close()
@@ -90,7 +90,7 @@ def got(from_queue: queue.Queue[Any], count: int) -> list[Any]:
     return [from_queue.get(timeout=PATIENCE_S) for _ in range(count)]
 
 
-def test_messages_are_taken_in_order_one_at_a_time(pool: Running, line: Line) -> None:
+def test_messages_are_taken_in_order_one_at_a_time(pool: Running, line: Connection) -> None:
     sizes = [0, 1, 4096, LARGE_BYTES, 3 * CHUNK_BYTES, CHUNK_BYTES - 20]
     count = 600
     served = Served(line, lambda number: number % 3 > 0, lambda _: None)
@@ -100,7 +100,7 @@ def test_messages_are_taken_in_order_one_at_a_time(pool: Running, line: Line) ->
     assert sorted(got(served.given, count * 2 // 3)) == [number for number in range(count) if number % 3]
 
 
-def test_others_go_on_while_some_are_busy(pool: Running, line: Line) -> None:
+def test_others_go_on_while_some_are_busy(pool: Running, line: Connection) -> None:
     """As many as can be are given something, and the last one takes what follows."""
     done = threading.Event()
     served = Served(line, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
@@ -112,7 +112,7 @@ def test_others_go_on_while_some_are_busy(pool: Running, line: Line) -> None:
     done.set()
 
 
-def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Line) -> None:
+def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Connection) -> None:
     done = threading.Event()
     served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
     send(pool, range(THREADS))
@@ -124,13 +124,13 @@ def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Line) 
 
 def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: queue.Queue[bool] = queue.Queue()
-    wait = News.wait
+    wait = AdaptivePoll.wait
 
-    def noted(news: News, idle: bool) -> int:
+    def noted(news: AdaptivePoll, idle: bool) -> int:
         waits.put(idle)
         return wait(news, idle)
 
-    monkeypatch.setattr(News, "wait", noted)
+    monkeypatch.setattr(AdaptivePoll, "wait", noted)
     line = pool.connect("executor")
     done = threading.Event()
     served = Served(line, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
@@ -150,13 +150,13 @@ def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pyt
     served.ended()
 
 
-def test_all_leave_a_line_that_is_closed(pool: Running, line: Line) -> None:
+def test_all_leave_a_line_that_is_closed(pool: Running, line: Connection) -> None:
     served = Served(line, lambda _: True, lambda _: None)
     send(pool, range(THREADS))
     got(served.given, THREADS)
     line.close()
     assert all("closed" in str(lost) for lost in served.ended())
-    with pytest.raises(LineLost, match="closed"):
+    with pytest.raises(ConnectionLost, match="closed"):
         next(line.serve(lambda *_: None))
 
 
@@ -190,7 +190,7 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
     line.close()
 
 
-def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, line: Line) -> None:
+def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, line: Connection) -> None:
     done = threading.Event()
     served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
     send(pool, range(THREADS))

@@ -16,21 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.wire.connections.connection import LARGE_BYTES
-from kaas.wire.connections.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, Stream
+from kaas.wire.connections.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, MessageStream
 from tests.open_files import memory_files
 
-Ends = tuple[Stream, Stream]
+Ends = tuple[MessageStream, MessageStream]
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    one, other = (Stream(each) for each in socket.socketpair())
+    one, other = (MessageStream(each) for each in socket.socketpair())
     yield one, other
     one.close()
     other.close()
 
 
-def moved(source: Stream, sink: Stream, count: int) -> list[list[Any]]:
+def moved(source: MessageStream, sink: MessageStream, count: int) -> list[list[Any]]:
     """So many messages, of which what is left is sent as there is room."""
     got: list[list[Any]] = []
     while len(got) < count:
@@ -45,7 +45,7 @@ SIZES = st.integers(0, 100) | st.sampled_from([LARGE_BYTES - 1, LARGE_BYTES, CHU
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(SIZES, min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_messages_arrive_as_they_were_sent(sizes: list[list[int]], seed: int) -> None:
-    one, other = (Stream(each) for each in socket.socketpair())
+    one, other = (MessageStream(each) for each in socket.socketpair())
     made = random.Random(seed)
     messages = [[made.randbytes(size) for size in message] for message in sizes]
     for header, *frames in messages:
@@ -71,7 +71,7 @@ def content_of(file: int) -> memoryview:
 def test_files_come_with_their_message(plan: list[tuple[list[int], int]]) -> None:
     files_before = memory_files()
     near, far = socket.socketpair()
-    one, other = Stream(near), Stream(far, content_of)
+    one, other = MessageStream(near), MessageStream(far, content_of)
     expected = []
     for number, (sizes, count) in enumerate(plan):
         contents = [b"%d of %d" % (file, number) for file in range(count)]
@@ -107,7 +107,7 @@ def test_files_that_no_one_wants_are_not_kept(ends: Ends) -> None:
 
 def test_bytes_may_come_one_by_one() -> None:
     near, far = socket.socketpair()
-    end = Stream(far)
+    end = MessageStream(far)
     frames = [b"header", b"", b"x" * 300]
     raw = pack("<I3Q", 3, *map(len, frames)) + b"".join(frames)
     got: list[list[Any]] = []
@@ -158,7 +158,7 @@ def test_the_end_comes_after_all_that_was_sent(ends: Ends) -> None:
 def test_the_end_may_come_within_a_message() -> None:
     for size in (100, 10 * CHUNK_BYTES):
         near, far = socket.socketpair()
-        end = Stream(far)
+        end = MessageStream(far)
         near.send(pack("<IQ", 1, size) + b"begun")
         near.close()
         assert end.read() == []
@@ -170,7 +170,7 @@ def test_the_end_may_come_within_a_message() -> None:
 @pytest.mark.parametrize("head", [pack("<I", 0), pack("<I", FRAMES_AT_MOST + 1), pack("<IQ", 1, 2**63), b"GET /"])
 def test_what_is_no_message_is_refused(head: bytes) -> None:
     near, far = socket.socketpair()
-    end = Stream(far)
+    end = MessageStream(far)
     near.send(head)
     with pytest.raises(Malformed):
         end.read()
@@ -182,7 +182,7 @@ def test_what_is_no_message_is_refused(head: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_nothing_that_comes_does_harm(data: bytes) -> None:
     near, far = socket.socketpair()
-    end = Stream(far)
+    end = MessageStream(far)
     near.send(data + b"x")
     with suppress(Malformed):
         assert all(isinstance(frames, list) for frames in end.read())

@@ -15,7 +15,7 @@ import zmq
 
 from kaas.wire import messages
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, LineLost
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, ConnectionLost
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.connections.zmq_connection import INWARD, OUTWARD
 from kaas.wire.connections.zmq_reader import TURN
@@ -73,7 +73,7 @@ def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running
     small, large = line.receive(PATIENCE_S)[1]  # type: ignore[index]
     assert (type(small), type(large), large.nbytes, large.readonly) == (bytes, memoryview, LARGE_BYTES, True)
     line.close()
-    with pytest.raises(LineLost, match="closed"):
+    with pytest.raises(ConnectionLost, match="closed"):
         line.receive()
 
 
@@ -131,10 +131,10 @@ def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
     line.close()
     public_key, secret_key = zmq.curve_keypair()
     stranger = msgspec.structs.replace(open_pool.address, public_key=public_key, secret_key=secret_key)
-    with pytest.raises(LineLost, match="key"):
+    with pytest.raises(ConnectionLost, match="key"):
         connect(stranger, "elsewhere", "client", "", "", PATIENCE_S)
     other = msgspec.structs.replace(open_pool.address, server_key=public_key)
-    with pytest.raises(LineLost):
+    with pytest.raises(ConnectionLost):
         connect(other, "elsewhere", "client", "", "", 0.2)
     assert open_pool.greeted.qsize() == 1
 

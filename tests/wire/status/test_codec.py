@@ -8,7 +8,7 @@ import pytest
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.wire.status import codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
@@ -41,7 +41,7 @@ def test_code_in_a_configuration_is_told_by_its_name() -> None:
 
 def test_statistics_arrive_as_they_were() -> None:
     ledger = Ledger(0.0)
-    ledger.write(Entry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
+    ledger.write(LedgerEntry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
     told = ledger.read(1.5)
     assert codec.decode(codec.encode(told), Stats) == told
     assert codec.decode(codec.encode(WORKER), WorkerInfo) == WORKER

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.profile import KernelTime
-from kaas.pool.observing.ledger import BATCH, OTHERS, Entry, Histogram, Ledger, add_to
+from kaas.pool.observing.ledger import BATCH, OTHERS, Histogram, Ledger, LedgerEntry, add_to
 from kaas.wire.status.stats import KernelStats
 
 
@@ -44,8 +44,8 @@ def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     ledger = Ledger(0.0)
     for life in range(2):
         for name in ("f", "g", "h", f"i{life}", "f"):
-            ledger.write(Entry(name, "a", 0, "succeeded", {"kernels": 1.0}, tiers(1)))
-        ledger.write(Entry("h", "b", 0, "succeeded"))
+            ledger.write(LedgerEntry(name, "a", 0, "succeeded", {"kernels": 1.0}, tiers(1)))
+        ledger.write(LedgerEntry("h", "b", 0, "succeeded"))
         ledger.reset(1.0)
     figures = ledger.since_the_start()
     counts = {("f", "a"): 4, ("g", "a"): 2, (OTHERS, "a"): 4, ("h", "b"): 2}
@@ -58,8 +58,8 @@ def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_ledger() -> None:
     ledger = Ledger(10.0)
     for client, hits in (("a", 3), ("b", 1), ("a", 1)):
-        ledger.write(Entry("f", client, 0, "succeeded", {"kernels": 0.5}, tiers(hits)))
-    ledger.write(Entry("f", "b", None, "cancelled"))
+        ledger.write(LedgerEntry("f", client, 0, "succeeded", {"kernels": 0.5}, tiers(hits)))
+    ledger.write(LedgerEntry("f", "b", None, "cancelled"))
     stats = ledger.read(12.5)
     assert stats.since_s == 2.5
     assert {(entry.client, entry.stage, entry.count, entry.total_s) for entry in stats.stages} == {
@@ -89,8 +89,8 @@ def test_what_kernels_took_adds_up_by_client_function_and_place() -> None:
     ledger = Ledger(0.0)
     for client, seconds in (("a", 0.5), ("b", 1.0), ("a", 1.5)):
         kernels = [KernelTime("scale", 1, seconds, 2), KernelTime("scale", 0, 2 * seconds, 2)]
-        ledger.write(Entry("f", client, 0, "succeeded", kernels=kernels))
-    ledger.write(Entry("f", "a", 0, "succeeded"))
+        ledger.write(LedgerEntry("f", client, 0, "succeeded", kernels=kernels))
+    ledger.write(LedgerEntry("f", "a", 0, "succeeded"))
     assert ledger.read(1.0).kernels == (
         KernelStats("f", "a", 0, "scale", 4, 4.0, 1.0),
         KernelStats("f", "a", 1, "scale", 4, 2.0, 0.5),
@@ -104,6 +104,6 @@ def test_what_kernels_took_adds_up_by_client_function_and_place() -> None:
 def test_nothing_is_lost_between_batches() -> None:
     ledger = Ledger(0.0)
     for _ in range(2 * BATCH + 3):
-        ledger.write(Entry("f", "a", 1, "succeeded", {"kernels": 1.0}))
+        ledger.write(LedgerEntry("f", "a", 1, "succeeded", {"kernels": 1.0}))
     (outcome,), (stage,) = ledger.read(1.0).outcomes, ledger.read(1.0).stages
     assert outcome.count == stage.count == 2 * BATCH + 3
