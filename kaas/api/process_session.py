@@ -127,10 +127,10 @@ class ProcessSession(Session):
         self._addressed = True
         return self.notice.address, self.notice.node
 
-    def hold(self, life: str, refs: list[Any]) -> None:
+    def hold(self, epoch: str, refs: list[Any]) -> None:
         """What there is a reference to is held already."""
 
-    def drop(self, life: str, keys: list[bytes]) -> None:
+    def drop(self, epoch: str, keys: list[bytes]) -> None:
         """It goes with its reference."""
 
     def introduce(self, signature: FunctionSignature) -> None:

@@ -94,21 +94,21 @@ class RaySession(Session):
     def alive(self) -> bool:
         return bool(ray.is_initialized())
 
-    def watch(self, life: str = "") -> RaySession:
+    def watch(self, epoch: str = "") -> RaySession:
         """Note the pool's end, so that calls after it say so at once, and when it starts again."""
-        self.pool.next_life.remote(life).future().add_done_callback(partial(self._note, life))
+        self.pool.next_epoch.remote(epoch).future().add_done_callback(partial(self._note, epoch))
         return self
 
-    def _note(self, life: str, watched: Future[str]) -> None:
+    def _note(self, epoch: str, watched: Future[str]) -> None:
         ended = watched.exception() is not None
         if ended or not watched.result():
             self.gone = True
             gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
             threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
         else:  # in a thread of its own: Ray calls this in one that must not send
-            threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
+            threading.Thread(target=self._go_on, args=(epoch, watched.result()), daemon=True).start()
 
-    def _go_on(self, before: str, life: str) -> None:
+    def _go_on(self, before: str, epoch: str) -> None:
         """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
         if not ray.is_initialized():
             return
@@ -118,8 +118,8 @@ class RaySession(Session):
             for pin in list(self.pins.values()):
                 self.pool.upkeep.remote(*pin)
         if self._calls is not None:
-            self._calls.moved(life)
-        self.watch(life)
+            self._calls.moved(epoch)
+        self.watch(epoch)
 
     def attend(self) -> RaySession:
         """Let the pool note this process's end."""
@@ -132,11 +132,11 @@ class RaySession(Session):
         address: Address = self._answer(self.pool.address)
         return address, ray.get_runtime_context().get_node_id()
 
-    def hold(self, life: str, refs: list[Any]) -> None:
-        self.pool.hold.remote(self.id, life, refs)
+    def hold(self, epoch: str, refs: list[Any]) -> None:
+        self.pool.hold.remote(self.id, epoch, refs)
 
-    def drop(self, life: str, keys: list[bytes]) -> None:
-        self.calls.drop(keys, life)
+    def drop(self, epoch: str, keys: list[bytes]) -> None:
+        self.calls.drop(keys, epoch)
 
     def introduce(self, signature: FunctionSignature) -> None:
         self.check()

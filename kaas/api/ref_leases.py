@@ -16,7 +16,7 @@ class _Held:
 
     ref: Any
     users: int = 0
-    life: str | None = None
+    epoch: str | None = None
 
 
 class RefLeases:
@@ -53,15 +53,15 @@ class RefLeases:
 
     def _tell(self, untold: Sequence[_Held]) -> None:
         if untold:
-            life = self._hold([held.ref for held in untold])
+            epoch = self._hold([held.ref for held in untold])
             for held in untold:
-                held.life = life
+                held.epoch = epoch
 
     def release(self, keys: Iterable[bytes]) -> None:
         with self._lock:
             unused = self._subtract(keys)
-        for life, dropped in unused.items():
-            self._drop(life, dropped)
+        for epoch, dropped in unused.items():
+            self._drop(epoch, dropped)
 
     def _subtract(self, keys: Iterable[bytes]) -> dict[str, list[bytes]]:
         """What is used no more, by the life that holds it."""
@@ -71,8 +71,8 @@ class RefLeases:
             held.users -= 1
             if not held.users:
                 del self._held[key]
-                if held.life is not None:
-                    unused.setdefault(held.life, []).append(key)
+                if held.epoch is not None:
+                    unused.setdefault(held.epoch, []).append(key)
         return unused
 
     def keep(self, owner: Any, refs: Sequence[Any]) -> None:
@@ -96,10 +96,10 @@ class RefLeases:
         while keys := unkept.get():
             self.release(keys)
 
-    def again(self, life: str) -> None:
+    def again(self, epoch: str) -> None:
         """Have a pool that has started again, and is in this life now, hold what it has not been told of yet."""
         with self._lock:
-            self._tell([held for held in self._held.values() if held.life != life])
+            self._tell([held for held in self._held.values() if held.epoch != epoch])
 
     def close(self) -> None:
         if self._unkept is not None:

@@ -47,11 +47,11 @@ class PoolEndpoint(Protocol):
         """
         ...
 
-    def hold(self, life: str, refs: list[Any]) -> None:
+    def hold(self, epoch: str, refs: list[Any]) -> None:
         """Have the pool, in this life, hold the objects of references; waits for nothing. It counts."""
         ...
 
-    def drop(self, life: str, keys: list[bytes]) -> None:
+    def drop(self, epoch: str, keys: list[bytes]) -> None:
         """Undo it."""
         ...
 
@@ -61,7 +61,7 @@ class _Epoch:
     """The line to the pool in one of its lives, and the functions that it was told of on it."""
 
     line: Connection
-    life: str
+    epoch: str
     introduced: set[str]
 
 
@@ -77,7 +77,7 @@ class RpcClient:
         self._holds = RefLeases(self._hold, way.drop)
         self._receiver = ReplyReader(self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._life: _Epoch | None = None
+        self._epoch: _Epoch | None = None
         self._ended: KaasError | None = None
         self._open: dict[int, PendingCall] = {}
         self._late: dict[int, Sequence[BlockLease]] = {}  # of requests that nobody waits for, but that may still run
@@ -94,9 +94,9 @@ class RpcClient:
         if running_loop() is not None:
             calls._renew_aside()
             return calls
-        calls._life = calls._connected()
+        calls._epoch = calls._connected()
         with calls.lock:
-            calls._receiver.use(calls._life.line)
+            calls._receiver.use(calls._epoch.line)
         return calls
 
     # --- asking
@@ -148,42 +148,42 @@ class RpcClient:
 
     def _set_aside(self, data: memoryview) -> BlockLease | bytes:
         """A copy, so that its owner may write to it again."""
-        life = self._life
-        shares = life is not None and life.line.shares and not self._outbox.crowded
+        epoch = self._epoch
+        shares = epoch is not None and epoch.line.shares and not self._outbox.crowded
         return self._outbox.put(data) if shares else bytes(data)
 
     def introduce(self, function: FunctionSignature) -> None:
         """Tell the pool of a function that is not called yet; the message needs no answer."""
         self._check_process()
-        life = self._life
-        if life is not None and function.key not in life.introduced:
-            self._introduce(life, function)
+        epoch = self._epoch
+        if epoch is not None and function.key not in epoch.introduced:
+            self._introduce(epoch, function)
 
-    def drop(self, keys: Sequence[bytes], of_life: str | None = None) -> None:
+    def drop(self, keys: Sequence[bytes], of_epoch: str | None = None) -> None:
         """Have the pool let go of objects; of_life: unless it is in another life by now."""
-        life = self._life
-        if life is not None and of_life in (None, life.life):
-            self._send(life, Drop(keys))
+        epoch = self._epoch
+        if epoch is not None and of_epoch in (None, epoch.epoch):
+            self._send(epoch, Drop(keys))
 
     def _hold(self, refs: list[Any]) -> str | None:
-        life = self._life
-        if life is None:  # they are held with all others when there is one
+        epoch = self._epoch
+        if epoch is None:  # they are held with all others when there is one
             return None
-        self._way.hold(life.life, refs)
-        return life.life
+        self._way.hold(epoch.epoch, refs)
+        return epoch.epoch
 
     def _ask(self, asked: PendingCall) -> None:
         self._check_process()
         number = asked.pending.number
         with self.lock:
-            ended, life = self._ended, self._life
+            ended, epoch = self._ended, self._epoch
             if ended is None:
                 self._open[number] = asked
         if ended is not None:
             self._holds.release(asked.keys)
             raise PoolStopped(ended.message, pool=self._way.name)
-        if life is not None:
-            self._post(life, asked)
+        if epoch is not None:
+            self._post(epoch, asked)
         if not number % TAKEN_EVERY:
             self._receiver.take_all()
 
@@ -191,22 +191,22 @@ class RpcClient:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
 
-    def _post(self, life: _Epoch, asked: PendingCall) -> None:
+    def _post(self, epoch: _Epoch, asked: PendingCall) -> None:
         function, number = asked.function, asked.pending.number
-        if function is not None and function.key not in life.introduced:
-            self._introduce(life, function)
-        beside, frames = placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
-        self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
+        if function is not None and function.key not in epoch.introduced:
+            self._introduce(epoch, function)
+        beside, frames = placed(asked, epoch.line.shares) if asked.beside else ((), asked.frames)
+        self._send(epoch, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
 
-    def _introduce(self, life: _Epoch, function: FunctionSignature) -> None:
-        self._send(life, Register(), (specs.encode(function.spec), function.task.to_msgpack()))
-        life.introduced.add(function.key)
+    def _introduce(self, epoch: _Epoch, function: FunctionSignature) -> None:
+        self._send(epoch, Register(), (specs.encode(function.spec), function.task.to_msgpack()))
+        epoch.introduced.add(function.key)
 
-    def _send(self, life: _Epoch, header: Any, frames: Sequence[Any] = ()) -> None:
+    def _send(self, epoch: _Epoch, header: Any, frames: Sequence[Any] = ()) -> None:
         try:
-            life.line.send(header, frames)
+            epoch.line.send(header, frames)
         except ConnectionLost:
-            self._lost(life)
+            self._lost(epoch)
 
     # --- answers
 
@@ -224,7 +224,7 @@ class RpcClient:
         number = pending.number
         with self.lock:
             asked = self._open.pop(number, None)
-            life = self._life
+            epoch = self._epoch
             self._receiver.unwatch(number)
             if asked is not None and asked.leases:
                 self._late[number] = asked.leases
@@ -232,8 +232,8 @@ class RpcClient:
             return
         if asked.keys:
             self._holds.release(asked.keys)
-        if life is not None:
-            self._send(life, Cancel(number))
+        if epoch is not None:
+            self._send(epoch, Cancel(number))
         self._receiver.wake()
 
     def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
@@ -246,8 +246,8 @@ class RpcClient:
                 with self.lock:
                     leases = self._late.pop(number, ())
                 _release(leases)
-            case messages.Welcome(life=life):
-                self._welcomed_again(life)
+            case messages.Welcome(epoch=epoch):
+                self._welcomed_again(epoch)
             case messages.Refused():
                 self._refused(decode_error(frames[0]))
 
@@ -267,24 +267,24 @@ class RpcClient:
 
     # --- the pool's lives
 
-    def moved(self, life: str) -> None:
+    def moved(self, epoch: str) -> None:
         """The pool is in this life now."""
-        known = self._life
-        if known is not None and known.life != life:
+        known = self._epoch
+        if known is not None and known.epoch != epoch:
             self._lost(known)
 
     def _line_lost(self, line: AnyConnection[Any, messages.ToPeer]) -> None:
-        life = self._life
-        if life is not None and life.line is line:
-            self._lost(life)
+        epoch = self._epoch
+        if epoch is not None and epoch.line is line:
+            self._lost(epoch)
 
-    def _lost(self, life: _Epoch) -> None:
+    def _lost(self, epoch: _Epoch) -> None:
         with self.lock:
-            if self._life is not life:
+            if self._epoch is not epoch:
                 return
-            self._life = None
+            self._epoch = None
             self._receiver.use(None)
-        life.line.close()
+        epoch.line.close()
         self._renew_aside()
 
     def _renew_aside(self) -> None:
@@ -293,7 +293,7 @@ class RpcClient:
     def _renew(self) -> None:
         """Ask a pool that has started again all that has no answer."""
         try:
-            life = self._connected()
+            epoch = self._connected()
         except KaasError as error:
             self.end(error)
             return
@@ -302,32 +302,32 @@ class RpcClient:
             return
         with self.lock:
             if self._ended is None:
-                self._life = life
-                self._receiver.use(life.line)
+                self._epoch = epoch
+                self._receiver.use(epoch.line)
             late, self._late = self._late, {}
             unanswered = list(self._open.values())
-        if self._life is not life:
-            life.line.close()
+        if self._epoch is not epoch:
+            epoch.line.close()
             return
         for leases in late.values():  # what still runs with them is of the pool's last life, and nobody's
             _release(leases)
-        self._holds.again(life.life)
-        self._post_again(life, unanswered)
+        self._holds.again(epoch.epoch)
+        self._post_again(epoch, unanswered)
 
-    def _welcomed_again(self, life: str) -> None:
+    def _welcomed_again(self, epoch: str) -> None:
         """The connection broke and stands again; what was on its way may be lost."""
-        known = self._life
-        if known is not None and known.life == life:
+        known = self._epoch
+        if known is not None and known.epoch == epoch:
             known.introduced.clear()
             with self.lock:
                 unanswered = list(self._open.values())
             self._post_again(known, unanswered)
 
-    def _post_again(self, life: _Epoch, unanswered: Sequence[PendingCall]) -> None:
+    def _post_again(self, epoch: _Epoch, unanswered: Sequence[PendingCall]) -> None:
         for asked in unanswered:
-            self._post(life, asked)
+            self._post(epoch, asked)
             if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
-                self._send(life, Cancel(asked.pending.number))
+                self._send(epoch, Cancel(asked.pending.number))
 
     def _connected(self) -> _Epoch:
         end_s = monotonic() + CONNECT_S
@@ -339,7 +339,7 @@ class RpcClient:
                 if monotonic() > end_s:
                     raise PoolStopped(f"pool {self._way.name!r} does not answer", pool=self._way.name) from error
             else:
-                return _Epoch(line, address.life, set())
+                return _Epoch(line, address.epoch, set())
 
     def end(self, error: KaasError) -> None:
         """Give every call that has no answer this one; further ones are refused."""
@@ -352,12 +352,12 @@ class RpcClient:
             if self._ended is not None:
                 return
             self._ended = error
-            life, self._life = self._life, None
+            epoch, self._epoch = self._epoch, None
             unanswered, self._open = self._open, {}
             late, self._late = self._late, {}
             self._receiver.close()
-        if life is not None:
-            life.line.close()
+        if epoch is not None:
+            epoch.line.close()
         for leases in late.values():
             _release(leases)
         for asked in unanswered.values():

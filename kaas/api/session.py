@@ -92,11 +92,11 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def hold(self, life: str, refs: list[Any]) -> None:
+    def hold(self, epoch: str, refs: list[Any]) -> None:
         """Have the pool, in this life of it, hold objects that calls are going to name; waits for nothing."""
 
     @abstractmethod
-    def drop(self, life: str, keys: list[bytes]) -> None:
+    def drop(self, epoch: str, keys: list[bytes]) -> None:
         """Undo it."""
 
     @property

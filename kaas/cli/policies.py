@@ -61,7 +61,7 @@ def replay(
             _simulate(made, policy, json, rows)
         return
     told = recording.replay(record, None if policy is None else _found(policy))
-    counts = f"{told.lives} lives, {told.events} events, {told.decisions} decisions"
+    counts = f"{told.epochs} lives, {told.events} events, {told.decisions} decisions"
     if told.difference is None:
         console.print(f"[green]identical[/]: {counts}")
         return

@@ -49,10 +49,10 @@ class RemoteCalls:
         self._later = TimerThread("kaas-later")
         self._receiver = ReplyReader[protocol.FromServer](self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._standing = InFlight()
-        self._credit = self._standing.credit
+        self._in_flight = InFlight()
+        self._credit = self._in_flight.credit
         self._line: ServerConnection | None = None
-        self._life = ""  # of the server, the last that was met
+        self._epoch = ""  # of the server, the last that was met
         self._connecting = self._draining = False
         self._ended: KaasError | None = None
 
@@ -161,7 +161,7 @@ class RemoteCalls:
                 return False
             ended, line = self._ended, self._line
             if ended is None:
-                self._standing.open[call.invoke.number] = call
+                self._in_flight.open[call.invoke.number] = call
                 if line is not None:
                     due = self._credit.due()
         if ended is not None:
@@ -181,7 +181,7 @@ class RemoteCalls:
         with self.lock:
             ended, line = self._ended, self._line
             if ended is None:
-                self._standing.questions[question.number] = question
+                self._in_flight.questions[question.number] = question
         if ended is not None:
             question.end(error=ended)
         elif line is None:
@@ -246,7 +246,7 @@ class RemoteCalls:
         line = None
         with self.lock:
             self._receiver.unwatch(pending.number)
-            if self._standing.forget(pending):
+            if self._in_flight.forget(pending):
                 line = self._line
         if line is not None and isinstance(pending, OpenCall):
             self._send(line, protocol.Cancel(pending.invoke.number))
@@ -265,7 +265,7 @@ class RemoteCalls:
                 line = self._line
                 if line is not None:
                     self._line_lost(line)  # introduces the session anew
-            case protocol.Failure(number=number) if number not in self._standing.questions:
+            case protocol.Failure(number=number) if number not in self._in_flight.questions:
                 self._answered(number, (), header, header.trace)
             case protocol.Goodbye():
                 self._draining = True
@@ -276,7 +276,7 @@ class RemoteCalls:
 
     def _told(self, header: Any, frames: Sequence[Any]) -> None:
         with self.lock:
-            question = self._standing.questions.pop(header.number, None)
+            question = self._in_flight.questions.pop(header.number, None)
             self._receiver.unwatch(header.number)
         if question is None:
             return
@@ -299,7 +299,7 @@ class RemoteCalls:
         callbacks: Sequence[Callable[[], Any]] = ()
         credit = self._credit
         with self.lock:
-            call, pause_s = self._standing.answered(number, failure, self._patience_s)
+            call, pause_s = self._in_flight.answered(number, failure, self._patience_s)
             first = credit.answered(number, 0 if call is None else call.nbytes)
             if call is not None and pause_s is None:
                 self._receiver.unwatch(call.number)
@@ -318,7 +318,7 @@ class RemoteCalls:
     def _again(self, call: OpenCall) -> None:
         number = next(self.numbers)
         with self.lock:
-            if self._standing.resting.pop(call.number, None) is None:
+            if self._in_flight.resting.pop(call.number, None) is None:
                 return
         call.again(number)
         self._entered(call, taken=True)
@@ -361,7 +361,7 @@ class RemoteCalls:
                 return
             self._line = None
             self._receiver.use(None)
-            questions, wanted = self._standing.lost()
+            questions, wanted = self._in_flight.lost()
             for question in questions:
                 self._receiver.unwatch(question.number)
         line.close()
@@ -382,8 +382,8 @@ class RemoteCalls:
             self._fail(Unreachable(f"{type(error).__name__}: {error}", address=self._way.address, reason=str(error)))
             return
         with self.lock:
-            same, self._life = welcome.life == self._life, welcome.life
-            cancelled, unanswered, questions = self._standing.renewed(welcome.limits)
+            same, self._epoch = welcome.life == self._epoch, welcome.life
+            cancelled, unanswered, questions = self._in_flight.renewed(welcome.limits)
             self._connecting = self._draining = False
             if self._ended is None:
                 self._line = line
@@ -408,14 +408,14 @@ class RemoteCalls:
     def _expire_all(self) -> None:
         now_s = monotonic()
         with self.lock:
-            expired = self._standing.expired(now_s)
+            expired = self._in_flight.expired(now_s)
         for call in expired:
             self._expire(call)
 
     def _fail(self, error: KaasError) -> None:
         """All that waits gets this; further calls look for the server anew."""
         with self.lock:
-            pending = self._standing.failed()
+            pending = self._in_flight.failed()
             self._connecting = False
             for each in pending:
                 self._receiver.unwatch(each.number)
@@ -433,7 +433,7 @@ class RemoteCalls:
                 return
             self._ended = closed
             line, self._line = self._line, None
-            numbers, answered = list(self._standing.open), self._credit.all_answered()
+            numbers, answered = list(self._in_flight.open), self._credit.all_answered()
             self._receiver.close()
         self.stopped.set()
         self._later.close()

@@ -107,10 +107,10 @@ class _Session:
 class Clients:
     """Belongs to one event loop."""
 
-    def __init__(self, service: ServicePool, exchange: Router, objects: ObjectDirectory) -> None:
+    def __init__(self, service: ServicePool, router: Router, objects: ObjectDirectory) -> None:
         self._service = service
-        self._exchange = exchange
-        self._send = exchange.send
+        self._router = router
+        self._send = router.send
         self._objects = objects
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
@@ -137,7 +137,7 @@ class Clients:
     def _forget(self, peer: Peer) -> None:
         """What else comes from there counts no more."""
         del self._by_peer[peer]
-        self._exchange.forget(peer)
+        self._router.forget(peer)
 
     def session_ended(self, name: str) -> None:
         """A program has ended."""

@@ -56,7 +56,7 @@ class Backend(Protocol):
     @property
     def objects(self) -> ObjectDirectory: ...
 
-    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
+    def workers(self, router: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
         """The executors, and the way to the workers of all kinds."""
         ...
 
@@ -68,9 +68,9 @@ class Backend(Protocol):
 class Service:
     """One pool. All methods belong to the event loop in which it was opened."""
 
-    def __init__(self, name: str, config: Config, ground: Backend, store: Store) -> None:
+    def __init__(self, name: str, config: Config, backend: Backend, store: Store) -> None:
         self._name = name
-        self._ground = ground
+        self._backend = backend
         self._store = store
         self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
         self._loop = asyncio.get_running_loop()
@@ -80,24 +80,24 @@ class Service:
         self.served = False
         """Whether it is a server's: then it ends with that, and not since a program that uses it says so."""
         self.residents = Residents(self._loop)
-        self._exchange = Router(self._loop, ground.node, ground.host)
-        self._executors, transport = ground.workers(self._exchange, self.residents)
+        self._router = Router(self._loop, backend.node, backend.host)
+        self._executors, transport = backend.workers(self._router, self.residents)
         self.pool = Pool(name, config, transport)
-        if not ground.again:
+        if not backend.again:
             store.clear(*self._passing)
         self.registry = Registry(store)
-        self.clients = Clients(self, self._exchange, ground.objects)
+        self.clients = Clients(self, self._router, backend.objects)
 
     @classmethod
-    async def open(cls, name: str, config: Config, ground: Backend, store: Store) -> Service:
+    async def open(cls, name: str, config: Config, backend: Backend, store: Store) -> Service:
         """A pool that begins, or goes on with what an earlier process of it has left. store: open.
 
         Raises:
             KaasError: this pool cannot be.
         """
-        service = cls(name, config, ground, store)
-        service._exchange.open(service._receive, service._greet)
-        service.pool.open(await service._executors.survivors() if ground.again else (), store)
+        service = cls(name, config, backend, store)
+        service._router.open(service._receive, service._greet)
+        service.pool.open(await service._executors.survivors() if backend.again else (), store)
         use_huge_pages_soon()
         return service
 
@@ -108,18 +108,18 @@ class Service:
         Raises:
             DeviceUnavailable: one cannot.
         """
-        if not self._ground.again:
+        if not self._backend.again:
             await self.pool.started()
 
     @property
     def address(self) -> Address:
-        return self._exchange.address
+        return self._router.address
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
         if hello.role == "executor":
             self._executors.greet(peer, hello)
         else:
-            self._ground.came(hello)
+            self._backend.came(hello)
             self.clients.greet(peer, hello)
 
     def _receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
@@ -146,7 +146,7 @@ class Service:
         function = self.registry.get(invocation.function)
         if function is None:  # its registration, another message, may come later
             return ImmediateFuture.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
-        ready = self._ground.objects.ready(refs) if refs and not invocation.ready else None
+        ready = self._backend.objects.ready(refs) if refs and not invocation.ready else None
         request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
         request.answer.add_done_callback(partial(self._answered, request))
         return request.answer
@@ -206,7 +206,7 @@ class Service:
         """A program has ended."""
         self.clients.session_ended(session)
         self.pool.session_ended(session)
-        self._ground.objects.session_ended(session)
+        self._backend.objects.session_ended(session)
 
     # --- caches
 
@@ -218,7 +218,7 @@ class Service:
         """
         upkeep = specs.decode_upkeep(message)
         functions = [await self.function(key) for key in upkeep.functions]
-        incomplete = self._ground.objects.ready(refs) if refs and not upkeep.ready else None
+        incomplete = self._backend.objects.ready(refs) if refs and not upkeep.ready else None
         if incomplete is not None:
             await self._unless_stopped(incomplete)
         target = refs[0].binary() if upkeep.objects else "".join(upkeep.functions).encode()
@@ -281,9 +281,9 @@ class Service:
         for wait in self._waits:
             wait.cancel()
         self._store.clear(*self._passing)
-        self._exchange.hide()
+        self._router.hide()
         self.stopped.set()
 
     def close(self) -> None:
         """Let go of the sockets."""
-        self._exchange.close()
+        self._router.close()

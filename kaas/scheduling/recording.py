@@ -78,10 +78,10 @@ class Recorder:
             recorder._write(b"")  # the last line of an earlier life may have no end
         name, options = _name(policy)
         try:
-            life = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices)))
+            epoch = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices)))
         except TypeError as error:
             raise InvalidConfig(f"record: it cannot hold the policy's options: {error}", field="record") from error
-        recorder._write(life)
+        recorder._write(epoch)
         return recorder
 
     def write(self, event: Event, decisions: Sequence[Decision], *, raised: bool = False) -> None:
@@ -139,7 +139,7 @@ class Difference:
 class Replayed:
     """What a replay has seen, up to its first difference."""
 
-    lives: int
+    epochs: int
     events: int
     decisions: int
     difference: Difference | None = None
@@ -155,11 +155,11 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     Raises:
         InvalidRecord: the file is no record, or its policy has no name.
     """
-    lives = events = decisions = 0
+    epochs = events = decisions = 0
     tell: Callable[[Event], list[Decision]] | None = None
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
-            lives += 1
+            epochs += 1
             tell = _fresh(path, number, entry, policy)
             continue
         if tell is None:
@@ -167,12 +167,12 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
         event, expected = entry
         got = _ask(tell, event)
         if got != expected:
-            return Replayed(lives, events, decisions, Difference(number, event, expected, got))
+            return Replayed(epochs, events, decisions, Difference(number, event, expected, got))
         events += 1
         decisions += len(expected or ())
-    if not lives:
+    if not epochs:
         raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
-    return Replayed(lives, events, decisions)
+    return Replayed(epochs, events, decisions)
 
 
 def recorded(path: str | Path) -> Recorded:
@@ -202,16 +202,16 @@ def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decisio
 
 
 def _fresh(
-    path: str | Path, line: int, life: PoolEpoch, policy: str | PolicyFactory | None
+    path: str | Path, line: int, epoch: PoolEpoch, policy: str | PolicyFactory | None
 ) -> Callable[[Event], list[Decision]]:
     if policy is not None:
-        return CheckedPolicy(factory(policy)(life.devices), life.devices).handle
-    if life.policy is None:
+        return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices).handle
+    if epoch.policy is None:
         raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=line)
     try:
-        return CheckedPolicy(factory(life.policy)(life.devices, **life.options), life.devices).handle
+        return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices).handle
     except (KaasError, TypeError, ValueError, LookupError) as error:
-        message = f"{path}, line {line}: policy {life.policy!r} with {life.options} cannot be made: {error}"
+        message = f"{path}, line {line}: policy {epoch.policy!r} with {epoch.options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error
 
 
@@ -245,10 +245,10 @@ def _cut_off(rest: Sequence[bytes]) -> bool:
 
 def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None]:
     if line.startswith(b'{"version"'):
-        life = msgspec.json.decode(line, type=PoolEpoch)
-        if life.version != VERSION:
-            raise msgspec.ValidationError(f"version {life.version}, not {VERSION}")
-        return life
+        epoch = msgspec.json.decode(line, type=PoolEpoch)
+        if epoch.version != VERSION:
+            raise msgspec.ValidationError(f"version {epoch.version}, not {VERSION}")
+        return epoch
     entry = msgspec.json.decode(line, type=_Line)
     decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)
     return _value(entry.event), decisions

@@ -47,12 +47,12 @@ class Invocations:
     """
 
     def __init__(
-        self, service: Service, holdings: ClientStore, meter: Meter, steps: Steps, delivery: ReplyTracker
+        self, service: Service, holdings: ClientStore, meter: Meter, steps: Steps, tracker: ReplyTracker
     ) -> None:
         self.draining = ""
         self.closed = False
         self._service, self._pool, self._holdings = service, service.pool, holdings
-        self._meter, self._steps, self._delivery = meter, steps, delivery
+        self._meter, self._steps, self._tracker = meter, steps, tracker
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -65,7 +65,7 @@ class Invocations:
         known = session.waits.get(message.number)
         if known is not None:
             if known.run.done:
-                self._delivery.send(known)
+                self._tracker.send(known)
             return
         if message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
@@ -119,7 +119,7 @@ class Invocations:
             raise _reused(run, "with other inputs, scalars or stored outputs")
         client = session.client
         client.requests.check(client, run.nbytes)
-        self._delivery.wait(session, message.number, run, run.nbytes)
+        self._tracker.wait(session, message.number, run, run.nbytes)
 
     def _begin(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -151,7 +151,7 @@ class Invocations:
         except BaseException as error:
             self._meter.refused(client.name, remote.label, type(error).__name__, admitted=True)
             raise
-        self._delivery.wait(session, message.number, run, input_bytes + nbytes)
+        self._tracker.wait(session, message.number, run, input_bytes + nbytes)
         if stored_bytes:
             client.storing.take(stored_bytes)
         if message.key:
@@ -263,11 +263,11 @@ class Invocations:
             request = self._asked(call, trace)
         except asyncio.CancelledError:  # and all who waited know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
-            self._delivery.end(run)
+            self._tracker.end(run)
         except Exception as error:  # noqa: BLE001 - who waits is told
             self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
-            self._delivery.end(run)
+            self._tracker.end(run)
         else:
             self._begun(run, request)
 
@@ -341,11 +341,11 @@ class Invocations:
         run.moved_bytes += run.nbytes
         if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
-            self._delivery.end(run)
+            self._tracker.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))
         else:
-            self._settle(run, request, outcome, partial(self._delivery.end, run))
+            self._settle(run, request, outcome, partial(self._tracker.end, run))
 
     async def _after(self, run: ClientRun, request: Request, remote: InvocableFunction) -> None:
         """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
@@ -372,7 +372,7 @@ class Invocations:
             except Exception as error:  # noqa: BLE001 - who waits is told
                 run.lasting = False
                 _fail(run, error)
-        self._delivery.end(run)
+        self._tracker.end(run)
 
     def _lasting(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
         """What is to be written down of its answer, for it is not to be run again."""

@@ -60,7 +60,7 @@ class Server:
         self._settings, self._service = settings, service
         self._keys = None if settings.keys is None else Keys(Path(settings.keys))
         self._leave = asyncio.Event()
-        self._door: ServerListener | None = None
+        self._listener: ServerListener | None = None
         self._opened = False
         self._settle_turn = asyncio.Lock()
         self._settling: set[asyncio.Task[None]] = set()
@@ -82,8 +82,8 @@ class Server:
         limits = settings.limits
         keeping = KeptLimits(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         slow_s = settings.log.slow_request_s
-        self._gateway = SessionManager(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
-        self._desk = self._gateway.desk = Admin(
+        self._manager = SessionManager(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
+        self._desk = self._manager.desk = Admin(
             service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
         )
 
@@ -101,7 +101,7 @@ class Server:
 
     def _keys_changed(self) -> None:
         """A client that gets the name of a revoked one is not let in before that one's things are gone."""
-        self._gateway.kept_out = self._strangers()
+        self._manager.kept_out = self._strangers()
         task = asyncio.get_running_loop().create_task(self._settle_tenants())
         self._settling.add(task)
         task.add_done_callback(self._settled)
@@ -122,9 +122,9 @@ class Server:
             names, now = self._strangers(), self._keys.tenants()
             if left := sorted(filter(self._holdings.has, names)):
                 _log.warning("what revoked clients have left is removed: %s", ", ".join(left))
-            await self._gateway.retire(names)
+            await self._manager.retire(names)
             self._holdings.tenants.settle(now, names)
-            self._gateway.kept_out = self._strangers()
+            self._manager.kept_out = self._strangers()
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.discard(task)
@@ -158,24 +158,24 @@ class Server:
         closing.callback(self._holdings.close)
         await self._holdings.open()
         await self._settle_tenants()
-        self._gateway.open()
+        self._manager.open()
         await self._service.started()
-        door = ServerListener(
+        listener = ServerListener(
             loop,
             settings.listen.host,
             settings.listen.port,
             keys,
             None if keys is None else keys.server,
-            self._gateway.receive,
+            self._manager.receive,
             frame_bytes=settings.limits.frame_bytes,
             queued=2 * settings.limits.requests,  # all that a client may have open, and as much again of small answers
             connections=settings.limits.sessions,
-            gone=self._gateway.gone,
+            gone=self._manager.gone,
             changed=self._keys_changed,
         )
-        self._door = door
-        closing.callback(door.close, LAST_WORDS_S)
-        self.endpoint = door.endpoint
+        self._listener = listener
+        closing.callback(listener.close, LAST_WORDS_S)
+        self.endpoint = listener.endpoint
         self._desk.opened = self._opened = True
         _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
@@ -188,7 +188,7 @@ class Server:
         if self._keys is not None and self._keys.refresh():
             self._keys_changed()
         self._settings = after
-        self._gateway.limits_changed()
+        self._manager.limits_changed()
         if after.pool.clients != before.pool.clients:
             self._service.pool.regrant(after.pool.granted())
         later = after.differences(settings)
@@ -199,7 +199,7 @@ class Server:
         if not self._desk.draining:
             _log.info("the server drains", extra={"reason": reason, "drain_s": self._settings.drain_s})
         self._desk.draining = True
-        self._gateway.drain(reason)
+        self._manager.drain(reason)
         self._leave.set()
 
     async def left(self) -> None:
@@ -213,18 +213,18 @@ class Server:
         self.drain("the pool was shut down")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
-                await self._gateway.received()
+                await self._manager.received()
 
     async def close(self) -> None:
         """Whoever still waits is told that it ends."""
-        self._gateway.close()
+        self._manager.close()
         await self._closing.aclose()
         if self._opened:
             _log.info("the server has ended")
         self._opened = False
 
     def _measured(self) -> Measured:
-        refused = {} if self._door is None else dict(self._door.refused)
+        refused = {} if self._listener is None else dict(self._listener.refused)
         return replace(self._service.measured(), outcomes=self._meter.outcomes(), refused=refused)
 
     def _health(self) -> dict[str, Any]:

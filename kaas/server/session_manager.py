@@ -79,17 +79,17 @@ class SessionManager:
         slow_s: float | None = None,
     ) -> None:
         """limits: of a client, as they are now. slow_s: requests that take longer are logged."""
-        self.life = token_hex(8)
+        self.epoch = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, ConnectedClient] = {}
         self.desk: AdminQuestions | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
         time_s = self._loop.time
-        self._delivery = ReplyTracker(
+        self._tracker = ReplyTracker(
             meter, holdings.answers, self._closed, lambda run: tell_slow(run, slow_s, time_s())
         )
-        self._runs = Invocations(service, holdings, meter, steps, self._delivery)
+        self._runs = Invocations(service, holdings, meter, steps, self._tracker)
         self._by_channel: dict[ReplyChannel, ClientSession] = {}
         self._meter = meter
         self.kept_out: Collection[str] = ()
@@ -113,7 +113,7 @@ class SessionManager:
     def open(self) -> None:
         """Answers of an earlier life are there again."""
         for answer in self._holdings.answers.read():
-            self._delivery.remember(self._client(answer.client), answer)
+            self._tracker.remember(self._client(answer.client), answer)
 
     # --- messages
 
@@ -163,9 +163,9 @@ class SessionManager:
             case protocol.Invoke():
                 self._runs.ask(session, message, frames)
             case protocol.Received(numbers):
-                self._delivery.received(session, numbers)
+                self._tracker.received(session, numbers)
             case protocol.Cancel(number):
-                self._delivery.cancel(session, number)
+                self._tracker.cancel(session, number)
             case protocol.Hello():
                 self._greet(session.channel, message)
             case protocol.Ask():
@@ -216,17 +216,17 @@ class SessionManager:
         if former is not None and former is not session:
             self.gone(channel)
         self._by_channel[channel] = session
-        channel.send(protocol.Welcome(protocol.VERSION, self.life, client.name, client.limits))
+        channel.send(protocol.Welcome(protocol.VERSION, self.epoch, client.name, client.limits))
         if self._runs.draining:
             channel.send(protocol.Goodbye(self._runs.draining))
-        self._delivery.send_again(session)
+        self._tracker.send_again(session)
 
     def _client(self, name: str) -> ConnectedClient:
         limits = self._limits(name)
         client = self.clients.get(name)
         if client is None:
             keeping = self._keeping
-            finished = IdempotencyCache[ClientRun](keeping.answers_bytes, keeping.answers_s, self._delivery.forgotten)
+            finished = IdempotencyCache[ClientRun](keeping.answers_bytes, keeping.answers_s, self._tracker.forgotten)
             client = self.clients[name] = ConnectedClient(name, limits, finished)
         client.limits = limits
         return client
@@ -251,7 +251,7 @@ class SessionManager:
         client.sessions.pop(session.id, None)
         if self._by_channel.get(session.channel) is session:
             del self._by_channel[session.channel]
-        self._delivery.forget(session)
+        self._tracker.forget(session)
         for task in list(session.tasks.values()):
             task.cancel()
 
@@ -263,7 +263,7 @@ class SessionManager:
 
     def _lost(self, session: ClientSession) -> None:
         session.lost_s = monotonic()
-        self._delivery.lost(session)
+        self._tracker.lost(session)
         if session.idle:
             self._forget(session)
         self._closed()
@@ -337,7 +337,7 @@ class SessionManager:
         """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
         self._runs.closed = True
-        self._delivery.close(self._by_channel.values())
+        self._tracker.close(self._by_channel.values())
         for client in self.clients.values():
             for session in list(client.sessions.values()):
                 self._forget(session)

@@ -24,7 +24,7 @@ class Address(msgspec.Struct, frozen=True):
             secret_key: the pair that lets a peer in; it is given only to who may come.
     """
 
-    life: str
+    epoch: str
     node: str
     path: str
     tcp: str = ""
@@ -95,7 +95,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """life: the pool's, as in its Address. shares: the pool can read this peer's Blocks."""
 
-    life: str
+    epoch: str
     shares: bool
 
 
@@ -177,7 +177,7 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     number: int
     slot: int
     keep: Sequence[bytes] = ()
-    parcel: bool = False
+    deferred: bool = False
     beside: Sequence[Attached] = ()
 
 
@@ -237,7 +237,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=40):
     record: RunRecord | None = None
     lost: str = ""
     failed: bool = False
-    parcel: int | None = None
+    deferred: int | None = None
 
 
 class RequestObjects(msgspec.Struct, frozen=True, array_like=True, tag=41):
@@ -250,7 +250,7 @@ class WrittenBack(msgspec.Struct, frozen=True, array_like=True, tag=42):
     """A kept output has come back. parcel: under which number its array waits to be collected."""
 
     key: bytes
-    parcel: int
+    deferred: int
 
 
 class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):

@@ -57,7 +57,7 @@ class Epoch:
         self.name = name
         self.line = line
         self.supplies = RequestedObjects(lambda number: line.send(RequestObjects(number)))
-        self.parcels = DeferredResults()
+        self.deferred_results = DeferredResults()
         self.over = False
         self._ending = threading.Lock()
 
@@ -73,7 +73,7 @@ class Epoch:
         with self._ending:
             ends, self.over = not self.over, True
         self.supplies.close()
-        self.parcels.close()
+        self.deferred_results.close()
         self.line.close()
         return ends
 
@@ -85,10 +85,10 @@ class RunningInvocation:
         frames: those behind the header.
     """
 
-    __slots__ = ("asked", "frames", "invocation", "life")
+    __slots__ = ("asked", "epoch", "frames", "invocation")
 
-    def __init__(self, life: Epoch, asked: RunInvocation, frames: Sequence[Any]) -> None:
-        self.life = life
+    def __init__(self, epoch: Epoch, asked: RunInvocation, frames: Sequence[Any]) -> None:
+        self.epoch = epoch
         self.asked = asked
         self.invocation = decode_invocation(frames[0])
         self.frames = frames
@@ -108,10 +108,10 @@ class Epochs:
         self._runs: dict[int, RunningInvocation] = {}
         self.now: Epoch | None = None
 
-    def begin(self, life: Epoch) -> dict[int, RunningInvocation]:
+    def begin(self, epoch: Epoch) -> dict[int, RunningInvocation]:
         """What runs, by slot; who had asked for it has ended."""
         with self._changed:
-            former, self.now = self.now, life
+            former, self.now = self.now, epoch
             left = dict(self._runs)
             self._changed.notify_all()
         if former is not None:
@@ -126,7 +126,7 @@ class Epochs:
     def started(self, run: RunningInvocation) -> bool:
         """Whether it may run: if its life is over, the next one, which was not told of it, has its slot."""
         with self._lock:
-            if run.life is not self.now:
+            if run.epoch is not self.now:
                 return False
             self._runs[run.asked.slot] = run
         return True
@@ -140,7 +140,7 @@ class Epochs:
         """The life that has adopted this run, if its own is over."""
         with self._lock:
             del self._runs[run.asked.slot]
-            return None if self.now is run.life else self.now
+            return None if self.now is run.epoch else self.now
 
 
 class RequestedObjects:

@@ -29,7 +29,7 @@ class ExecutorActor:
     def __init__(self, device: Device, options: dict[str, Any], post: WorkerPost) -> None:
         """
         Args:
-            options: those of `kaas.executor.Executor`.
+            options: those of `kaas.executor.executor.Executor`.
         """
         self._post = post
         self._info: WorkerInfo | None = None
@@ -43,15 +43,15 @@ class ExecutorActor:
         Raises:
             DeviceUnavailable; what `connect` raises.
         """
-        self._pool_ends = self._post.pool.next_life.remote().future()
+        self._pool_ends = self._post.pool.next_epoch.remote().future()
         self._pool_ends.add_done_callback(_leave)
         self._info = self._worker.start(address)
         return self._info
 
     @ray.method(concurrency_group="watch")
-    def watch(self, life: str) -> None:
+    def watch(self, epoch: str) -> None:
         """Fails when the process ends, which tells the pool at once; returns only to a pool that has ended itself."""
-        self._worker.wait(life)
+        self._worker.wait(epoch)
 
     @ray.method(concurrency_group="adoption")
     def adopt(self, address: Address) -> Adoption | None:
@@ -67,16 +67,16 @@ class ExecutorActor:
         return Adoption(self._post.start, self._info, running, work.functions, tuple(work.executor.cached()))
 
     @ray.method(concurrency_group="supply")
-    def supply(self, life: str, number: int, refs: Sequence[Any]) -> None:
+    def supply(self, epoch: str, number: int, refs: Sequence[Any]) -> None:
         """References to what stands beside a request whose objects the cache lacks. life: of the pool that sends them,
         since what Ray brings may come later than the next one."""
-        self._worker.supply(life, number, refs)
+        self._worker.supply(epoch, number, refs)
 
     @ray.method(concurrency_group="collect")
-    def collect(self, life: str, parcel: int) -> list[Any]:
+    def collect(self, epoch: str, deferred: int) -> list[Any]:
         """Outputs, each a return value of its own, so that they are the pool's. None comes last: when the caller has
         it, the values before it are complete."""
-        return [*self._worker.collect(life, parcel), None]
+        return [*self._worker.collect(epoch, deferred), None]
 
     def _introduce(self, function: str) -> Told:
         told: Told = ray.get(self._post.pool.function.remote(function))

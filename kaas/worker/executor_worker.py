@@ -62,7 +62,7 @@ class ExecutorWorker:
     ) -> None:
         """
         Args:
-            options: those of `kaas.executor.Executor`. name: the worker's number. node: where it is. introduce: as
+            options: those of `kaas.executor.executor.Executor`. name: the worker's number. node: where it is. introduce: as
                 `ExecutorWork` takes it. line_lost: called when the pool's process has ended.
         """
         self._device = device
@@ -72,7 +72,7 @@ class ExecutorWorker:
         self._get = get
         self._introduce = introduce
         self._line_lost = line_lost
-        self._lives = Epochs()
+        self._epochs = Epochs()
         self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
         self._nothing = Attachments((), (), tuple, get)
         self._leaving: threading.Timer | None = None
@@ -126,101 +126,101 @@ class ExecutorWorker:
             What `connect` raises.
         """
         line = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
-        life = Epoch(address.life, line)
-        left = self._lives.begin(life)
+        epoch = Epoch(address.epoch, line)
+        left = self._epochs.begin(epoch)
         for number in range(self._options["slots"] + 1):
-            threading.Thread(target=self._serve, args=(life,), name=f"kaas-runs-{number}", daemon=True).start()
+            threading.Thread(target=self._serve, args=(epoch,), name=f"kaas-runs-{number}", daemon=True).start()
         return left
 
     # --- what goes another way than the line
 
-    def wait(self, life: str) -> None:
+    def wait(self, epoch: str) -> None:
         """Until a later life of the pool begins."""
-        self._lives.wait(life)
+        self._epochs.wait(epoch)
 
-    def supply(self, life: str, number: int, objects: Sequence[Any]) -> None:
+    def supply(self, epoch: str, number: int, objects: Sequence[Any]) -> None:
         """What the pool in this life gives for a Need; the next one has other things with the same number."""
-        now = self._lives.now
-        if now is not None and now.name == life:
+        now = self._epochs.now
+        if now is not None and now.name == epoch:
             now.supplies.bring(number, objects)
 
-    def collect(self, life: str, parcel: int) -> Sequence[Any]:
+    def collect(self, epoch: str, deferred: int) -> Sequence[Any]:
         """The arrays of a parcel for the pool in this life.
 
         Raises:
             KeyError: there is no such parcel.
         """
-        now = self._lives.now
-        if now is None or now.name != life:
-            raise KeyError(parcel)
-        return now.parcels.collect(parcel)
+        now = self._epochs.now
+        if now is None or now.name != epoch:
+            raise KeyError(deferred)
+        return now.deferred_results.collect(deferred)
 
     def written(self, key: bytes, array: Any) -> None:
         """Takes an output that the executor writes back."""
-        life = self._lives.now
-        number = None if life is None else life.parcels.pack_written(array)
-        if life is not None and number is not None:
-            life.send(messages.WrittenBack(key, number))
+        epoch = self._epochs.now
+        number = None if epoch is None else epoch.deferred_results.pack_written(array)
+        if epoch is not None and number is not None:
+            epoch.send(messages.WrittenBack(key, number))
 
     # --- what comes over the line
 
-    def _serve(self, life: Epoch) -> None:
+    def _serve(self, epoch: Epoch) -> None:
         self._work.executor.device.stay()
         try:
-            for run in life.line.serve(partial(self._take, life)):
+            for run in epoch.line.serve(partial(self._take, epoch)):
                 self._run(run)
                 del run  # and what came with it: the next one may be long in coming
         except ConnectionLost:
-            self._lost(life)
+            self._lost(epoch)
 
-    def _take(self, life: Epoch, message: messages.ToPeer, frames: Frames) -> RunningInvocation | None:
+    def _take(self, epoch: Epoch, message: messages.ToPeer, frames: Frames) -> RunningInvocation | None:
         """An invocation, if it is one; all else is done or passed on."""
         if type(message) is messages.RunInvocation:
-            run = RunningInvocation(life, message, frames)
-            return run if self._lives.started(run) else None
+            run = RunningInvocation(epoch, message, frames)
+            return run if self._epochs.started(run) else None
         match message:
             case messages.RegisterFunction():
                 self._unneeded.discard(self._work.meet(frames[0], frames[1]))
             case messages.ForgetFunction(key):
-                forgotten = (self._unneeded | {key}) - self._lives.functions()
+                forgotten = (self._unneeded | {key}) - self._epochs.functions()
                 self._work.forget(forgotten)
                 self._unneeded = (self._unneeded | {key}) - forgotten
             case messages.CacheCommand() | messages.CacheDecision():
-                self._upkeep.put((life, message, frames))
+                self._upkeep.put((epoch, message, frames))
             case messages.WriteBackOutput() | messages.Discard():
-                self._write_back.put((life, message, frames))
+                self._write_back.put((epoch, message, frames))
             case messages.ProvideObjects():
                 came = [ObjectParts(items, frames) for items in message.objects]
-                life.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
+                epoch.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
         return None
 
-    def _lost(self, life: Epoch) -> None:
+    def _lost(self, epoch: Epoch) -> None:
         """The pool's process has ended; what runs goes on."""
-        if life.close() and self._line_lost is not None:
+        if epoch.close() and self._line_lost is not None:
             self._line_lost()
 
     # --- runs
 
     def _run(self, run: RunningInvocation) -> None:
-        asked, life = run.asked, run.life
+        asked, epoch = run.asked, run.epoch
         objects = self._nothing
         if asked.beside:
-            objects = self._objects(life, asked, run.frames, (run.invocation.constants,))
+            objects = self._objects(epoch, asked, run.frames, (run.invocation.constants,))
         outputs: Frames = ()
         record = None
         try:
-            result = self._work.run(run.invocation, asked.beside, objects, asked.slot, asked.keep, not asked.parcel)
+            result = self._work.run(run.invocation, asked.beside, objects, asked.slot, asked.keep, not asked.deferred)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
             record, outputs = result.stats, list(result.data.values())
-            parcel = None
-            if asked.parcel and outputs:
-                parcel, outputs = life.parcels.pack(list(result.outputs.values())), ()
-            done = Done(asked.number, record, self._why_lost(), False, parcel)
-        adopted_by = self._lives.ended(run)
+            deferred = None
+            if asked.deferred and outputs:
+                deferred, outputs = epoch.deferred_results.pack(list(result.outputs.values())), ()
+            done = Done(asked.number, record, self._why_lost(), False, deferred)
+        adopted_by = self._epochs.ended(run)
         if adopted_by is None:
-            life.send(done, outputs)
+            epoch.send(done, outputs)
         else:
             adopted_by.send(messages.Orphaned(asked.slot, record))
 
@@ -230,27 +230,27 @@ class ExecutorWorker:
         while True:
             self._obey(*orders.get())
 
-    def _obey(self, life: Epoch, order: Order, frames: Frames) -> None:
-        if life.over:
+    def _obey(self, epoch: Epoch, order: Order, frames: Frames) -> None:
+        if epoch.over:
             return
         answer: Frames = ()
         try:
-            done = Done(order.number, self._do(life, order, frames), self._why_lost())
+            done = Done(order.number, self._do(epoch, order, frames), self._why_lost())
         except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
             done, answer = self._failure(order.number, error)
-        life.send(done, answer)
+        epoch.send(done, answer)
 
-    def _do(self, life: Epoch, order: Order, frames: Frames) -> specs.RunRecord:
+    def _do(self, epoch: Epoch, order: Order, frames: Frames) -> specs.RunRecord:
         work = self._work
         match order:
             case messages.CacheCommand():
                 upkeep = specs.decode_upkeep(frames[0])
-                objects = self._objects(life, order, frames, (0,) if upkeep.functions else ())
+                objects = self._objects(epoch, order, frames, (0,) if upkeep.functions else ())
                 return work.upkeep(upkeep, order.beside, objects)
             case messages.CacheDecision():
                 decided = specs.decode_decided(frames[0])
                 constants = {load.ref for load in decided.loads if load.entry is not None}
-                return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
+                return work.follow(decided, order.beside, self._objects(epoch, order, frames, constants))
             case messages.WriteBackOutput():
                 work.executor.write_back(order.keys)
                 return evicted(work.executor)
@@ -261,12 +261,12 @@ class ExecutorWorker:
 
     def _objects(
         self,
-        life: Epoch,
+        epoch: Epoch,
         asked: messages.RunInvocation | messages.CacheCommand | messages.CacheDecision,
         frames: Frames,
         constants: Container[int | None],
     ) -> Attachments:
-        return Attachments(asked.beside, frames, partial(life.supplies.ask, asked.number), self._get, constants)
+        return Attachments(asked.beside, frames, partial(epoch.supplies.ask, asked.number), self._get, constants)
 
     def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
         if not isinstance(error, KaasError):

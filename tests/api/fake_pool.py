@@ -33,13 +33,13 @@ class FakePool:
         self._loop = PoolLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._exchange = self._on_loop(self._open)
+        self._router = self._on_loop(self._open)
         self._peer: Any = None
 
     def _open(self) -> Router:
-        exchange = Router(self._loop, "here", None)
-        exchange.open(lambda *arrived: self.arrived.put(arrived), lambda *_: None)
-        return exchange
+        router = Router(self._loop, "here", None)
+        router.open(lambda *arrived: self.arrived.put(arrived), lambda *_: None)
+        return router
 
     def _on_loop(self, function: Callable[[], Any]) -> Any:
         async def called() -> Any:
@@ -49,7 +49,7 @@ class FakePool:
 
     @property
     def address(self) -> messages.Address:
-        address: messages.Address = self._exchange.address
+        address: messages.Address = self._router.address
         return address
 
     def expect(self, kind: type) -> tuple[Any, Sequence[Any]]:
@@ -64,12 +64,12 @@ class FakePool:
         return self.expect(Submit) if isinstance(header, Register) else (header, frames)
 
     def send(self, header: Any, *frames: Any) -> None:
-        self._on_loop(lambda: self._exchange.send(self._peer, header, frames))
+        self._on_loop(lambda: self._router.send(self._peer, header, frames))
 
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        self._on_loop(self._exchange.close)
+        self._on_loop(self._router.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()

@@ -43,10 +43,10 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
     x = numbers(LARGE)
     futures.append(sent(session, add_task(LARGE), a=x, b=x))
     known.append(pool.expect_submit()[0])
-    calls_of(session).moved(next_pool.address.life)
+    calls_of(session).moved(next_pool.address.epoch)
     again = [next_pool.expect_submit()[0], next_pool.expect(Submit)[0], next_pool.expect_submit()[0]]
     assert again == known
-    assert session.held == [(pool.address.life, [ref]), (next_pool.address.life, [ref])]
+    assert session.held == [(pool.address.epoch, [ref]), (next_pool.address.epoch, [ref])]
     for submit in again:
         next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
@@ -71,7 +71,7 @@ def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool,
     sent(session)
     pool.expect_submit()
     session.may_go_on.clear()
-    session.calls.moved(next_pool.address.life)
+    session.calls.moved(next_pool.address.epoch)
     assert cancelled.cancel()
     session.may_go_on.set()
     next_pool.expect_submit()
@@ -83,14 +83,14 @@ def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, 
     class Cancelling(FakeSession):
         def hold(self, life: str, refs: list[Any]) -> None:
             super().hold(life, refs)
-            if life == next_pool.address.life:
+            if life == next_pool.address.epoch:
                 future.cancel()
 
     session = Cancelling([pool, next_pool])
     session.calls = RpcClient.connected(session)
     sent(session, a=Ref(3), b=numbers())
     future = sent(session)
-    session.calls.moved(next_pool.address.life)
+    session.calls.moved(next_pool.address.epoch)
     number = next_pool.expect(Cancel)[0].number
     next_pool.expect_submit()
     assert [next_pool.expect(kind)[0].number for kind in (Submit, Cancel)] == [number, number]

@@ -88,7 +88,7 @@ def test_references_are_held_while_a_call_names_them(session: FakeSession, pool:
     first, second = (sent(session, a=ref, b=numbers()) for _ in range(2))
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
     assert [submit.beside for submit in submits] == [[Named(ref.binary())]] * 2
-    assert session.held == [(pool.address.life, [ref])]
+    assert session.held == [(pool.address.epoch, [ref])]
     for submit in submits:
         pool.send(Result(submit.number), numbers().tobytes())
     first.result(PATIENCE_S)
@@ -115,7 +115,7 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
         header, _frames = pool.expect_submit()
         pool.send(Result(header.number), numbers().tobytes())
         future.result(PATIENCE_S)
-    assert session.held == [(pool.address.life, [constants])]
+    assert session.held == [(pool.address.epoch, [constants])]
     assert pool.arrived.empty()
     del owner
     gc.collect()

@@ -41,7 +41,7 @@ def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatc
     finally:
         kaas.shutdown()
     told = replay(tmp_path / "run.jsonl")
-    assert (told.lives, told.difference) == (1, None)
+    assert (told.epochs, told.difference) == (1, None)
     text = (tmp_path / "run.jsonl").read_text()
     assert f'"policy":"{policy}"' in text
     assert '["WorkerGone"' in text

@@ -87,7 +87,7 @@ def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
     opened = Open(Keys(tmp_path / "keys"))
     another = zmq.curve_keypair()[0].decode()
     try:
-        with kaas.Client(opened.door.endpoint, keys=own, server_key=another, patience_s=PATIENCE_S) as client:
+        with kaas.Client(opened.listener.endpoint, keys=own, server_key=another, patience_s=PATIENCE_S) as client:
             error = threads.submit(client.status).exception(PATIENCE_S / 2)
     finally:
         opened.close()

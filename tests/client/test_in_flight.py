@@ -33,68 +33,68 @@ def call(number: int, nbytes: int = 10) -> OpenCall:
 
 
 def sent(*numbers: int) -> tuple[InFlight, list[OpenCall]]:
-    standing, calls = InFlight(), [call(number) for number in numbers]
-    standing.renewed(LIMITS)
+    in_flight, calls = InFlight(), [call(number) for number in numbers]
+    in_flight.renewed(LIMITS)
     for each in calls:
-        assert standing.credit.take(each.nbytes)
-        standing.open[each.number] = each
-    return standing, calls
+        assert in_flight.credit.take(each.nbytes)
+        in_flight.open[each.number] = each
+    return in_flight, calls
 
 
-def taken(standing: InFlight) -> tuple[int, int]:
-    return standing.credit.requests, standing.credit.nbytes
+def taken(in_flight: InFlight) -> tuple[int, int]:
+    return in_flight.credit.requests, in_flight.credit.nbytes
 
 
 def test_an_answer_gives_credit_back() -> None:
-    standing, (first, second) = sent(1, 2)
-    assert standing.answered(1, None, PATIENCE_S) == (first, None)
-    assert standing.answered(1, None, PATIENCE_S) == (None, None)
-    assert taken(standing) == (1, 10)
-    assert standing.open == {2: second}
+    in_flight, (first, second) = sent(1, 2)
+    assert in_flight.answered(1, None, PATIENCE_S) == (first, None)
+    assert in_flight.answered(1, None, PATIENCE_S) == (None, None)
+    assert taken(in_flight) == (1, 10)
+    assert in_flight.open == {2: second}
 
 
 def test_what_is_put_off_keeps_its_credit() -> None:
-    standing, (first,) = sent(1)
-    answered, pause_s = standing.answered(1, BUSY, PATIENCE_S)
+    in_flight, (first,) = sent(1)
+    answered, pause_s = in_flight.answered(1, BUSY, PATIENCE_S)
     assert answered is first
     assert pause_s is not None
     assert pause_s >= 0.5
-    assert (standing.open, standing.resting, taken(standing)) == ({}, {1: first}, (1, 10))
-    assert not standing.forget(first), "the server has nothing of it"
-    assert (standing.resting, taken(standing)) == ({}, (0, 0))
+    assert (in_flight.open, in_flight.resting, taken(in_flight)) == ({}, {1: first}, (1, 10))
+    assert not in_flight.forget(first), "the server has nothing of it"
+    assert (in_flight.resting, taken(in_flight)) == ({}, (0, 0))
 
 
 def test_nobody_is_patient_for_ever() -> None:
-    standing, (first,) = sent(1)
-    assert standing.answered(1, BUSY, patience_s=0.0) == (first, None)
-    assert taken(standing) == (0, 0)
+    in_flight, (first,) = sent(1)
+    assert in_flight.answered(1, BUSY, patience_s=0.0) == (first, None)
+    assert taken(in_flight) == (0, 0)
 
 
 def test_who_is_cancelled_takes_credit_until_it_is_answered_or_the_connection_is_gone() -> None:
-    standing, (first, second) = sent(1, 2)
-    assert standing.forget(first)
-    assert standing.forget(second)
-    assert taken(standing) == (2, 20)
-    assert standing.answered(1, None, PATIENCE_S) == (None, None)
-    assert taken(standing) == (1, 10)
-    assert standing.renewed(LIMITS) == ([2], [], [])
-    assert taken(standing) == (0, 0)
+    in_flight, (first, second) = sent(1, 2)
+    assert in_flight.forget(first)
+    assert in_flight.forget(second)
+    assert taken(in_flight) == (2, 20)
+    assert in_flight.answered(1, None, PATIENCE_S) == (None, None)
+    assert taken(in_flight) == (1, 10)
+    assert in_flight.renewed(LIMITS) == ([2], [], [])
+    assert taken(in_flight) == (0, 0)
 
 
 def test_a_connection_takes_questions_along_and_leaves_calls() -> None:
-    standing, (first,) = sent(1)
-    question = standing.questions[2] = OpenQuestion(Nowhere(), protocol.Ask(2, "status"), ())
-    assert standing.lost() == ([question], True)
-    assert standing.renewed(LIMITS) == ([], [first], [])
-    assert standing.lost() == ([], True)
+    in_flight, (first,) = sent(1)
+    question = in_flight.questions[2] = OpenQuestion(Nowhere(), protocol.Ask(2, "status"), ())
+    assert in_flight.lost() == ([question], True)
+    assert in_flight.renewed(LIMITS) == ([], [first], [])
+    assert in_flight.lost() == ([], True)
 
 
 def test_where_no_server_is_nothing_stays() -> None:
-    standing, (first, second, third) = sent(1, 2, 3)
-    standing.answered(2, BUSY, PATIENCE_S)
-    standing.forget(third)
+    in_flight, (first, second, third) = sent(1, 2, 3)
+    in_flight.answered(2, BUSY, PATIENCE_S)
+    in_flight.forget(third)
     room = PendingReply(Nowhere(), -4)
-    standing.credit.waiting.append((room, 10))
-    assert standing.failed() == [first, second, room]
-    assert taken(standing) == (0, 0)
-    assert standing.lost() == ([], False)
+    in_flight.credit.waiting.append((room, 10))
+    assert in_flight.failed() == [first, second, room]
+    assert taken(in_flight) == (0, 0)
+    assert in_flight.lost() == ([], False)

@@ -41,7 +41,7 @@ def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
 def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
-    line = stack.enter_context(closing(ServerConnection(context, opened.door.endpoint, keys, PATIENCE_S)))
+    line = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, PATIENCE_S)))
     line.send(HELLO)
     return line
 

@@ -108,7 +108,7 @@ except kaas.errors.DeadlineExceeded as error:
 
 
 def test_an_endless_kernel_ends_at_its_limit() -> None:
-    endless = KERNELS.parents[1] / "softgpu" / "kernels" / "endless.ptx"
+    endless = KERNELS.parents[2] / "softgpu" / "softgpu" / "tests" / "compiler" / "kernels" / "endless.ptx"
     done = subprocess.run(
         [sys.executable, "-c", ENDLESS, str(endless)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )

@@ -205,7 +205,7 @@ import kaas
 import softgpu
 from kaas.errors import DeviceLost
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 
 softgpu.load((1 << 20,))
 executor = Executor(open_device("software", 0))
@@ -214,7 +214,7 @@ c = kaas.Buffer("c", 64, "int32")
 task = kaas.KTask([kaas.Kernel(library, "failing", 1, 1, [kaas.Out(c)])], [c])
 for attempt in range(2):
     try:
-        executor.run(Request(task, {}, {}))
+        executor.run(RunRequest(task, {}, {}))
     except DeviceLost as error:
         print(error.code_name, executor.lost is not None)
 executor.close()

@@ -72,7 +72,7 @@ import sys
 import kaas
 import softgpu
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 
 model = softgpu.Model(kernels={"fill": softgpu.Takes(1e-3), "reverse": softgpu.Takes(4e-3)})
 softgpu.load([softgpu.Device(1 << 24, model=model)])
@@ -81,7 +81,7 @@ a, b = (kaas.Buffer(name, 64, "int32") for name in "ab")
 fill = kaas.Kernel(library, "fill", 1, 64, [kaas.Out(a), kaas.i32(7), kaas.i32(64)])
 reverse = kaas.Kernel(library, "reverse", 1, 64, [kaas.In(a), kaas.Out(b)], shared_bytes=256)
 executor = Executor(open_device("software", 0), cache_bytes=1 << 20)
-result = executor.run(Request(kaas.KTask([fill, reverse], [b], iterations=3), {}, {}, profile=True))
+result = executor.run(RunRequest(kaas.KTask([fill, reverse], [b], iterations=3), {}, {}, profile=True))
 filling, reversing = result.stats.kernels
 assert filling.seconds > 2.9e-3 and reversing.seconds > 11.9e-3, result.stats.kernels
 assert result.stats.device_s > 14.9e-3

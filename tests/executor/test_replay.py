@@ -160,7 +160,7 @@ import kaas
 import softgpu
 from kaas.errors import DeviceLost
 from kaas.executor.device.device import GraphInstance, open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 
 b = kaas.Buffer("b", 64, "int32")
 empty = kaas.Kernel(kaas.Library.from_file(sys.argv[1]), "fill", 1, 32, [kaas.Out(b), kaas.i32(7), kaas.i32(64)])
@@ -174,7 +174,7 @@ if sys.argv[2] == "cancel":
 else:
     softgpu.inject(softgpu.Fault(sys.argv[2], at=100_000))
 try:
-    executor.run(Request(kaas.KTask([empty], [b], iterations=1 << 40), {}, {}, profile=sys.argv[3] == "profile"))
+    executor.run(RunRequest(kaas.KTask([empty], [b], iterations=1 << 40), {}, {}, profile=sys.argv[3] == "profile"))
 except DeviceLost as error:
     print(error is executor.lost)
 """

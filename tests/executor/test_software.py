@@ -19,9 +19,9 @@ import numpy as np
 import kaas
 import softgpu
 from kaas.errors import DeviceLost, OutOfDeviceMemory
-from kaas.executor import software
+from kaas.executor.device import software
 from kaas.executor.device.device import open_device
-from kaas.executor.executor import Executor, Request
+from kaas.executor.executor import Executor, RunRequest
 
 described = kaas.Device("software", 1 << 20, **eval(sys.argv[2]))
 software.load(described)
@@ -39,7 +39,7 @@ n = 256 if described.memcheck else 64  # an overrun, but for memcheck it would h
 fill = kaas.KTask([kaas.Kernel(library, "fill", 4, 64, [kaas.Out(b), kaas.i32(7), kaas.i32(n)])], [b])
 for _ in range(2):
     try:
-        result = executor.run(Request(fill, {}, {}))
+        result = executor.run(RunRequest(fill, {}, {}))
         print("ran", "slowly" if result.stats.device_s >= 0.05 else "")
     except DeviceLost as error:
         print(error.code_name)

@@ -37,8 +37,8 @@ def greeting(mechanism: bytes) -> bytes:
     return GREETING % mechanism.ljust(20, b"\0")
 
 
-def connected(door: Open, address: str = LOCAL) -> socket.socket:
-    return socket.create_connection((LOCAL, door.port), PATIENCE_S, (address, 0))
+def connected(listener: Open, address: str = LOCAL) -> socket.socket:
+    return socket.create_connection((LOCAL, listener.port), PATIENCE_S, (address, 0))
 
 
 def ended(connection: socket.socket) -> bool:
@@ -67,16 +67,16 @@ def there(connection: socket.socket) -> bool:
 def test_bare_connects_do_not_end_a_handshake_that_has_begun(tmp_path: Path, address: str) -> None:
     """The network between takes longer for one answer than the flood for as many connections as are kept."""
     alice = client_keys(tmp_path / "keys", "alice")
-    door = Open(Keys(tmp_path / "keys"))
-    echo(door)
-    with closing(door), closing(connected(door)) as slow:
+    listener = Open(Keys(tmp_path / "keys"))
+    echo(listener)
+    with closing(listener), closing(connected(listener)) as slow:
         slow.sendall(greeting(b"CURVE"))
         assert slow.recv(64)
-        flood = [connected(door, address) for _ in range(2 * STRANGERS)]
+        flood = [connected(listener, address) for _ in range(2 * STRANGERS)]
         assert ended(flood[0])
-        until(lambda: door.do(lambda: len(door.door._connections)) <= STRANGERS)
+        until(lambda: listener.do(lambda: len(listener.listener._connections)) <= STRANGERS)
         assert there(slow)
-        with closing(Client(door, alice)) as client:
+        with closing(Client(listener, alice)) as client:
             client.send(b"hello")
             assert client.receive()[1:] == [b"hello"]
         for each in flood:
@@ -115,21 +115,21 @@ def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Its connections answer no heartbeats, and do not end for that."""
     monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * PATIENCE_S)
     budgets = getattr(request, "param", (1 << 40, 1 << 40))
-    door = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
-    echo(door)
-    yield door
-    door.close()
+    listener = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
+    echo(listener)
+    yield listener
+    listener.close()
 
 
-def sender(door: Open) -> socket.socket:
+def sender(listener: Open) -> socket.socket:
     """A client that has sent a message, and is about to send another one."""
-    connection = connected(door)
+    connection = connected(listener)
     connection.sendall(greeting(b"NULL") + READY)
     said = b""
     while b"READY" not in said:  # or what follows is part of the handshake
         said += connection.recv(1 << 16)
     connection.sendall(b"\x00\x05hello")
-    assert door.arrived()[1] == [b"hello"]
+    assert listener.arrived()[1] == [b"hello"]
     return connection
 
 
@@ -151,7 +151,7 @@ def test_many_connections_have_one_budget_of_unfinished_messages(unlocked: Open)
         except ConnectionError:
             break
     until(lambda: not all(map(there, senders)))
-    until(lambda: unlocked.do(lambda: len(unlocked.door._connections)) < len(senders))
+    until(lambda: unlocked.do(lambda: len(unlocked.listener._connections)) < len(senders))
     with closing(Client(unlocked, None)) as other:
         other.send(b"hello")
         assert other.receive()[1:] == [b"hello"]
@@ -171,13 +171,13 @@ def test_a_message_that_stalls_ends_its_connection(unlocked: Open, monkeypatch: 
 def test_bytes_of_messages_that_have_ended_are_known(tmp_path: Path, sealed: bool) -> None:
     """All but the handshake: or what honest clients send would count as unfinished after some time."""
     own = client_keys(tmp_path / "keys", "alice") if sealed else None
-    door = Open(Keys(tmp_path / "keys") if sealed else None)
-    with closing(door), closing(Client(door, own)) as client:
+    listener = Open(Keys(tmp_path / "keys") if sealed else None)
+    with closing(listener), closing(Client(listener, own)) as client:
         for size in (0, 1, 221, 222, 223, 254, 255, 256, 70_000) * 20:
             client.send(bytes(size), b"", bytes(size))
-            door.arrived()
-        (connection,) = door.do(lambda: list(door.door._connections._by_fd.values()))
-        beside = tcp_connections._received(connection.fd) - door.do(lambda: connection.taken_bytes)
+            listener.arrived()
+        (connection,) = listener.do(lambda: list(listener.listener._connections._by_fd.values()))
+        beside = tcp_connections._received(connection.fd) - listener.do(lambda: connection.taken_bytes)
         assert 0 < beside < HANDSHAKE_BYTES
 
 

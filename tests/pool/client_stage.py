@@ -114,20 +114,20 @@ class FakeGround:
 class Stage:
     """A pool, and the programs that talk to it."""
 
-    def __init__(self, pool: Service, ground: FakeGround) -> None:
+    def __init__(self, pool: Service, backend: FakeGround) -> None:
         self.service = pool
-        self.ground = ground
-        self.workers = ground.transport
+        self.backend = backend
+        self.workers = backend.transport
         self.peers: dict[str, FakePeer] = {}
-        self.exchange: Any = pool._exchange
+        self.router: Any = pool._router
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
-        self.exchange.greet(
+        self.router.greet(
             self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1)
         )
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
-        self.exchange.receive(peer, message, list(frames))
+        self.router.receive(peer, message, list(frames))
         await settle()
 
     async def submit(self, number: int, peer: str = "p", beside: Sequence[Any] = (), **options: Any) -> None:
@@ -135,15 +135,15 @@ class Stage:
 
     def answers(self) -> list[tuple[Any, Any]]:
         """What was sent since it was last asked, each message with its peer."""
-        sent = [(peer, header) for peer, header, _ in self.exchange.sent]
-        self.exchange.sent.clear()
+        sent = [(peer, header) for peer, header, _ in self.router.sent]
+        self.router.sent.clear()
         return sent
 
     def error(self) -> KaasError:
         """The one that was sent, alone."""
-        [(_, header, frames)] = self.exchange.sent
+        [(_, header, frames)] = self.router.sent
         assert isinstance(header, Failure)
-        self.exchange.sent.clear()
+        self.router.sent.clear()
         return decode_error(frames[0])
 
 
@@ -174,12 +174,12 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def run(scenario: Scenario, **config: Any) -> None:
         async def main() -> None:
-            ground: Any = FakeGround()
+            backend: Any = FakeGround()
             store = SqliteStore(":memory:")
             store.open()
-            pool = await Service.open("test", Config(devices=(Device(),), **config), ground, store)
+            pool = await Service.open("test", Config(devices=(Device(),), **config), backend, store)
             await settle()
-            stage = Stage(pool, ground)
+            stage = Stage(pool, backend)
             await stage.greet("p")
             await stage.say("p", Register(), SPEC, TASK_BYTES)
             await scenario(stage)
@@ -200,5 +200,5 @@ def blocks(number: int) -> tuple[Submit, bytes]:
 
 
 async def _sent(stage: Stage, count: int) -> None:
-    while len(stage.exchange.sent) < count:
+    while len(stage.router.sent) < count:
         await asyncio.sleep(0)

@@ -65,7 +65,7 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
 
 def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await stage.submit(1, beside=[Named(X.key)], ref=X)
         [request] = stage.service.pool._requests.values()
         assert list(request.call.payload.refs) == [X]
@@ -78,13 +78,13 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
     """What tells of them travels another way."""
 
     async def scenario(stage: Stage) -> None:
-        stage.ground.objects.hold("other", [X])
+        stage.backend.objects.hold("other", [X])
         for number in (1, 2):
             await stage.submit(number, beside=[Named(X.key), BLOCK], ref=X)
         await stage.say("p", Cancel(2))
         assert stage.answers() == [("p", Release(2))]
         assert stage.workers.runs == []
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await settle()
         stage.workers.reply([OUTPUT])
         await settle()
@@ -95,8 +95,8 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
 
 def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.exchange.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
-        stage.ground.objects.hold("s", [X])
+        stage.router.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
+        stage.backend.objects.hold("s", [X])
         await settle()
         assert len(stage.workers.runs) == 1
 
@@ -106,12 +106,12 @@ def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) 
 def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(ref_leases, "HOLD_LIMIT_S", 0.0)
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await stage.say("p", Drop([X.key]))
         await stage.submit(1, beside=[Named(X.key)], ref=X)
         await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert isinstance(stage.error(), InvalidRequest)
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await stage.submit(1, beside=[Named(X.key)], ref=X)
         assert len(stage.workers.runs) == 1
 
@@ -122,7 +122,7 @@ def test_holds_are_counted(play: Callable[..., None]) -> None:
     """A drop may overtake the hold that it takes back."""
 
     async def scenario(stage: Stage) -> None:
-        objects = stage.ground.objects
+        objects = stage.backend.objects
         await stage.say("p", Drop([X.key]))
         objects.hold("s", [X])
         assert not objects._sessions["s"]
@@ -142,10 +142,10 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
     async def scenario(stage: Stage) -> None:
         await stage.say("p", Drop([X.key]))
         await stage.submit(1, beside=[Named(X.key)], ref=X)
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await settle()
         assert (stage.answers(), stage.workers.runs) == ([], [])
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         await asyncio.wait_for(_run(stage), PATIENCE_S)
 
     play(scenario)
@@ -153,13 +153,13 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
 
 def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.ground.missing = {X.key}
-        stage.ground.objects.hold("s", [X])
+        stage.backend.missing = {X.key}
+        stage.backend.objects.hold("s", [X])
         await stage.submit(1, beside=[Named(X.key)], ref=X, deadline_s=60.0)
         assert stage.service.status().waiting == 1
         await stage.say("p", Cancel(1))
         await stage.submit(2, beside=[Named(X.key)], ref=X)
-        stage.ground.missing.clear()
+        stage.backend.missing.clear()
         await asyncio.wait_for(_run(stage), PATIENCE_S)
 
     play(scenario)

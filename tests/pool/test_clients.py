@@ -28,7 +28,7 @@ def test_an_invocation_and_its_outputs(play: Callable[..., None]) -> None:
         await stage.submit(7)
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.exchange.sent == [("p", Result(7), [OUTPUT])]
+        assert stage.router.sent == [("p", Result(7), [OUTPUT])]
 
     play(scenario)
 
@@ -69,9 +69,9 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
         await settle()
         assert stage.answers() == [("q", Result(1))]
         assert len(stage.workers.runs) == 1
-        assert stage.exchange.forgotten == ["p"]
+        assert stage.router.forgotten == ["p"]
         await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
-        assert stage.exchange.forgotten == ["p"]
+        assert stage.router.forgotten == ["p"]
 
     play(scenario)
 
@@ -127,12 +127,12 @@ def test_a_session_that_ends_takes_its_requests_along(play: Callable[..., None])
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.submit(2)
-        stage.ground.objects.hold("s", [X])
+        stage.backend.objects.hold("s", [X])
         stage.service.session_ended("s")
         await settle()
         assert stage.service.status().queued == 0
         with pytest.raises(InvalidRequest):
-            stage.ground.objects.ref("s", Named(X.key))
+            stage.backend.objects.ref("s", Named(X.key))
         await stage.submit(3)
         stage.workers.reply([OUTPUT])
         await settle()
@@ -156,7 +156,7 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
 
 def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.exchange.receive(stage.peers["p"], Ask(1, "stop"), [])
+        stage.router.receive(stage.peers["p"], Ask(1, "stop"), [])
         await asyncio.sleep(0)
         stage.service.session_ended("s")
         await asyncio.wait_for(stage.service.stopped.wait(), PATIENCE_S)
@@ -187,7 +187,7 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
         await stage.say("p", Ask(2, "status"))
         await stage.say("p", Ask(3, "stats"), b"1")
         await stage.say("p", Ask(4, "pardon"), SIGNATURE.key.encode())
-        found = {header.number: frames for _, header, frames in stage.exchange.sent}
+        found = {header.number: frames for _, header, frames in stage.router.sent}
         assert codec.decode(found[2][0], Status).functions == (TASK.label,)
         assert codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
         assert found[4] == [b"0"]
@@ -243,7 +243,7 @@ def test_only_what_a_program_may_show_is_held(
         held_for.append(session)
 
     async def scenario(stage: Stage) -> None:
-        monkeypatch.setattr(stage.ground.objects, "keep", keep)
+        monkeypatch.setattr(stage.backend.objects, "keep", keep)
         await stage.say("p", Ask(1, "hold", [BLOCK]), b"keys")
         assert held_for == ["s"]
         stage.answers()
@@ -266,10 +266,10 @@ def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
 def test_what_is_for_executors_goes_there(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         hello = Hello(messages.VERSION, "executor", "0", "1", 1)
-        stage.exchange.greet("e", hello)
+        stage.router.greet("e", hello)
         await stage.say("e", messages.RequestObjects(3))
-        assert stage.ground.executors.heard == [("e", hello), ("e", messages.RequestObjects(3))]
-        assert [hello.name for hello in stage.ground.here] == ["s"]
+        assert stage.backend.executors.heard == [("e", hello), ("e", messages.RequestObjects(3))]
+        assert [hello.name for hello in stage.backend.here] == ["s"]
         await stage.submit(1, peer="nobody")
         assert stage.answers() == []
 

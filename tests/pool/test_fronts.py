@@ -33,23 +33,23 @@ class Door:
         self.closed = True
 
 
-async def opening(door: Door) -> Door:
-    return door
+async def opening(listener: Door) -> Door:
+    return listener
 
 
 @pytest.mark.parametrize(
-    "end", [lambda fronts, _: fronts.end("a"), lambda _, door: door.drain("enough")], ids=["gone", "drained"]
+    "end", [lambda fronts, _: fronts.end("a"), lambda _, listener: listener.drain("enough")], ids=["gone", "drained"]
 )
 def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[SessionListeners, Door], None]) -> None:
     async def life() -> None:
-        fronts, door = SessionListeners(), Door()
+        fronts, listener = SessionListeners(), Door()
         opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
         await asyncio.sleep(0)
-        serving = fronts.serve("a", lambda: opening(door))
+        serving = fronts.serve("a", lambda: opening(listener))
         assert (await opened).endpoint == "there"
-        end(fronts, door)
+        end(fronts, listener)
         await serving
-        assert door.closed
+        assert listener.closed
         fronts.end("a")  # it knows it no more
 
     asyncio.run(life())
@@ -57,10 +57,10 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[S
 
 def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
     """The pool, which is on another thread, hears of the end as soon as of the wish."""
-    fronts, door, there = SessionListeners(), Door(), PoolThread()
+    fronts, listener, there = SessionListeners(), Door(), PoolThread()
 
     async def life() -> None:
-        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", lambda: opening(door)))
+        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", lambda: opening(listener)))
         await asyncio.sleep(0)
         there.post(fronts.end, "a")
         there.start()
@@ -68,7 +68,7 @@ def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
 
     asyncio.run(life())
     there.close()
-    assert door.closed
+    assert listener.closed
 
 
 def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
@@ -88,15 +88,15 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
 
 def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     async def life() -> None:
-        fronts, door = SessionListeners(), Door()
+        fronts, listener = SessionListeners(), Door()
         asked = asyncio.ensure_future(fronts.opened("a"))
         await asyncio.sleep(0)
         fronts.end("a")
-        fronts.serve("a", lambda: opening(door)).cancel()
+        fronts.serve("a", lambda: opening(listener)).cancel()
         with pytest.raises(PoolStopped):
             await asked
-        again = fronts.serve("a", lambda: opening(door))
-        assert await fronts.opened("a") is door
+        again = fronts.serve("a", lambda: opening(listener))
+        assert await fronts.opened("a") is listener
         again.cancel()
         with pytest.raises(asyncio.CancelledError):
             await again
@@ -106,13 +106,13 @@ def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
 
 def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def life() -> None:
-        fronts, door = SessionListeners(), Door()
+        fronts, listener = SessionListeners(), Door()
         given_up, waits = asyncio.ensure_future(fronts.opened("a")), asyncio.ensure_future(fronts.opened("a"))
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.wait((given_up,))
-        serving = fronts.serve("a", lambda: opening(door))
-        assert await waits is door
+        serving = fronts.serve("a", lambda: opening(listener))
+        assert await waits is listener
         fronts.end("a")
         await serving
         monkeypatch.setattr(pool_fronts, "OPEN_LIMIT_S", 0.0)

@@ -107,7 +107,7 @@ def test_what_is_not_taken_in_raises_at_once(play: Callable[..., None]) -> None:
 
 def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.ground.missing = {X.key}
+        stage.backend.missing = {X.key}
         answer = invoke(stage, invocation(ref=X), [X])
         await settle()
         assert stage.service.status().waiting == 1
@@ -116,7 +116,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()
         assert stage.workers.orders == []
-        stage.ground.missing.clear()
+        stage.backend.missing.clear()
         await asyncio.wait_for(upkeep, PATIENCE_S)
         assert len(stage.workers.orders) == 1
 
@@ -125,7 +125,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
 
 def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.ground.missing = {X.key}
+        stage.backend.missing = {X.key}
         prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()

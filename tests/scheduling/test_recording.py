@@ -119,7 +119,7 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
     load(path, policy, seed)
     told = replay(path)
     assert told.difference is None
-    assert told.lives == 1
+    assert told.epochs == 1
     text = path.read_text()
     for name in ("RequestArrived", "InputsReady", "RequestCancelled", "RequestDone", "WorkerGone", "Residency"):
         assert text.count(f'{{"event":["{name}"') > 5
@@ -256,7 +256,7 @@ def test_a_later_life_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     record(path, *EVENTS)
     told = replay(path)
-    assert (told.lives, told.events, told.difference) == (2, 7, None)
+    assert (told.epochs, told.events, told.difference) == (2, 7, None)
     path.write_bytes(path.read_bytes()[:-10])
     assert replay(path).events == 6
 

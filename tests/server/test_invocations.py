@@ -66,7 +66,7 @@ class FakeServer:
         pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
         service = SimpleNamespace(pool=pool, call=lambda *_: WorkerCall("f", "alice", None, 0))
         none: Any = None
-        self.gateway = SessionManager(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
+        self.manager = SessionManager(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
 
     def _begin(self, call: WorkerCall) -> Request:
         self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture()))
@@ -82,7 +82,7 @@ class FakeServer:
         return program
 
     def say(self, program: Program, message: protocol.FromClient) -> None:
-        self.gateway.receive(program, [protocol.encode(message)])
+        self.manager.receive(program, [protocol.encode(message)])
 
     def ran(self, request: Request) -> None:
         request.record = RECORD
@@ -98,7 +98,7 @@ def play(folder: Path, scenario: Callable[[FakeServer], Awaitable[None]], **keep
         meter.open()
         server = FakeServer(meter, KeptLimits(**keeping))
         await scenario(server)
-        server.gateway.close()
+        server.manager.close()
         await meter.close()
 
     asyncio.run(main())
@@ -124,9 +124,9 @@ def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_p
         program = server.program()
         server.say(program, protocol.Invoke(1, "f", key="k"))
         if lost_first:
-            server.gateway.gone(program)
+            server.manager.gone(program)
         server.ran(server.requests[0])
-        server.gateway.gone(program)
+        server.manager.gone(program)
         program = server.program()
         server.say(program, protocol.Invoke(1, "f", key="k"))
         assert program.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
@@ -152,8 +152,8 @@ def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_
     async def scenario(server: FakeServer) -> None:
         program = server.program()
         server.say(program, protocol.Invoke(1, "f"))
-        server.gateway.gone(program)
-        server.gateway.close()
+        server.manager.gone(program)
+        server.manager.close()
         assert server.requests[0].answer.cancelled()
         assert server.charged() == [(0, 0, {"cancelled": 1})]
 
@@ -164,7 +164,7 @@ def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stor
     async def scenario(server: FakeServer) -> None:
         server.say(server.program(), protocol.Invoke(1, "f", store={"y": "there"}))
         server.ran(server.requests[0])
-        server.gateway.close()
+        server.manager.close()
         await settle()
         assert (server.charged(), server.stored) == ([], {})
 

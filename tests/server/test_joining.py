@@ -31,8 +31,8 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runs_module, "request_digest", digest)
 
     async def life() -> None:
-        delivery = Mock()
-        runs = Invocations(Mock(), Mock(), Mock(), Mock(), delivery)
+        tracker = Mock()
+        runs = Invocations(Mock(), Mock(), Mock(), Mock(), tracker)
         client = ConnectedClient(
             "ada", protocol.Limits(8, NBYTES + 1, NBYTES), IdempotencyCache(0, 1.0, lambda *_: None)
         )
@@ -49,7 +49,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
             await asyncio.gather(*runs._tasks)
         runs.ask(session, protocol.Invoke(2, "f", key="key"), frames)
         await asyncio.gather(*runs._tasks)
-        assert [call.args[1] for call in delivery.wait.call_args_list] == [1, 2]
+        assert [call.args[1] for call in tracker.wait.call_args_list] == [1, 2]
         assert (client.questions.count, client.questions.nbytes) == (0, 0)
 
     asyncio.run(life())

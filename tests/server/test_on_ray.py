@@ -239,7 +239,7 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
         ray.get_actor(NAME, namespace="kaas")
 
 
-def test_one_that_is_killed_takes_its_door_along_and_leaves_the_pool(server: Server) -> None:
+def test_one_that_is_killed_takes_its_listener_along_and_leaves_the_pool(server: Server) -> None:
     """Which the next one finds."""
     x = np.arange(LARGE, dtype=np.float32)
     first = served(server.folder)

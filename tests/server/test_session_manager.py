@@ -427,9 +427,9 @@ def test_what_has_a_number_is_answered(alice: Speaker) -> None:
 def test_what_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         deep = b"\x81\xa5other" + b"\x91" * 10_000 + b"\xc0"
-        server.gateway.receive(server.program(), [deep])
-        server.gateway.receive(Program(), [deep])
-        assert server.gateway.dropped == 2
+        server.manager.receive(server.program(), [deep])
+        server.manager.receive(Program(), [deep])
+        assert server.manager.dropped == 2
 
     play(tmp_path, scenario)
 

@@ -134,31 +134,31 @@ def test_supplies_are_asked_for_and_end_with_their_life() -> None:
     assert isinstance(Call(life.supplies.ask, 8).result(), ConnectionLost)
 
 
-def test_parcels_are_collected_once() -> None:
-    parcels = new_life("first").parcels
-    first, second = parcels.pack(["a", "b"]), parcels.pack(["c"])
-    assert parcels.collect(second) == ["c"]
-    assert parcels.collect(first) == ["a", "b"]
+def test_deferred_results_are_collected_once() -> None:
+    deferred_results = new_life("first").deferred_results
+    first, second = deferred_results.pack(["a", "b"]), deferred_results.pack(["c"])
+    assert deferred_results.collect(second) == ["c"]
+    assert deferred_results.collect(first) == ["a", "b"]
     with pytest.raises(KeyError):
-        parcels.collect(first)
+        deferred_results.collect(first)
 
 
 def test_outputs_that_are_written_back_make_room_for_others() -> None:
-    parcels = new_life("first").parcels
-    numbers = [parcels.pack_written(f"output {count}") for count in range(WRITTEN_AT_ONCE)]
-    held_up = Call(parcels.pack_written, "one more")
-    assert parcels.collect(parcels.pack(["a run's"])) == ["a run's"]
+    deferred_results = new_life("first").deferred_results
+    numbers = [deferred_results.pack_written(f"output {count}") for count in range(WRITTEN_AT_ONCE)]
+    held_up = Call(deferred_results.pack_written, "one more")
+    assert deferred_results.collect(deferred_results.pack(["a run's"])) == ["a run's"]
     assert held_up.pending
     assert numbers[0] is not None
-    assert parcels.collect(numbers[0]) == ["output 0"]
-    assert parcels.collect(held_up.result()) == ["one more"]
+    assert deferred_results.collect(numbers[0]) == ["output 0"]
+    assert deferred_results.collect(held_up.result()) == ["one more"]
 
 
 def test_outputs_that_nobody_collects_hold_up_nobody_in_the_next_life() -> None:
     life = new_life("first")
     for count in range(WRITTEN_AT_ONCE):
-        life.parcels.pack_written(count)
-    held_up = Call(life.parcels.pack_written, "dropped")
+        life.deferred_results.pack_written(count)
+    held_up = Call(life.deferred_results.pack_written, "dropped")
     assert held_up.pending
     life.close()
     assert held_up.result() is None

@@ -84,7 +84,7 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
     message, beside, refs = packed(ADD, {"a": a, "b": b})
     number = pool.run(message, beside)
     assert pool.next() == (RequestObjects(number), [])
-    setting.worker.supply(pool.address.life, number, refs)
+    setting.worker.supply(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], a.value + b.value)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, beside))[0], a.value + b.value)
     assert setting.executor.cached() == {a.key, b.key}
@@ -112,7 +112,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
     message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     number = pool.run(message, beside)
     pool.next()
-    setting.worker.supply(pool.address.life, number, refs)
+    setting.worker.supply(pool.address.epoch, number, refs)
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert isinstance(error.__cause__, ValueError)
@@ -133,38 +133,38 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     message, beside, refs = packed(ADD, {"a": lost, "b": lost})
     number = pool.run(message, beside)
     assert pool.next() == (RequestObjects(number), [])
-    setting.worker.supply(pool.address.life, number, refs)
+    setting.worker.supply(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 4)
 
 
 # --- outputs that do not come in frames
 
 
-def test_large_outputs_wait_as_a_parcel(setting: Setting) -> None:
+def test_large_outputs_wait_as_a_deferred(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.meet(both)
-    header, frames = pool.done(pool.run(packed(both, {"x": x})[0], parcel=True))
-    assert header.parcel is not None
+    header, frames = pool.done(pool.run(packed(both, {"x": x})[0], deferred=True))
+    assert header.deferred is not None
     assert list(frames) == []
-    quadruple, double = setting.worker.collect(pool.address.life, header.parcel)
+    quadruple, double = setting.worker.collect(pool.address.epoch, header.deferred)
     np.testing.assert_array_equal(quadruple, double + double)
     with pytest.raises(KeyError):
-        setting.worker.collect(pool.address.life, header.parcel)
+        setting.worker.collect(pool.address.epoch, header.deferred)
 
 
 def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.meet(both)
     message, _, _ = packed(both, {"x": x}, keep=("double",))
-    header, _ = pool.done(pool.run(message, keep=[b"kept"], parcel=True))
-    assert header.parcel is not None
-    assert len(setting.worker.collect(pool.address.life, header.parcel)) == 1
+    header, _ = pool.done(pool.run(message, keep=[b"kept"], deferred=True))
+    assert header.deferred is not None
+    assert len(setting.worker.collect(pool.address.epoch, header.deferred)) == 1
     pool.tell(messages.WriteBackOutput(9, [b"kept"]))
     written, _ = pool.next()
     assert isinstance(written, WrittenBack)
     assert written.key == b"kept"
     pool.done(9)
-    np.testing.assert_array_equal(setting.worker.collect(pool.address.life, written.parcel)[0], x + x)
+    np.testing.assert_array_equal(setting.worker.collect(pool.address.epoch, written.deferred)[0], x + x)
 
 
 def test_kept_outputs_may_come_too(setting: Setting) -> None:
@@ -183,8 +183,8 @@ def test_kept_outputs_may_come_too(setting: Setting) -> None:
 def test_nothing_comes_if_all_stays(setting: Setting) -> None:
     setting.pool.meet(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0}, keep=True)
-    header, frames = setting.pool.done(setting.pool.run(message, keep=[b"kept"], parcel=True))
-    assert (header.parcel, header.failed, list(frames)) == (None, False, [])
+    header, frames = setting.pool.done(setting.pool.run(message, keep=[b"kept"], deferred=True))
+    assert (header.deferred, header.failed, list(frames)) == (None, False, [])
 
 
 def test_outputs_of_no_bytes_come_too(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_function_is_forgotten_once_it_does_not_run(two_slots: Setting) -> Non
     pool.tell(messages.ForgetFunction(SCALE.key))
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
     pool.outputs(pool.run(small))
-    two_slots.worker.supply(pool.address.life, running, refs)
+    two_slots.worker.supply(pool.address.epoch, running, refs)
     pool.outputs(running)
     pool.tell(messages.ForgetFunction(ADD.key))
     assert isinstance(pool.error(pool.run(small)), KaasError)
@@ -262,7 +262,7 @@ threading.Event().wait()
 def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     pool, crash = Pool(), FunctionSignature.of(crash_task())
     address = pool.address
-    process = subprocess.Popen([sys.executable, "-c", PROCESS, address.life, address.node, address.path])
+    process = subprocess.Popen([sys.executable, "-c", PROCESS, address.epoch, address.node, address.path])
     assert pool.came.wait(PATIENCE_S)
     pool.meet(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]

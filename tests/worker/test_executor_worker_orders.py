@@ -27,7 +27,7 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
     pool.done(90)
     pool.tell(messages.WriteBackOutput(91, []))
     pool.done(91)
-    setting.worker.supply(pool.address.life, number, refs)
+    setting.worker.supply(pool.address.epoch, number, refs)
     pool.outputs(number)
 
 
@@ -39,7 +39,7 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
         pool.tell(messages.CacheCommand(number, [Named(ref.key)]), order("pin", *functions, objects=True))
         assert pool.next() == (RequestObjects(number), [])
-        setting.worker.supply(pool.address.life, number, [ref])
+        setting.worker.supply(pool.address.epoch, number, [ref])
         header, _ = pool.done(number)
         assert header.record is not None
         assert len(header.record.loaded) == 1
@@ -78,20 +78,20 @@ def test_slots_run_beside_each_other(two_slots: Setting) -> None:
     small, _, _ = packed(SCALE, {"x": y}, {"factor": 3.0})
     for _ in range(3):
         np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], y * 3)
-    two_slots.worker.supply(pool.address.life, number, refs)
+    two_slots.worker.supply(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 2)
 
 
 def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Setting) -> None:
     former, x = two_slots.pool, named(1, numbers())
-    watch = threading.Thread(target=two_slots.worker.wait, args=(former.address.life,), daemon=True)
+    watch = threading.Thread(target=two_slots.worker.wait, args=(former.address.epoch,), daemon=True)
     watch.start()
     former.meet(SCALE)
     message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     two_slots.values.open.clear()
     number = former.run(message, beside, slot=1)
     former.next()
-    two_slots.worker.supply(former.address.life, number, refs)
+    two_slots.worker.supply(former.address.epoch, number, refs)
     assert two_slots.values.asked.acquire(timeout=PATIENCE_S)
     former.end()
     assert two_slots.left.wait(PATIENCE_S)
@@ -113,7 +113,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
 
 
 def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Setting) -> None:
-    former, x, both = setting.pool.address.life, named(1, numbers()), FunctionSignature.of(both_task())
+    former, x, both = setting.pool.address.epoch, named(1, numbers()), FunctionSignature.of(both_task())
     setting.pool.end()
     assert setting.left.wait(PATIENCE_S)
     setting.left.clear()
@@ -121,15 +121,15 @@ def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Se
     setting.worker.begin(pool.address)
     pool.meet(both)
     message, beside, refs = packed(both, {"x": x})
-    number = pool.run(message, beside, parcel=True)
+    number = pool.run(message, beside, deferred=True)
     assert pool.next() == (RequestObjects(number), [])
     setting.worker.supply(former, number, [named(2, numbers(seed=1))])
-    setting.worker.supply(pool.address.life, number, refs)
+    setting.worker.supply(pool.address.epoch, number, refs)
     header, _ = pool.done(number)
-    assert header.parcel is not None
+    assert header.deferred is not None
     with pytest.raises(KeyError):
-        setting.worker.collect(former, header.parcel)
-    np.testing.assert_array_equal(setting.worker.collect(pool.address.life, header.parcel)[1], x.value + x.value)
+        setting.worker.collect(former, header.deferred)
+    np.testing.assert_array_equal(setting.worker.collect(pool.address.epoch, header.deferred)[1], x.value + x.value)
 
 
 def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:

@@ -42,9 +42,9 @@ class Pool:
         self._loop = PoolLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._exchange = Router(self._loop, "here")
-        self._on_loop(lambda: self._exchange.open(lambda _, *said: self.heard.put(said), self._greet))
-        self.address = self._exchange.address
+        self._router = Router(self._loop, "here")
+        self._on_loop(lambda: self._router.open(lambda _, *said: self.heard.put(said), self._greet))
+        self.address = self._router.address
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
         assert (hello.role, hello.name) == ("executor", "3")
@@ -58,7 +58,7 @@ class Pool:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
 
     def tell(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
-        self._on_loop(lambda: self._exchange.send(self.peers[-1], header, frames, files))
+        self._on_loop(lambda: self._router.send(self.peers[-1], header, frames, files))
 
     def number(self) -> int:
         self._last += 1
@@ -100,7 +100,7 @@ class Pool:
         return [np.frombuffer(frame, np.float32) for frame in frames]
 
     def end(self) -> None:
-        self._on_loop(self._exchange.close)
+        self._on_loop(self._router.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()

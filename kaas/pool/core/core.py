@@ -84,8 +84,8 @@ class Pool:
         self._policy = PolicyDriver(config, self._devices)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
-        self._crew = WorkerManager(self, transport, self._background, config.start_limit_s)
-        self._workers: Mapping[int, WorkerRecord] = self._crew.workers
+        self._manager = WorkerManager(self, transport, self._background, config.start_limit_s)
+        self._workers: Mapping[int, WorkerRecord] = self._manager.workers
         self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
         self.events = event_log.EventLog()
         self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
@@ -281,7 +281,7 @@ class Pool:
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
-        await self._crew.close()
+        await self._manager.close()
         await self._background.close()
         if self._accounts is not None:
             self._accounts.write()
@@ -335,7 +335,7 @@ class Pool:
                     case StartWorker():
                         self._start(decision)
                     case StopWorker():
-                        self._crew.stop(self._workers[decision.worker])
+                        self._manager.stop(self._workers[decision.worker])
                     case WakeAt(time_s=time_s):
                         self._loop.call_at(time_s, self._wake, time_s)
                     case Prefetch() | Evict():
@@ -477,7 +477,7 @@ class Pool:
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
         self._charge(request, device_s, left=left)
         if was_last:
-            self._crew.end(worker)
+            self._manager.end(worker)
 
     def lost(self, worker: WorkerRecord, error: DeviceLost, told_by: Request | None = None) -> None:
         """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
@@ -502,7 +502,7 @@ class Pool:
         device, function = self._devices[decision.device], decision.function
         labels = (each.call.label for each in self._requests.values() if each.call.flow == function)
         serves = next(labels, function) if function else ""
-        self._crew.start(decision, device, serves)
+        self._manager.start(decision, device, serves)
 
     def ready(self, worker: WorkerRecord) -> None:
         """A worker can run requests."""
@@ -518,7 +518,7 @@ class Pool:
         self._requests |= worker.running
         for request in worker.running.values():
             self._run(request, worker)
-        self._crew.adopt(worker)
+        self._manager.adopt(worker)
         for event in events:
             self._tell(event)
 
@@ -526,7 +526,7 @@ class Pool:
         self, worker: WorkerRecord, reason: str, cause: DeviceLost | None = None, told_by: Request | None = None
     ) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
-        if not self._crew.drop(worker) or self._stopped:
+        if not self._manager.drop(worker) or self._stopped:
             return
         self.events.ended(worker, reason, cause)
         now, ends = self._loop.time(), list[tuple[Request, Case, float]]()

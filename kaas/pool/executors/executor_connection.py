@@ -30,25 +30,25 @@ class ExecutorConnection:
 
     __slots__ = (
         "_asked",
-        "_exchange",
         "_loop",
         "_met",
         "_met_bytes",
         "_orphans",
+        "_router",
         "device",
         "greeted",
         "peer",
         "worker",
     )
 
-    def __init__(self, exchange: Router, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
+    def __init__(self, router: Router, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
         """met: keys of functions that it knows."""
         self.worker = start.worker
         self.device = start.device
         self.greeted = asyncio.Event()
         self.peer: Peer | None = None
         self._loop = asyncio.get_running_loop()
-        self._exchange = exchange
+        self._router = router
         self._met = dict.fromkeys(met, 0)
         self._met_bytes = 0
         self._asked: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
@@ -107,7 +107,7 @@ class ExecutorConnection:
 
     def send(self, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
         assert self.peer is not None, "it has been greeted"
-        self._exchange.send(self.peer, header, frames, files)
+        self._router.send(self.peer, header, frames, files)
 
     def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], OutgoingAttachments]:
         """What stands beside a message as this executor can read it, and what it points to.
@@ -130,7 +130,7 @@ class ExecutorConnection:
     def attachments(self, frames: Sequence[Any] = ()) -> OutgoingAttachments:
         """What a message to this executor takes along, to begin with these frames."""
         assert self.peer is not None, "it has been greeted"
-        return OutgoingAttachments(self._exchange.inbox, frames, by_file=self.peer.channel.local)
+        return OutgoingAttachments(self._router.inbox, frames, by_file=self.peer.channel.local)
 
     # --- receiving
 

@@ -48,7 +48,7 @@ class ExecutorHosts(Protocol):
         """
         ...
 
-    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
+    async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         """The outputs in an executor's parcel as whoever asked for them gets them, complete.
 
         Raises:
@@ -82,8 +82,8 @@ class _Stranger:
 class Executors:
     """The `Transport` of executors. Belongs to the event loop of the pool's sockets."""
 
-    def __init__(self, exchange: Router, hosts: ExecutorHosts, residents: Residents) -> None:
-        self._exchange = exchange
+    def __init__(self, router: Router, hosts: ExecutorHosts, residents: Residents) -> None:
+        self._router = router
         self._hosts = hosts
         self._residents = residents
         self._loop = asyncio.get_running_loop()
@@ -97,19 +97,19 @@ class Executors:
 
     async def start(self, start: StartWorker) -> WorkerInfo:
         line = self._expect(start)
-        info = await self._hosts.start(start, self._exchange.address)
+        info = await self._hosts.start(start, self._router.address)
         await line.greeted.wait()
         self._residents.worker_came(start.worker)
         return info
 
     def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorConnection:
-        line = self._lines[start.worker] = ExecutorConnection(self._exchange, start, met)
+        line = self._lines[start.worker] = ExecutorConnection(self._router, start, met)
         return line
 
     async def survivors(self) -> list[Survivor]:
         """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
         strangers = self._strangers = {}
-        adoptions = await self._hosts.survivors(self._exchange.address)
+        adoptions = await self._hosts.survivors(self._router.address)
         self._strangers = None
         for adoption in adoptions:
             line = self._expect(adoption.start, adoption.functions)
@@ -157,7 +157,7 @@ class Executors:
         if line is not None:
             if line.peer is not None:
                 del self._by_peer[line.peer]
-                self._exchange.forget(line.peer)
+                self._router.forget(line.peer)
             line.end("it was ended")
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
@@ -182,11 +182,11 @@ class Executors:
             frames, files = attachments.frames, attachments.files
         line.introduce(function)
         number = next(self._numbers)
-        parcel = not (function.inline or payload.direct)
+        deferred = not (function.inline or payload.direct)
         header = messages.RunInvocation(
-            number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside
+            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, beside
         )
-        if parcel:
+        if deferred:
             return self._collected(line, payload, line.ask(number, header, frames, payload.refs, whole, files))
         finish = direct if payload.direct else partial(inline, function)
         return line.ask(number, header, frames, payload.refs, finish, files)
@@ -205,9 +205,9 @@ class Executors:
         for key in keep.values():
             self._residents.placed(key, line.worker)
         stored: Iterator[Any] = iter(())
-        if done.parcel is not None:
+        if done.deferred is not None:
             try:
-                stored = iter(await self._hosts.collect(line.worker, done.parcel, len(positions) - len(keep)))
+                stored = iter(await self._hosts.collect(line.worker, done.deferred, len(positions) - len(keep)))
             except KaasError as error:
                 return WorkerReply(error=error, record=done.record, lost=done.lost)
         values = tuple([Placed(keep[each], line.device) if each in keep else next(stored) for each in positions])
@@ -295,8 +295,8 @@ class Executors:
                 line.answered(message, frames)
             case messages.RequestObjects(number=number):
                 self._supply(line, number)
-            case messages.WrittenBack(key=key, parcel=parcel):
-                task = self._loop.create_task(self._return(line.worker, key, parcel))
+            case messages.WrittenBack(key=key, deferred=deferred):
+                task = self._loop.create_task(self._return(line.worker, key, deferred))
                 self._returns.add(task)
                 task.add_done_callback(self._returns.discard)
             case messages.Orphaned(slot=slot, record=record):
@@ -317,10 +317,10 @@ class Executors:
             objects = [[attachments.add(part) for part in parts] for parts in values]
             line.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
-    async def _return(self, worker: int, key: bytes, parcel: int) -> None:
+    async def _return(self, worker: int, key: bytes, deferred: int) -> None:
         """Takes an output that was written back."""
         try:
-            (value,) = await self._hosts.collect(worker, parcel, 1)
+            (value,) = await self._hosts.collect(worker, deferred, 1)
         except (WorkerLost, KaasError):
             self.kill(worker)  # whatever went wrong, the output is lost with it, and can be made anew
         else:

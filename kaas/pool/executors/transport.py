@@ -78,7 +78,7 @@ class Survivor:
     """A worker that outlived an earlier process of the pool.
 
     Fields:
-        start: as what it was started. running: what it still runs, by slot, as calls: `WorkerTransport.run` waits for them.
+        start: as what it was started. running: calls that it still runs, by slot; `WorkerTransport.run` waits for them.
         cached: keys on its device.
     """
 

@@ -63,8 +63,8 @@ class ProcessHosts:
         """What the pool holds, for whomever."""
         return [() if ref is None else ref.blocks for ref in refs]
 
-    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
-        raise AssertionError(f"worker {worker} has a parcel {parcel} of {count}, which only invocations by Ray want")
+    async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
+        raise AssertionError(f"worker {worker} has a parcel {deferred} of {count}, which only invocations by Ray want")
 
     async def ended(self, worker: int) -> str:
         _, ended = self._children[worker]

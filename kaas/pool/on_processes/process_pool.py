@@ -45,8 +45,8 @@ class Machine:
         self.service: Service | None = None
         self._watched: set[str] = set()
 
-    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, Executors]:
-        executors = Executors(exchange, self.hosts, residents)
+    def workers(self, router: Router, residents: Residents) -> tuple[Executors, Executors]:
+        executors = Executors(router, self.hosts, residents)
         return executors, executors
 
     def came(self, hello: Hello) -> None:

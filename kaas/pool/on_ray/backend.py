@@ -45,9 +45,9 @@ class RayBackend:
         self.objects = SessionRefs(self.readiness)
         self.etasks = ETasks()
 
-    def workers(self, exchange: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
+    def workers(self, router: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
         hosts = RayHosts(self._name, self._config, self._own, self.readiness)
-        executors = Executors(exchange, hosts, residents)
+        executors = Executors(router, hosts, residents)
         return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
 
     def came(self, hello: Hello) -> None:

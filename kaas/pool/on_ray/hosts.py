@@ -49,7 +49,7 @@ class RayHosts:
         self._resources = Resources()
         self._inbox = Inbox()
         self._actors: dict[int, Any] = {}
-        self._lives: dict[int, str] = {}
+        self._epochs: dict[int, str] = {}
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
         device = self._devices[start.device]
@@ -65,7 +65,7 @@ class RayHosts:
         decorate: Any = ray.remote  # whose types do not know concurrency groups
         actor = decorate(**options)(ExecutorActor).remote(device, self._options, WorkerPost(start, self._own))
         self._actors[start.worker] = actor
-        self._lives[start.worker] = address.life
+        self._epochs[start.worker] = address.epoch
         try:
             info: WorkerInfo = await actor.start.remote(address)
         except RayTaskError as error:
@@ -76,7 +76,7 @@ class RayHosts:
         adopted = await adopt(NAMESPACE, self._prefix, address)
         for each, actor in adopted:
             self._actors[each.start.worker] = actor
-            self._lives[each.start.worker] = address.life
+            self._epochs[each.start.worker] = address.epoch
         return [each for each, _ in adopted]
 
     def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
@@ -86,15 +86,15 @@ class RayHosts:
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
             return [() if ref is None else ref.blocks for ref in refs]
         sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
-        self._actors[worker].supply.remote(self._lives[worker], number, sent)
+        self._actors[worker].supply.remote(self._epochs[worker], number, sent)
         return None
 
-    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[StoredOutput]:
+    async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:
         """They are return values, owned by the pool: so they survive the executor."""
         if worker not in self._actors:
             raise WorkerLost("it ended before its outputs were collected")
         collect = self._actors[worker].collect.options(num_returns=count + 1)
-        *stored, last = collect.remote(self._lives[worker], parcel)
+        *stored, last = collect.remote(self._epochs[worker], deferred)
         try:
             await last  # it is small; to wait for the others so would bring them here
         except RayActorError as error:
@@ -108,13 +108,13 @@ class RayHosts:
 
     async def ended(self, worker: int) -> str:
         try:
-            await self._actors[worker].watch.remote(self._lives[worker])
+            await self._actors[worker].watch.remote(self._epochs[worker])
         except RayError as error:
             return one_line(error)
         return "its watch returned"
 
     def kill(self, worker: int) -> None:
-        self._lives.pop(worker, None)
+        self._epochs.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             ray.kill(actor)

@@ -44,7 +44,7 @@ class PoolActor:
         self._attached = False
         self._again = started_again()
         self._thread = PoolThread()
-        self._life: OpenPool | None = None
+        self._epoch: OpenPool | None = None
         self._opening: asyncio.Task[OpenPool] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -72,12 +72,12 @@ class PoolActor:
         """Where this life of the pool can be reached without Ray; only who is in the cluster is told."""
         return (await self._opened()).service.address
 
-    async def next_life(self, known: str | None = None) -> str:
+    async def next_epoch(self, known: str | None = None) -> str:
         """Returns "" when the pool stops, and fails when it ends without that. Who says which of its lives is known is
         told of another one at once."""
-        life = (await self.address()).life
-        if known not in (None, life):
-            return life
+        epoch = (await self.address()).epoch
+        if known not in (None, epoch):
+            return epoch
         await self._stopping.wait()
         return ""
 
@@ -105,22 +105,22 @@ class PoolActor:
             self._sessions.pop(session, asyncio.Event()).set()
             self._thread.post((await self._opened()).service.session_ended, session)
 
-    async def hold(self, session: str, life: str, refs: Sequence[Any]) -> None:
+    async def hold(self, session: str, epoch: str, refs: Sequence[Any]) -> None:
         """Have objects that a session is going to name over its line. life: of the pool, as the session knows it."""
         opened = await self._opened()
-        if life == opened.service.address.life:  # else Ray repeats what an earlier life was asked
-            await self._thread.run(_done(opened.ground.objects.hold, session, refs))
+        if epoch == opened.service.address.epoch:  # else Ray repeats what an earlier life was asked
+            await self._thread.run(_done(opened.backend.objects.hold, session, refs))
 
     # --- the pool's opening
 
     async def _opened(self) -> OpenPool:
         """The pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
-        if self._life is None:
+        if self._epoch is None:
             if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
                 context = contextvars.Context()
                 self._opening = asyncio.get_running_loop().create_task(self._open(), context=context)
-            self._life = await asyncio.shield(self._opening)
-        return self._life
+            self._epoch = await asyncio.shield(self._opening)
+        return self._epoch
 
     async def _open(self) -> OpenPool:
         here = ray.get_runtime_context()
@@ -130,20 +130,20 @@ class PoolActor:
         self._thread.start()
         from kaas.pool.on_ray.ray_life import opened
 
-        life = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
+        epoch = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
         context = contextvars.Context()
-        self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(life), context=context)
+        self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(epoch), context=context)
         self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
-        return life
+        return epoch
 
-    async def _tell_metrics(self, life: OpenPool) -> None:
+    async def _tell_metrics(self, epoch: OpenPool) -> None:
         """Now and then, until the pool stops."""
         from kaas.pool.observing.metrics import metrics
         from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
 
         told = RayMetrics(self._name)
         while not self._stopping.is_set():
-            told.tell(metrics(await self._thread.run(_done(life.service.measured))))
+            told.tell(metrics(await self._thread.run(_done(epoch.service.measured))))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), EVERY_S)
 
@@ -164,13 +164,13 @@ class PoolActor:
         self._open_calls += 1
         try:
             task = ray.get_runtime_context().get_task_id
-            life = self._life or await self._opened()
+            epoch = self._epoch or await self._opened()
             invocation = specs.decode_invocation(message)
             if invocation.keep:
                 keep = output_ids(bytes.fromhex(task() or ""), invocation.keep)
-                outputs = await self._thread.run(life.keeping.invoke(invocation, message, refs, keep))
+                outputs = await self._thread.run(epoch.keeping.invoke(invocation, message, refs, keep))
             else:
-                outputs = await self._thread.ask(life.service.invoke, invocation, (message,), refs)
+                outputs = await self._thread.ask(epoch.service.invoke, invocation, (message,), refs)
             return outputs[0] if len(outputs) == 1 else outputs
         except KaasError as error:
             raise _told(error) from error.__cause__
@@ -180,27 +180,27 @@ class PoolActor:
     async def materialise(self, key: bytes) -> Any:
         """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
         calls this itself, so that it owns the result, and Ray knows who can name it."""
-        life = await self._opened()
-        return await self._thread.run(life.service.residents.value(key))
+        epoch = await self._opened()
+        return await self._thread.run(epoch.service.residents.value(key))
 
     async def wanted(self, key: bytes) -> None:
         """Somebody waits for what `materialise` gives."""
-        life = await self._opened()
-        await self._thread.run(life.keeping.wanted(key))
+        epoch = await self._opened()
+        await self._thread.run(epoch.keeping.wanted(key))
 
     # --- eTasks
 
     async def register_etask(self, spec: bytes, code: bytes) -> None:
         """Make an eTask known; once more changes nothing."""
-        self._thread.post((await self._opened()).ground.etasks.register, spec, code)
+        self._thread.post((await self._opened()).backend.etasks.register, spec, code)
 
     @ray.method(max_task_retries=0)  # what it runs may change the world
     async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one call of an eTask: what it returned."""
         self._open_calls += 1
         try:
-            life = self._life or await self._opened()
-            return await self._thread.run(life.call(message, refs))
+            epoch = self._epoch or await self._opened()
+            return await self._thread.run(epoch.call(message, refs))
         except KaasError as error:
             raise _told(error) from error.__cause__
         finally:
@@ -214,14 +214,14 @@ class PoolActor:
         self._open_calls += 1
         try:
             ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
-            life = await self._opened()
+            epoch = await self._opened()
             asks = asyncio.ensure_future(ended.wait())
-            opening = partial(opener, life.service, life.ground)
-            serving = asyncio.ensure_future(self._thread.ask(life.fronts.serve, session, opening))
+            opening = partial(opener, epoch.service, epoch.backend)
+            serving = asyncio.ensure_future(self._thread.ask(epoch.fronts.serve, session, opening))
             await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
             asks.cancel()
             if not self._stopping.is_set():  # else it sees that, and tells all who wait
-                self._thread.post(life.fronts.end, session)
+                self._thread.post(epoch.fronts.end, session)
             await serving
         finally:
             self._answered()
@@ -268,9 +268,9 @@ class PoolActor:
     async def stop(self) -> bool:
         """Answer all who wait, end the executors and forget. The caller then ends this actor. False: nothing of this,
         since a server keeps the pool."""
-        life = await self._opened()
-        service = life.service
-        if life.fronts.any and not self._stopping.is_set():
+        epoch = await self._opened()
+        service = epoch.service
+        if epoch.fronts.any and not self._stopping.is_set():
             return False
         self._stopping.set()
         for ended in self._sessions.values():

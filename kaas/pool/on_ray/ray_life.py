@@ -17,9 +17,9 @@ from kaas.wire import specs
 class OpenPool:
     """What a pool's process has once it is open. All methods belong to the pool's loop."""
 
-    def __init__(self, service: Service, ground: RayBackend, own: Any) -> None:
+    def __init__(self, service: Service, backend: RayBackend, own: Any) -> None:
         self.service = service
-        self.ground = ground
+        self.backend = backend
         self.keeping = KeptOutputs(service, own, references)
         self.fronts = SessionListeners()
         self._turns = Sequencer()
@@ -28,8 +28,8 @@ class OpenPool:
         """Run one call of an eTask."""
         header = specs.decode_etask_call(message)
         await self._turns.take(header.caller, header.number)
-        etask = await self.ground.etasks.get(header.function)
-        ready = None if header.ready else self.ground.readiness.of(refs)
+        etask = await self.backend.etasks.get(header.function)
+        ready = None if header.ready else self.backend.readiness.of(refs)
         return await self.service.pool.submit(etask.call(header, message, refs), ready)
 
 
@@ -39,6 +39,6 @@ async def opened(name: str, config: Config, own: Any, node: str, host: str, agai
     Raises:
         KaasError
     """
-    ground = RayBackend(name, config, own, node, host, again)
-    service = await Service.open(name, config, ground, opened_store(config.store, name))
-    return OpenPool(service, ground, own)
+    backend = RayBackend(name, config, own, node, host, again)
+    service = await Service.open(name, config, backend, opened_store(config.store, name))
+    return OpenPool(service, backend, own)

@@ -58,22 +58,22 @@ class CfsAffinity(Scheduler):
         """The least busy, then the lower device, as the rule has it: of faster ones a client needs fewer seconds."""
         return len(worker.running), 0.0, worker.device.index
 
-    def choose(self, crew: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
+    def choose(self, group: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
         """The least effective time over pairs of a client and a worker, ties to the oldest request."""
-        if crew.serves.kind is WorkerKind.ETASK:
-            return super().choose(crew)
-        if self._fleet.best(crew) is None:
+        if group.serves.kind is WorkerKind.ETASK:
+            return super().choose(group)
+        if self._placement.best(group) is None:
             return None
         chosen: tuple[QueuedRequest, WorkerState | None] | None = None
         least: tuple[float, float, int] | None = None
-        for queue in crew.queues.values():
+        for queue in group.queues.values():
             account = queue.account
             if account.limited and self._accounts.held(account, self._now_s):
                 continue
             head = queue.head
             time_s = account.charged_s / account.weight
             devices = self._affine(head)
-            worker = min(crew.free_on(devices), key=self.rank, default=None) if devices else None
+            worker = min(group.free_on(devices), key=self.rank, default=None) if devices else None
             if devices and worker is None:
                 time_s += self._penalty * (account.latency_s if self._queueing else account.mean_s)
             key = (-account.priority, time_s, head.id)
@@ -83,11 +83,11 @@ class CfsAffinity(Scheduler):
             return None
         head, worker = chosen
         if worker is None or (self._bytes and self._locality.reads(head)):
-            worker = self.suited(crew, head)
+            worker = self.suited(group, head)
         return None if worker is None else (head, worker)
 
-    def urgency(self, crew: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
-        return min((-request.account.priority, request.account.time_s, request.id) for request in crew.next(provided))
+    def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
+        return min((-request.account.priority, request.account.time_s, request.id) for request in group.next(provided))
 
     def _affine(self, head: QueuedRequest) -> Collection[int]:
         """The devices that a request's client has an affinity to; none where all are equal for it."""

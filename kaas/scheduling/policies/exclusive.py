@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.scheduler import Scheduler, territory
+from kaas.scheduling.policies.scheduler import Scheduler, partition
 from kaas.scheduling.policies.state import Partition, Serves
 
 
@@ -20,8 +20,8 @@ class Exclusive(Scheduler):
 
     conserving_devices: ClassVar[bool] = False
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
-        return [territory(devices)]
+    def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
+        return [partition(devices)]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        return Serves(kind, client, function), self._fleet.territories[0]
+        return Serves(kind, client, function), self._placement.partitions[0]

@@ -105,7 +105,7 @@ class Locality:
             request.near_version = self._version
         return request.near
 
-    def choose(self, request: QueuedRequest, crew: WorkerGroup, best: WorkerState, rank: Rank) -> WorkerState:
+    def choose(self, request: QueuedRequest, group: WorkerGroup, best: WorkerState, rank: Rank) -> WorkerState:
         """Return the free worker of a crew for a request: the least busy one, on the device that suits it. Among equal
         devices it is the fastest, then the one with most room, then the first by rank.
 
@@ -114,13 +114,13 @@ class Locality:
         Args:
             best: the first by rank.
         """
-        if len(crew.open) == 1 or not self.reads(request) or self._holds(request, best.device.index):
+        if len(group.open) == 1 or not self.reads(request) or self._holds(request, best.device.index):
             return best
         least, near = len(best.running), self.near(request)
-        idle = (worker for worker in crew.open.values() if len(worker.running) == least and not worker.gated)
+        idle = (worker for worker in group.open.values() if len(worker.running) == least and not worker.gated)
         compared = list(islice(idle, COMPARED))  # those that are free for the longest time come first
         if len(compared) == COMPARED:
-            compared += islice((worker for worker in crew.free_on(near) if len(worker.running) == least), COMPARED)
+            compared += islice((worker for worker in group.free_on(near) if len(worker.running) == least), COMPARED)
 
         def order(worker: WorkerState) -> tuple[float, ...]:
             device = worker.device.index
@@ -129,7 +129,7 @@ class Locality:
 
         found = min(compared, key=order)
         if near and found.device.index not in near and self._drives_out(request, found.device.index):
-            return min(crew.free_on(near), key=rank, default=found)
+            return min(group.free_on(near), key=rank, default=found)
         return found
 
     def free_bytes(self, device: int) -> float:

@@ -36,11 +36,11 @@ class Placement:
         conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
     """
 
-    def __init__(self, territories: Iterable[Partition], accounts: FairShare, rank: Rank, *, conserving: bool) -> None:
-        self.territories = list(territories)
-        self.devices = {device.index: device for territory in self.territories for device in territory.devices}
+    def __init__(self, partitions: Iterable[Partition], accounts: FairShare, rank: Rank, *, conserving: bool) -> None:
+        self.partitions = list(partitions)
+        self.devices = {device.index: device for partition in self.partitions for device in partition.devices}
         self.workers: dict[int, WorkerState] = {}
-        self.crews: dict[Serves, WorkerGroup] = {}
+        self.groups: dict[Serves, WorkerGroup] = {}
         self.decisions: list[Decision] = []
         self._accounts = accounts
         self._rank = rank
@@ -52,23 +52,23 @@ class Placement:
         """No crew has a device to give just now: all are promised."""
         self.promised: dict[int, WorkerState] = {}
         """Workers whose devices go to others."""
-        for territory in self.territories:
-            territory.free = {device.index for device in territory.devices}
-            territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
+        for partition in self.partitions:
+            partition.free = {device.index for device in partition.devices}
+            partition.shared_places = any(device.spec.etask_workers > 1 for device in partition.devices)
 
-    def crew(self, serves: Serves, territory: Partition, *, born: int | None = None) -> WorkerGroup:
+    def group(self, serves: Serves, partition: Partition, *, born: int | None = None) -> WorkerGroup:
         """born: the device of a worker that tells of the crew before any request does."""
-        crew = self.crews.get(serves)
-        if crew is None:
+        group = self.groups.get(serves)
+        if group is None:
             since = (1, self._change()) if born is None else (0, born)
-            crew = self.crews[serves] = WorkerGroup(serves, territory, since)
-        return crew
+            group = self.groups[serves] = WorkerGroup(serves, partition, since)
+        return group
 
     def forget(self, waiting: Container[WorkerGroup]) -> None:
         """Crews without workers, for which nothing waits; with them goes when they last gave up a device."""
-        for serves, crew in list(self.crews.items()):
-            if crew not in waiting and not crew.workers and not crew.promised:
-                del self.crews[serves]
+        for serves, group in list(self.groups.items()):
+            if group not in waiting and not group.workers and not group.promised:
+                del self.groups[serves]
 
     def _change(self) -> int:
         self._changes += 1
@@ -76,16 +76,16 @@ class Placement:
 
     # --- workers come and go
 
-    def adopt(self, event: WorkerAdopted, crew: WorkerGroup) -> WorkerState:
+    def adopt(self, event: WorkerAdopted, group: WorkerGroup) -> WorkerState:
         device = self.devices[event.device]
         self._next_worker = max(self._next_worker, event.worker + 1)
-        worker = self._add(event.worker, device, crew)
+        worker = self._add(event.worker, device, group)
         worker.starting = False
         worker.served = bool(event.running)
         taken = {running.slot for running in event.running}
         self._open(worker, [slot for slot in range(event.slots) if slot not in taken], event.slots)
         for other in list(device.workers.values()):
-            if other.starting and not other.stopping and WorkerKind.EXECUTOR in (event.kind, other.crew.serves.kind):
+            if other.starting and not other.stopping and WorkerKind.EXECUTOR in (event.kind, other.group.serves.kind):
                 self.stop(other)
         return worker
 
@@ -94,15 +94,15 @@ class Placement:
         if worker is None or not worker.starting:
             raise PolicyError(f"worker {event.worker} was not starting")
         worker.starting = False
-        worker.crew.coming -= not worker.stopping
-        worker.crew.failures = 0
+        worker.group.coming -= not worker.stopping
+        worker.group.failures = 0
         worker.device.failures = 0
         worker.device.failed.clear()
         self._open(worker, range(event.slots), event.slots)
         return worker
 
     def _open(self, worker: WorkerState, slots: Sequence[int], of: int) -> None:
-        worker.crew.slots = of
+        worker.group.slots = of
         worker.free = [(self._change(), slot) for slot in reversed(slots)]
         self.offer(worker)
 
@@ -110,45 +110,45 @@ class Placement:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             raise PolicyError(f"no such worker: {event.worker}")
-        device, crew = worker.device, worker.crew
-        del device.workers[worker.id], crew.workers[worker.id]
-        crew.open.pop(worker.id, None)
+        device, group = worker.device, worker.group
+        del device.workers[worker.id], group.workers[worker.id]
+        group.open.pop(worker.id, None)
         worker.version += 1
-        device.territory.alive -= 1
-        crew.leaving -= worker.stopping or worker.last
+        device.partition.alive -= 1
+        group.leaving -= worker.stopping or worker.last
         self.promised.pop(worker.id, None)
         if worker.starting and not worker.stopping:
-            crew.coming -= 1
-            self._failed(device, crew, event.reason)
-        self._held_by(crew)
-        if not device.workers and device.heir is None:
-            device.territory.free.add(device.index)
+            group.coming -= 1
+            self._failed(device, group, event.reason)
+        self._held_by(group)
+        if not device.workers and device.reservation is None:
+            device.partition.free.add(device.index)
         return worker
 
-    def _failed(self, device: DeviceState, crew: WorkerGroup, reason: str) -> None:
-        self._last_failure = crew.last_failure = reason
-        crew.failures += 1
+    def _failed(self, device: DeviceState, group: WorkerGroup, reason: str) -> None:
+        self._last_failure = group.last_failure = reason
+        group.failures += 1
         device.failures += 1
-        device.failed.add(crew.serves)
+        device.failed.add(group.serves)
 
-    def usable(self, device: DeviceState, crew: WorkerGroup) -> bool:
+    def usable(self, device: DeviceState, group: WorkerGroup) -> bool:
         """It has not been given up, unless for a single function alone, whose own fault that may be."""
         if device.failures < FAILED_STARTS:
             return True
-        return device.failed != {crew.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
+        return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
-    def why_dead(self, crew: WorkerGroup) -> str | None:
+    def why_dead(self, group: WorkerGroup) -> str | None:
         """Why no worker of a crew can ever start, if so."""
-        if crew.workers or crew.promised:
+        if group.workers or group.promised:
             return None
-        devices = crew.territory.devices
+        devices = group.partition.devices
         if not devices:
-            return crew.territory.nobodys
-        if crew.serves.kind is WorkerKind.ETASK and crew.failures >= FAILED_STARTS:
-            crew.failures = FAILED_STARTS - 1  # whoever comes later may try once more
-            return f"its worker does not start: {crew.last_failure}"
-        if not any(self.usable(device, crew) for device in devices):
-            return f"no device of the pool starts: {crew.last_failure or self._last_failure}"
+            return group.partition.nobodys
+        if group.serves.kind is WorkerKind.ETASK and group.failures >= FAILED_STARTS:
+            group.failures = FAILED_STARTS - 1  # whoever comes later may try once more
+            return f"its worker does not start: {group.last_failure}"
+        if not any(self.usable(device, group) for device in devices):
+            return f"no device of the pool starts: {group.last_failure or self._last_failure}"
         return None
 
     # --- slots
@@ -159,18 +159,18 @@ class Placement:
         worker.version += 1
         worker.busier = False
         if not worker.usable:
-            worker.crew.open.pop(worker.id, None)
+            worker.group.open.pop(worker.id, None)
             return
-        worker.crew.open[worker.id] = worker
-        offers = worker.crew.offers
-        if len(offers) > 64 + 4 * len(worker.crew.workers):
+        worker.group.open[worker.id] = worker
+        offers = worker.group.offers
+        if len(offers) > 64 + 4 * len(worker.group.workers):
             offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
             heapq.heapify(offers)
         heapq.heappush(offers, (self._rank(worker), worker.id, worker.version, worker))
 
-    def best(self, crew: WorkerGroup) -> WorkerState | None:
+    def best(self, group: WorkerGroup) -> WorkerState | None:
         """The worker that a request of a crew should take, if one is free."""
-        offers, gated = crew.offers, []
+        offers, gated = group.offers, []
         while offers:
             _, _, version, worker = offers[0]
             if worker.version != version:
@@ -194,11 +194,11 @@ class Placement:
         worker.served = True
         self._changes += 1
         worker.used = self._changes
-        worker.crew.running += 1
+        worker.group.running += 1
         if request.alone:
             worker.alone = request
         if not worker.usable:
-            worker.crew.open.pop(worker.id, None)
+            worker.group.open.pop(worker.id, None)
         return slot
 
     def free_slot(self, worker: WorkerState, slot: int, request: QueuedRequest) -> None:
@@ -206,32 +206,32 @@ class Placement:
         self._changes += 1
         worker.free.append((self._changes, slot))
         worker.used = self._changes
-        worker.crew.running -= 1
+        worker.group.running -= 1
         if worker.alone is request:
             worker.alone = None
         self.offer(worker)
 
     # --- starting and stopping
 
-    def _add(self, number: int, device: DeviceState, crew: WorkerGroup) -> WorkerState:
-        worker = WorkerState(number, device, crew)
-        self.workers[number] = device.workers[number] = crew.workers[number] = worker
-        device.territory.free.discard(device.index)
-        device.territory.alive += 1
-        self._held_by(crew)
+    def _add(self, number: int, device: DeviceState, group: WorkerGroup) -> WorkerState:
+        worker = WorkerState(number, device, group)
+        self.workers[number] = device.workers[number] = group.workers[number] = worker
+        device.partition.free.discard(device.index)
+        device.partition.alive += 1
+        self._held_by(group)
         return worker
 
-    def _held_by(self, crew: WorkerGroup) -> None:
-        if crew.size:
-            crew.territory.holding[crew.serves] = crew
+    def _held_by(self, group: WorkerGroup) -> None:
+        if group.size:
+            group.partition.holding[group.serves] = group
         else:
-            crew.territory.holding.pop(crew.serves, None)
+            group.partition.holding.pop(group.serves, None)
 
-    def start(self, crew: WorkerGroup, device: DeviceState) -> None:
-        worker = self._add(self._next_worker, device, crew)
-        worker.expected_s = self.now_s + self._accounts.mean_s(crew.serves.client)
-        crew.coming += 1
-        self.decisions.append(StartWorker(self._next_worker, crew.serves.kind, device.index, *crew.serves[1:]))
+    def start(self, group: WorkerGroup, device: DeviceState) -> None:
+        worker = self._add(self._next_worker, device, group)
+        worker.expected_s = self.now_s + self._accounts.mean_s(group.serves.client)
+        group.coming += 1
+        self.decisions.append(StartWorker(self._next_worker, group.serves.kind, device.index, *group.serves[1:]))
         self._next_worker += 1
 
     def promise(self, worker: WorkerState) -> None:
@@ -239,184 +239,184 @@ class Placement:
         the next before."""
         worker.last = True
         self.promised[worker.id] = worker
-        worker.crew.leaving += 1
-        self._held_by(worker.crew)
+        worker.group.leaving += 1
+        self._held_by(worker.group)
 
     def keep_promises(self) -> None:
         """Stop the workers that have run what they were started for, or for which nothing waits any more."""
-        for worker in [worker for worker in self.promised.values() if worker.served or not worker.crew.ready]:
+        for worker in [worker for worker in self.promised.values() if worker.served or not worker.group.ready]:
             self.stop(worker)
 
     def stop(self, worker: WorkerState) -> None:
         worker.stopping = True
-        crew = worker.crew
-        crew.leaving += not worker.last
+        group = worker.group
+        group.leaving += not worker.last
         self.promised.pop(worker.id, None)
-        crew.coming -= worker.starting
+        group.coming -= worker.starting
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
         worker.version += 1
-        crew.open.pop(worker.id, None)
-        self._held_by(crew)
+        group.open.pop(worker.id, None)
+        self._held_by(group)
         self.decisions.append(StopWorker(worker.id))
 
     # --- who gets a device
 
-    def wants(self, crew: WorkerGroup) -> int:
+    def wants(self, group: WorkerGroup) -> int:
         """Workers that a crew lacks for its requests, those left out that limits hold back."""
-        waiting = len(crew.alone)
-        for queue in crew.queues.values():
+        waiting = len(group.alone)
+        for queue in group.queues.values():
             room = self._accounts.room(queue.account)
             if not queue.account.limited or not self._accounts.held(queue.account, self.now_s):
                 waiting += len(queue.requests) if room is None else min(room, len(queue.requests))
-        return -(-waiting // crew.slots) - crew.coming - crew.promised
+        return -(-waiting // group.slots) - group.coming - group.promised
 
     now_s = 0.0
     """Set by whoever owns this."""
 
-    def serve(self, territory: Partition, urgency: Callable[[WorkerGroup, int], tuple[float, ...]]) -> None:
+    def serve(self, partition: Partition, urgency: Callable[[WorkerGroup, int], tuple[float, ...]]) -> None:
         """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
         first request that no worker is on the way for is the most urgent."""
-        waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
-        if not waiting and not territory.free:
+        waiting = [group for group in partition.waiting.values() if self._contested(group)]
+        if not waiting and not partition.free:
             return
-        if not territory.free and not self._conserving and not territory.shared_places:
-            largest = max((self._relative(crew) for crew in territory.holding.values()), default=0.0)
-            waiting = [crew for crew in waiting if self._smaller(crew, largest)]
-        order = [(urgency(crew, crew.provided), crew.born, crew) for crew in waiting if self.wants(crew) > 0]
+        if not partition.free and not self._conserving and not partition.shared_places:
+            largest = max((self._relative(group) for group in partition.holding.values()), default=0.0)
+            waiting = [group for group in waiting if self._smaller(group, largest)]
+        order = [(urgency(group, group.provided), group.born, group) for group in waiting if self.wants(group) > 0]
         heapq.heapify(order)
         self._stuck = False
-        while order and not (self._stuck and not territory.free):
-            crew = heapq.heappop(order)[-1]
-            if self._find(crew) and self.wants(crew) > 0:
-                heapq.heappush(order, (urgency(crew, crew.provided), crew.born, crew))
-        if territory.home is not None and territory.free:
-            home = self.crew(territory.home, territory)
-            for index in sorted(territory.free):
+        while order and not (self._stuck and not partition.free):
+            group = heapq.heappop(order)[-1]
+            if self._find(group) and self.wants(group) > 0:
+                heapq.heappush(order, (urgency(group, group.provided), group.born, group))
+        if partition.home is not None and partition.free:
+            home = self.group(partition.home, partition)
+            for index in sorted(partition.free):
                 if self.usable(self.devices[index], home):
                     self.start(home, self.devices[index])
 
     def inherit(self, device: DeviceState) -> None:
         """A worker of the device ended: start the one of its heir, if that still has a use for it."""
-        heir = device.heir
-        if heir is None or not self._has_room(device, heir):
+        reservation = device.reservation
+        if reservation is None or not self._has_room(device, reservation):
             return
-        device.heir = None
-        heir.promised -= 1
-        if self.usable(device, heir) and self.wants(heir) > 0:
-            self.start(heir, device)
+        device.reservation = None
+        reservation.promised -= 1
+        if self.usable(device, reservation) and self.wants(reservation) > 0:
+            self.start(reservation, device)
         else:
-            self._held_by(heir)
+            self._held_by(reservation)
             if not device.workers:
-                device.territory.free.add(device.index)
+                device.partition.free.add(device.index)
 
-    def _contested(self, crew: WorkerGroup) -> bool:
+    def _contested(self, group: WorkerGroup) -> bool:
         """There is a device that it could get: a free one, or one that others hold."""
-        return bool(crew.territory.free) or crew.territory.alive > len(crew.workers)
+        return bool(group.partition.free) or group.partition.alive > len(group.workers)
 
-    def _find(self, crew: WorkerGroup) -> bool:
+    def _find(self, group: WorkerGroup) -> bool:
         """Get a crew one more device."""
-        device = self._free_device(crew)
+        device = self._free_device(group)
         if device is not None:
-            self.start(crew, device)
+            self.start(group, device)
             return True
-        worker = self._victim(crew)
+        worker = self._victim(group)
         if worker is None:
             return False
-        worker.device.heir = crew
-        crew.promised += 1
-        for leaving in _leaving(worker, crew):
-            leaving.crew.evicted = self._change()
+        worker.device.reservation = group
+        group.promised += 1
+        for leaving in _leaving(worker, group):
+            leaving.group.evicted = self._change()
             if leaving.awaited:
                 self.promise(leaving)
             else:
                 self.stop(leaving)
-        self._held_by(crew)
+        self._held_by(group)
         return True
 
-    def _free_device(self, crew: WorkerGroup) -> DeviceState | None:
-        territory = crew.territory
-        free = [self.devices[index] for index in territory.free]
-        if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
-            free += [d for d in territory.devices if d.workers and d.heir is None and self._has_room(d, crew)]
-        usable = [device for device in free if self.usable(device, crew)]
+    def _free_device(self, group: WorkerGroup) -> DeviceState | None:
+        partition = group.partition
+        free = [self.devices[index] for index in partition.free]
+        if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
+            free += [d for d in partition.devices if d.workers and d.reservation is None and self._has_room(d, group)]
+        usable = [device for device in free if self.usable(device, group)]
         return min(usable, default=None, key=_preference)
 
-    def _has_room(self, device: DeviceState, crew: WorkerGroup) -> bool:
-        if crew.serves.kind is WorkerKind.EXECUTOR:
+    def _has_room(self, device: DeviceState, group: WorkerGroup) -> bool:
+        if group.serves.kind is WorkerKind.EXECUTOR:
             return not device.workers
         others = device.workers.values()
         return len(others) < device.spec.etask_workers and all(
-            other.crew is not crew and other.crew.serves.kind is WorkerKind.ETASK for other in others
+            other.group is not group and other.group.serves.kind is WorkerKind.ETASK for other in others
         )
 
     # --- whose device is taken
 
-    def _victim(self, crew: WorkerGroup) -> WorkerState | None:
-        territory = crew.territory
-        others = [other for other in territory.holding.values() if other is not crew and other.workers]
+    def _victim(self, group: WorkerGroup) -> WorkerState | None:
+        partition = group.partition
+        others = [other for other in partition.holding.values() if other is not group and other.workers]
         if self._conserving:
-            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, crew)]
-            spare = [worker for worker in spare if not any(w.crew.ready or w.running for w in _leaving(worker, crew))]
+            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, group)]
+            spare = [worker for worker in spare if not any(w.group.ready or w.running for w in _leaving(worker, group))]
             if spare:
                 return min(spare, key=lambda worker: (worker.used, worker.device.index))
-        holding = {other.serves: self._relative(other) for other in territory.holding.values()}
-        if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
-            larger = [other for other in others if self._smaller(crew, holding[other.serves])]
-            idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, crew)]
+        holding = {other.serves: self._relative(other) for other in partition.holding.values()}
+        if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
+            larger = [other for other in others if self._smaller(group, holding[other.serves])]
+            idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, group)]
             if idle:
                 return min(idle, key=lambda worker: (worker.used, worker.device.index))
-        if not holding or not self._smaller(crew, max(holding.values())):
+        if not holding or not self._smaller(group, max(holding.values())):
             return None
-        giving = [other for other in others if any(self._may_go(worker, crew) for worker in other.workers.values())]
+        giving = [other for other in others if any(self._may_go(worker, group) for worker in other.workers.values())]
         if not giving:
-            self._stuck = not self._conserving and not territory.shared_places
+            self._stuck = not self._conserving and not partition.shared_places
             return None
         largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
-        if not self._smaller(crew, holding[largest.serves]):
+        if not self._smaller(group, holding[largest.serves]):
             return None
-        return min((worker for worker in largest.workers.values() if self._may_go(worker, crew)), key=_soonest)
+        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)
 
-    def _smaller(self, crew: WorkerGroup, size: float) -> bool:
+    def _smaller(self, group: WorkerGroup, size: float) -> bool:
         """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
         for equal weights: whether it has fewer. One without a device may always take one."""
-        return size > 0 and (crew.size == 0 or (crew.size + 1) / self._weight(crew) <= size)
+        return size > 0 and (group.size == 0 or (group.size + 1) / self._weight(group) <= size)
 
-    def _relative(self, crew: WorkerGroup) -> float:
-        return crew.size / self._weight(crew)
+    def _relative(self, group: WorkerGroup) -> float:
+        return group.size / self._weight(group)
 
-    def _weight(self, crew: WorkerGroup) -> float:
-        if crew.serves.client:
-            return self._accounts.weight(crew.serves.client)
-        clients = {queue.account for queue in crew.queues.values()}
-        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not NOBODY)
+    def _weight(self, group: WorkerGroup) -> float:
+        if group.serves.client:
+            return self._accounts.weight(group.serves.client)
+        clients = {queue.account for queue in group.queues.values()}
+        clients.update(r.account for w in group.workers.values() for r in w.running.values() if r.account is not NOBODY)
         return sum(account.weight for account in clients) or 1.0
 
-    def _may_go(self, worker: WorkerState, heir: WorkerGroup) -> bool:
+    def _may_go(self, worker: WorkerState, reservation: WorkerGroup) -> bool:
         """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
         not idle, this one has run something or nothing waits for it."""
         device = worker.device
-        if device.heir is not None or worker.stopping or not self.usable(device, heir):
+        if device.reservation is not None or worker.stopping or not self.usable(device, reservation):
             return False
-        if not self._conserving and not device.territory.shared_places:
+        if not self._conserving and not device.partition.shared_places:
             return True
-        leaving = _leaving(worker, heir)
-        if any(other.crew is heir and other not in leaving for other in device.workers.values()):
+        leaving = _leaving(worker, reservation)
+        if any(other.group is reservation and other not in leaving for other in device.workers.values()):
             return False
-        return not any(other.starting or (other.crew.ready and not other.served) for other in leaving)
+        return not any(other.starting or (other.group.ready and not other.served) for other in leaving)
 
 
-def _leaving(worker: WorkerState, heir: WorkerGroup) -> list[WorkerState]:
+def _leaving(worker: WorkerState, reservation: WorkerGroup) -> list[WorkerState]:
     """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
-    if heir.serves.kind is WorkerKind.ETASK:
+    if reservation.serves.kind is WorkerKind.ETASK:
         return [worker]
     return [other for other in worker.device.workers.values() if not other.stopping]
 
 
-def _spare(crew: WorkerGroup) -> list[WorkerState]:
+def _spare(group: WorkerGroup) -> list[WorkerState]:
     """Idle workers of a crew that has no request; of executors all but one."""
-    keep = 0 if crew.serves.kind is WorkerKind.ETASK else 1
-    return list(crew.workers.values()) if crew.size > keep and not (crew.ready or crew.running) else []
+    keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
+    return list(group.workers.values()) if group.size > keep and not (group.ready or group.running) else []
 
 
 def _preference(device: DeviceState) -> tuple[float, ...]:

@@ -63,44 +63,44 @@ class Scheduler:
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._accounts = FairShare(len(devices))
         self._locality = Locality(devices)
-        self._fleet = Placement(
-            self.territories(devices), self._accounts, self.rank, conserving=self.conserving_devices
+        self._placement = Placement(
+            self.partitions(devices), self._accounts, self.rank, conserving=self.conserving_devices
         )
         self._requests: dict[int, QueuedRequest] = {}
-        self._stirred: dict[WorkerGroup, None] = {}
+        self._dirty: dict[WorkerGroup, None] = {}
         self._touched: dict[Partition, None] = {}
         self._open = False
-        self._most_crews = CREWS
+        self._most_groups = CREWS
         self._now_s = 0.0
         self._wake_s: float | None = None
 
     # --- what a policy says
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
+    def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         """Who competes for which devices: here everybody for all, and free ones get an executor for all."""
-        return [territory(devices, home=SHARED)]
+        return [partition(devices, home=SHARED)]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
         """Whose requests wait together: here all kTasks, and the eTasks of each client and function."""
         serves = SHARED if kind is WorkerKind.EXECUTOR else Serves(kind, client, function)
-        return serves, self._fleet.territories[0]
+        return serves, self._placement.partitions[0]
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """Which of the free workers that suit equally is used: the least is. Here the least busy, the fastest, then the
         lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index
 
-    def suited(self, crew: WorkerGroup, request: QueuedRequest) -> WorkerState | None:
+    def suited(self, group: WorkerGroup, request: QueuedRequest) -> WorkerState | None:
         """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
-        best = self._fleet.best(crew)
-        return None if best is None else self._locality.choose(request, crew, best, self.rank)
+        best = self._placement.best(group)
+        return None if best is None else self._locality.choose(request, group, best, self.rank)
 
-    def choose(self, crew: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
+    def choose(self, group: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
         """The next request to run and the worker for it: here the oldest of the highest priority."""
-        if self._fleet.best(crew) is None:
+        if self._placement.best(group) is None:
             return None
         best: QueuedRequest | None = None
-        for queue in crew.queues.values():
+        for queue in group.queues.values():
             account = queue.account
             if account.limited and self._accounts.held(account, self._now_s):
                 continue
@@ -109,22 +109,22 @@ class Scheduler:
                 best = head
         if best is None:
             return None
-        worker = self.suited(crew, best)
+        worker = self.suited(group, best)
         return None if worker is None else (best, worker)
 
-    def urgency(self, crew: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
+    def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Which of several crews is served first: the least. Here the one with the oldest request of the highest
         priority, provided: those left out for which workers are on their way."""
-        return min((-request.account.priority, request.id) for request in crew.next(provided))
+        return min((-request.account.priority, request.id) for request in group.next(provided))
 
     # --- events
 
     def handle(self, event: Event) -> list[Decision]:
-        self._now_s = self._fleet.now_s = event.time_s
+        self._now_s = self._placement.now_s = event.time_s
         self._accounts.wake_s = None
         if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
             self._wake_s = None
-            self._stir_all()
+            self._mark_dirty_all()
         match event:
             case RequestArrived():
                 self._arrive(event)
@@ -137,20 +137,20 @@ class Scheduler:
             case RequestCancelled():
                 self._cancel(event.request)
             case WorkerReady():
-                self._stir(self._up(event).crew)
+                self._mark_dirty(self._up(event).group)
             case WorkerGone():
                 self._lose(event)
             case WorkerAdopted():
                 self._adopt(event)
             case ClientKnown():
                 self._accounts.know(event)
-                self._stir_all()
+                self._mark_dirty_all()
             case ClientGone():
                 self._client_gone(event.client)
             case Tick():
                 self._open = True
                 self._wake_s = None
-                self._stir_all()
+                self._mark_dirty_all()
             case Utilisation():
                 pass
         return self._decide()
@@ -164,54 +164,54 @@ class Scheduler:
             raise PolicyError(f"request {event.request} arrived twice")
         account = self._accounts[event.client]
         self._accounts.arrived(account, again=event.attempt > 1)
-        crew = self._crew(event.kind, event.client, event.function)
+        group = self._group(event.kind, event.client, event.function)
         request = QueuedRequest(
-            event.request, account, crew, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
+            event.request, account, group, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
         )
         self._requests[request.id] = request
-        if (reason := self._fleet.why_dead(crew)) is not None:
+        if (reason := self._placement.why_dead(group)) is not None:
             self._reject([request], reason)
         elif event.ready:
             self._enqueue(request)
 
-    def _crew(self, kind: WorkerKind, client: str, function: str) -> WorkerGroup:
+    def _group(self, kind: WorkerKind, client: str, function: str) -> WorkerGroup:
         serves, place = self.place(kind, client, function)
-        crew = self._fleet.crews.get(serves)
-        if crew is None:
-            if len(self._fleet.crews) >= self._most_crews:
-                self._fleet.forget({request.crew for request in self._requests.values()})
-                self._most_crews = max(CREWS, 2 * len(self._fleet.crews))
-            crew = self._fleet.crew(serves, place)
-        return crew
+        group = self._placement.groups.get(serves)
+        if group is None:
+            if len(self._placement.groups) >= self._most_groups:
+                self._placement.forget({request.group for request in self._requests.values()})
+                self._most_groups = max(CREWS, 2 * len(self._placement.groups))
+            group = self._placement.group(serves, place)
+        return group
 
     def _enqueue(self, request: QueuedRequest) -> None:
-        crew, account = request.crew, request.account
+        group, account = request.group, request.account
         request.ready = True
-        crew.ready += 1
-        crew.territory.hungry[crew.serves] = crew
+        group.ready += 1
+        group.partition.waiting[group.serves] = group
         if request.alone:
-            crew.alone[request.id] = request
+            group.alone[request.id] = request
         else:
-            queue = crew.queues.get(account.client)
+            queue = group.queues.get(account.client)
             if queue is None:
-                queue = crew.queues[account.client] = Queue(account)
+                queue = group.queues[account.client] = Queue(account)
             queue.push(request)
-        self._stir(crew)
+        self._mark_dirty(group)
 
     def _dequeue(self, request: QueuedRequest) -> None:
-        crew, client = request.crew, request.account.client
+        group, client = request.group, request.account.client
         request.ready = False
-        crew.ready -= 1
-        if not crew.ready:
-            del crew.territory.hungry[crew.serves]
+        group.ready -= 1
+        if not group.ready:
+            del group.partition.waiting[group.serves]
         if request.alone:
-            del crew.alone[request.id]
+            del group.alone[request.id]
             self._keep_none(request)
         else:
-            queue = crew.queues[client]
+            queue = group.queues[client]
             del queue.requests[request.id]
             if not queue.requests:
-                del crew.queues[client]
+                del group.queues[client]
 
     def _cancel(self, number: int) -> None:
         request = self._known_request(number)
@@ -222,7 +222,7 @@ class Scheduler:
         """A queued request goes."""
         if request.ready:
             self._dequeue(request)
-            self._stir(request.crew)
+            self._mark_dirty(request.group)
         del self._requests[request.id]
         self._accounts.ended(request.account)
 
@@ -231,7 +231,7 @@ class Scheduler:
         worker, account = request.worker, request.account
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
-        self._fleet.free_slot(worker, event.slot, request)
+        self._placement.free_slot(worker, event.slot, request)
         if request.brings:
             self._locality.ended(request, worker.device.index)
         del self._requests[request.id]
@@ -246,43 +246,43 @@ class Scheduler:
 
     def _freed(self, worker: WorkerState, account: ClientShare) -> None:
         """Something ended on a worker: whoever waited for that may go on."""
-        self._stir(worker.crew)
+        self._mark_dirty(worker.group)
         for other in worker.device.workers.values():
             if other is not worker:
-                self._stir(other.crew)
+                self._mark_dirty(other.group)
         if account.limited:
-            self._stir_all()
+            self._mark_dirty_all()
 
     def _adopt(self, event: WorkerAdopted) -> None:
         serves = Serves(event.kind, event.client, event.function)
-        where = self._fleet.devices[event.device].territory
+        where = self._placement.devices[event.device].partition
         fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
-        crew = (
-            self._fleet.crew(serves, where, born=event.device)
+        group = (
+            self._placement.group(serves, where, born=event.device)
             if fits
             else WorkerGroup(serves, where, (0, event.device))
         )
-        worker = self._fleet.adopt(event, crew)
+        worker = self._placement.adopt(event, group)
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         for running in event.running:
             account = self._accounts[running.client] if running.client else NOBODY
-            request = QueuedRequest(running.request, account, worker.crew, worker=worker)
+            request = QueuedRequest(running.request, account, worker.group, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
-            worker.crew.running += 1
+            worker.group.running += 1
             if account is not NOBODY:
                 self._accounts.arrived(account)
                 account.running += 1
-        self._fleet.offer(worker)
+        self._placement.offer(worker)
         if not fits:  # another policy started it, for whom this one has no use
-            self._fleet.stop(worker)
-        self._stir(worker.crew)
+            self._placement.stop(worker)
+        self._mark_dirty(worker.group)
 
     def _lose(self, event: WorkerGone) -> None:
-        worker, charged_s = self._fleet.gone(event), dict(event.device_s)
+        worker, charged_s = self._placement.gone(event), dict(event.device_s)
         for request in worker.running.values():
-            worker.crew.running -= 1
+            worker.group.running -= 1
             del self._requests[request.id]
             self._locality.ended(request, worker.device.index)
             if request.account is not NOBODY:
@@ -292,12 +292,12 @@ class Scheduler:
         if not worker.device.workers:
             self._locality.emptied(worker.device.index)
         self._freed(worker, NOBODY)
-        self._fleet.inherit(worker.device)
+        self._placement.inherit(worker.device)
         if worker.starting:
-            self._give_up(worker.crew.territory)
+            self._give_up(worker.group.partition)
 
     def _up(self, event: WorkerReady) -> WorkerState:
-        worker = self._fleet.ready(event)
+        worker = self._placement.ready(event)
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         return worker
@@ -307,11 +307,11 @@ class Scheduler:
         reasons: dict[WorkerGroup, str | None] = {}
         lost: list[tuple[QueuedRequest, str]] = []
         for request in self._requests.values():
-            crew = request.crew
-            if request.worker is None and crew.territory is where:
-                if crew not in reasons:
-                    reasons[crew] = self._fleet.why_dead(crew)
-                if (reason := reasons[crew]) is not None:
+            group = request.group
+            if request.worker is None and group.partition is where:
+                if group not in reasons:
+                    reasons[group] = self._placement.why_dead(group)
+                if (reason := reasons[group]) is not None:
                     lost.append((request, reason))
         for request, reason in sorted(lost, key=lambda each: each[0].id):
             self._reject([request], reason)
@@ -319,48 +319,48 @@ class Scheduler:
     def _reject(self, requests: Iterable[QueuedRequest], reason: str) -> None:
         for request in requests:
             self._leave(request)
-            self._fleet.decisions.append(Reject(request.id, reason))
+            self._placement.decisions.append(Reject(request.id, reason))
 
     def _client_gone(self, client: str) -> None:
         """Nobody needs its own workers any more."""
         self._accounts.gone(client)
-        for crew in [crew for crew in self._fleet.crews.values() if crew.serves.client == client]:
-            if not crew.ready:
-                for worker in list(crew.workers.values()):
+        for group in [group for group in self._placement.groups.values() if group.serves.client == client]:
+            if not group.ready:
+                for worker in list(group.workers.values()):
                     if not worker.stopping:
-                        self._fleet.stop(worker)
-        self._stir_all()
+                        self._placement.stop(worker)
+        self._mark_dirty_all()
 
     # --- decisions
 
     def _decide(self) -> list[Decision]:
-        fleet = self._fleet
-        if self._stirred:
-            stirred, self._stirred = self._stirred, {}
-            alone = len(stirred) == 1
-            for crew in stirred if alone else sorted((crew for crew in stirred if crew.ready), key=self.urgency):
-                self._dispatch_crew(crew)
-        if fleet.promised:
-            fleet.keep_promises()
+        placement = self._placement
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            alone = len(dirty) == 1
+            for group in dirty if alone else sorted((group for group in dirty if group.ready), key=self.urgency):
+                self._dispatch_group(group)
+        if placement.promised:
+            placement.keep_promises()
         if self._open:
             for where in self._touched:
-                if where.hungry or where.free:
-                    fleet.serve(where, self.urgency)
-            if fleet.promised:
-                fleet.keep_promises()
+                if where.waiting or where.free:
+                    placement.serve(where, self.urgency)
+            if placement.promised:
+                placement.keep_promises()
         self._touched.clear()
-        decisions, fleet.decisions = fleet.decisions, []
+        decisions, placement.decisions = placement.decisions, []
         wake_s = self._accounts.wake_s
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             decisions.append(WakeAt(wake_s))
         return decisions
 
-    def _dispatch_crew(self, crew: WorkerGroup) -> None:
-        if crew.alone:
-            for request in sorted(crew.alone.values(), key=lambda request: request.id):
+    def _dispatch_group(self, group: WorkerGroup) -> None:
+        if group.alone:
+            for request in sorted(group.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
-        while crew.queues and crew.offers and (chosen := self.choose(crew)) is not None:
+        while group.queues and group.offers and (chosen := self.choose(group)) is not None:
             request, worker = chosen
             if request.late(self._now_s):
                 self._dequeue(request)  # its caller has an answer, or is about to
@@ -376,7 +376,7 @@ class Scheduler:
         if account.limited and self._accounts.held(account, self._now_s):
             self._keep_none(request)
             return
-        up = [worker for worker in request.crew.workers.values() if not worker.starting and not worker.stopping]
+        up = [worker for worker in request.group.workers.values() if not worker.starting and not worker.stopping]
         own = [worker for worker in up if worker.alone is None or worker.alone is request]
         if not own:
             return
@@ -384,42 +384,42 @@ class Scheduler:
         self._keep_none(request)
         if worker.running or worker.gated:
             worker.alone = request
-            self._fleet.offer(worker)
+            self._placement.offer(worker)
         else:
             self._dispatch(request, worker)
 
     def _keep_none(self, request: QueuedRequest) -> None:
         """The worker that is kept free for a request takes others again."""
-        for worker in request.crew.workers.values():
+        for worker in request.group.workers.values():
             if worker.alone is request:
                 worker.alone = None
-                self._fleet.offer(worker)
+                self._placement.offer(worker)
 
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
         self._dequeue(request)
         request.worker = worker
         account = request.account
-        slot = self._fleet.take_slot(worker, request)
+        slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._accounts.dispatched(account)
         request.ends_s = self._now_s + request.estimate_s
         account.last_device = worker.device.index
         if request.inputs:
             self._locality.dispatched(request, worker.device.index)
-        self._fleet.decisions.append(Dispatch(request.id, worker.id, slot))
+        self._placement.decisions.append(Dispatch(request.id, worker.id, slot))
 
     # --- books
 
-    def _stir(self, crew: WorkerGroup) -> None:
+    def _mark_dirty(self, group: WorkerGroup) -> None:
         """Something changed for the requests of a crew."""
-        if crew.ready:
-            self._stirred[crew] = None
-        self._touched[crew.territory] = None
+        if group.ready:
+            self._dirty[group] = None
+        self._touched[group.partition] = None
 
-    def _stir_all(self) -> None:
-        for where in self._fleet.territories:
+    def _mark_dirty_all(self) -> None:
+        for where in self._placement.partitions:
             self._touched[where] = None
-            for crew in where.hungry.values():
-                self._stirred[crew] = None
+            for group in where.waiting.values():
+                self._dirty[group] = None
 
     def _known_request(self, number: int) -> QueuedRequest:
         if number not in self._requests:
@@ -433,12 +433,12 @@ class Scheduler:
         return request
 
     def _known(self, worker: int) -> WorkerState:
-        if worker not in self._fleet.workers:
+        if worker not in self._placement.workers:
             raise PolicyError(f"no such worker: {worker}")
-        return self._fleet.workers[worker]
+        return self._placement.workers[worker]
 
 
-def territory(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
+def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
     """Devices that crews compete for, free as yet."""
     made = Partition(home=home, nobodys=nobodys)
     made.devices = [DeviceState(device, made) for device in devices]

@@ -31,7 +31,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
 
     id: int
     account: ClientShare
-    crew: WorkerGroup
+    group: WorkerGroup
     inputs: tuple[ObjectUse, ...] = ()
     deadline_s: float | None = None
     alone: bool = False
@@ -77,9 +77,9 @@ class DeviceState:
     that did not start on it, failed: whom they were to serve."""
 
     spec: PhysicalDevice
-    territory: Partition
+    partition: Partition
     workers: dict[int, WorkerState] = field(default_factory=dict)
-    heir: WorkerGroup | None = None
+    reservation: WorkerGroup | None = None
     failures: int = 0
     failed: set[Serves] = field(default_factory=set)
 
@@ -98,7 +98,7 @@ class WorkerState:
 
     id: int
     device: DeviceState
-    crew: WorkerGroup
+    group: WorkerGroup
     starting: bool = True
     stopping: bool = False
     free: list[tuple[int, int]] = field(default_factory=list)
@@ -131,7 +131,7 @@ class WorkerState:
     @property
     def awaited(self) -> bool:
         """A request waits for it, the first that it will run."""
-        return self.starting or (not self.served and self.crew.ready > 0)
+        return self.starting or (not self.served and self.group.ready > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +146,7 @@ class WorkerGroup:
     """
 
     serves: Serves
-    territory: Partition
+    partition: Partition
     born: tuple[int, int]
     evicted: int = -1
     workers: dict[int, WorkerState] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Partition:
     home: Serves | None = None
     """Whom a device is started for that nobody asked for; None: it stays free."""
     free: set[int] = field(default_factory=set)
-    hungry: dict[Serves, WorkerGroup] = field(default_factory=dict)
+    waiting: dict[Serves, WorkerGroup] = field(default_factory=dict)
     holding: dict[Serves, WorkerGroup] = field(default_factory=dict)
     alive: int = 0
     shared_places: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.scheduler import SHARED, Scheduler, territory
+from kaas.scheduling.policies.scheduler import SHARED, Scheduler, partition
 from kaas.scheduling.policies.state import Partition, Serves
 
 
@@ -23,13 +23,13 @@ class Static(Scheduler):
         self._own: dict[str, int] = {client: place for place, client in enumerate(self._shares, start=1)}
         super().__init__(devices)
 
-    def territories(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
+    def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         """The devices of nobody, then those of each client."""
         taken = {index for share in self._shares.values() for index in share}
         reason = "every device of the pool belongs to another client"
-        rest = territory([d for d in devices if d.index not in taken], home=SHARED, nobodys=reason)
+        rest = partition([d for d in devices if d.index not in taken], home=SHARED, nobodys=reason)
         own = [
-            territory(
+            partition(
                 [device for device in devices if device.index in share],
                 home=Serves(WorkerKind.EXECUTOR, client),
                 nobodys=f"client {client!r} has no device of the pool",
@@ -39,7 +39,7 @@ class Static(Scheduler):
         return [rest, *own]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        where = self._fleet.territories[self._own.get(client, 0)]
+        where = self._placement.partitions[self._own.get(client, 0)]
         if kind is WorkerKind.ETASK:
             return Serves(kind, client, function), where
         return (Serves(kind, client) if client in self._own else SHARED), where

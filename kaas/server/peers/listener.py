@@ -310,13 +310,15 @@ class ServerChannel:
         user: the name of its client. key: what it is known by. dropped: nothing that comes from it counts any more.
     """
 
-    __slots__ = ("_door", "_leaving", "connection", "dropped", "key", "user")
+    __slots__ = ("_leaving", "_listener", "connection", "dropped", "key", "user")
 
     connection: TcpConnection[ServerChannel]
 
-    def __init__(self, door: ServerListener, key: tuple[bytes, str], user: str, leaving: WeakSet[LeavingBytes]) -> None:
+    def __init__(
+        self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: WeakSet[LeavingBytes]
+    ) -> None:
         """leaving: what that user was sent."""
-        self._door, self.key, self.user, self._leaving = door, key, user, leaving
+        self._listener, self.key, self.user, self._leaving = listener, key, user, leaving
         self.dropped = False
 
     def __repr__(self) -> str:
@@ -324,7 +326,7 @@ class ServerChannel:
 
     def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
         """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
-        return not self.dropped and self._door.send(self, header, frames)
+        return not self.dropped and self._listener.send(self, header, frames)
 
     def leaves(self, part: LeavingBytes) -> None:
         """It is sent now."""
@@ -338,7 +340,7 @@ class ServerChannel:
         """Have no more to do with it: its connection ends."""
         if not self.dropped:
             self.dropped = True
-            self._door.shut(self)
+            self._listener.shut(self)
 
 
 class _Known:

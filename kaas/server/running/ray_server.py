@@ -192,7 +192,7 @@ def _free_port(host: str) -> int:
 
 
 async def open_front(
-    settings: Settings, folder: Path, path: Sequence[str], service: Service, ground: RayBackend
+    settings: Settings, folder: Path, path: Sequence[str], service: Service, backend: RayBackend
 ) -> Server:
     """path: where the server's process looks for modules.
 
@@ -203,7 +203,7 @@ async def open_front(
     sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
 
     async def attempt() -> Server:
-        front = Server(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
+        front = Server(settings, service, HeldObjects(), folder, _ETaskPool(backend, path))
         await front.open()
         return front
 
@@ -220,8 +220,8 @@ def _taken(error: BaseException) -> bool:
 class _ETaskPool:
     """`kaas.server.building.served.ETaskPool`."""
 
-    def __init__(self, ground: RayBackend, path: Sequence[str]) -> None:
-        self._etasks, self._path = LocalETasks(ground.etasks), path
+    def __init__(self, backend: RayBackend, path: Sequence[str]) -> None:
+        self._etasks, self._path = LocalETasks(backend.etasks), path
 
     def define(self, label: str, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
         return self._etasks.define(label, NamedETask, (target, tuple(outputs)), self._path)

@@ -75,7 +75,7 @@ class Router:
         self.inbox = Inbox()
         self.dropped = 0
         self._loop, self._node, self._host, self._folder = loop, node, host, folder
-        self._doors: list[UnixListener | ZmqListener] = []
+        self._listeners: list[UnixListener | ZmqListener] = []
         self._peers: dict[Channel, Peer] = {}
         self._own_folder: SocketFolder | None = None
 
@@ -89,15 +89,19 @@ class Router:
             self._folder = self._own_folder.path
         path = f"{self._folder}/pool"
         self._local = UnixListener(self._loop, path, self._take_local, self._ended)
-        self._doors.append(self._local)
+        self._listeners.append(self._local)
         self.address = Address(secrets.token_hex(8), self._node, path)
         if self._host is not None:
             from kaas.wire.connections.zmq_listener import ZmqListener
 
-            door = ZmqListener(self._loop, self._host, self._greeted, self._take)
-            self._doors.append(door)
-            keys = {"server_key": door.server_key, "public_key": door.public_key, "secret_key": door.secret_key}
-            self.address = msgspec.structs.replace(self.address, tcp=door.endpoint, **keys)
+            listener = ZmqListener(self._loop, self._host, self._greeted, self._take)
+            self._listeners.append(listener)
+            keys = {
+                "server_key": listener.server_key,
+                "public_key": listener.public_key,
+                "secret_key": listener.secret_key,
+            }
+            self.address = msgspec.structs.replace(self.address, tcp=listener.endpoint, **keys)
 
     def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
         """Waits for nobody; to a peer that is gone it is dropped. files: as the channel takes them."""
@@ -112,8 +116,8 @@ class Router:
 
     def close(self) -> None:
         """What was sent goes out yet, if its receiver takes it within LAST_WORDS_S."""
-        for door in self._doors:
-            door.close(LAST_WORDS_S)
+        for listener in self._listeners:
+            listener.close(LAST_WORDS_S)
         self.hide()
 
     def hide(self) -> None:
@@ -162,7 +166,7 @@ class Router:
             self.send(peer, Refused(), [encode_error(error)])
             return
         self._peers[channel] = peer
-        self.send(peer, Welcome(self.address.life, peer.shares))
+        self.send(peer, Welcome(self.address.epoch, peer.shares))
 
     def _ended(self, channel: Channel) -> None:
         self._peers.pop(channel, None)

@@ -81,12 +81,12 @@ class ZmqChannel:
     """One line, by the token of its two sockets."""
 
     token: bytes
-    door: ZmqListener = field(compare=False)
+    listener: ZmqListener = field(compare=False)
     local: ClassVar[bool] = False
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers
         """Whether its peer is there."""
-        return self.door.send(self.token + INWARD, header, frames)
+        return self.listener.send(self.token + INWARD, header, frames)
 
 
 def _admit(asked: Socket, public_key: bytes, version: bytes, number: bytes, *question: bytes) -> None:

@@ -61,7 +61,7 @@ def test_a_request_took_all_that_it_kept_from_others(occupied_s: float | None, d
 def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         ticks = iter(range(100, 10_000, 100))
-        monkeypatch.setattr(pool._crew, "_loop", SimpleNamespace(time=lambda: float(next(ticks))))
+        monkeypatch.setattr(pool._manager, "_loop", SimpleNamespace(time=lambda: float(next(ticks))))
         for _ in range(2):
             running = await begin(pool.submit(call()))
             await settle()
@@ -127,7 +127,7 @@ def test_a_device_whose_worker_was_stopped_is_unused() -> None:
         await settle()
         workers.reply()
         await running
-        pool._crew.stop(pool._crew.workers[0])
+        pool._manager.stop(pool._manager.workers[0])
         await settle()
         assert [device.state for device in pool.status().devices] == ["unused", "unused"]
 

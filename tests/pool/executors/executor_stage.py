@@ -92,7 +92,7 @@ class FakeHosts:
         self.adopting = asyncio.Event()
         self.has: list[list[Any]] | KaasError | None = None
         self.supplied: list[tuple[int, int, Sequence[Any]]] = []
-        self.parcels: dict[int, list[Any]] = {}
+        self.deferred_results: dict[int, list[Any]] = {}
         self.killed: list[int] = []
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
@@ -110,12 +110,12 @@ class FakeHosts:
             raise self.has
         return self.has
 
-    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
+    async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         assert worker == START.worker
-        if parcel not in self.parcels:
+        if deferred not in self.deferred_results:
             raise WorkerLost("gone with its parcels")
-        assert len(self.parcels[parcel]) == count
-        return self.parcels.pop(parcel)
+        assert len(self.deferred_results[deferred]) == count
+        return self.deferred_results.pop(deferred)
 
     async def ended(self, worker: int) -> str:
         return f"{worker} ended"
@@ -128,9 +128,9 @@ class Stage:
     """Executors with worker 3 on device 1, and all that they talk to."""
 
     def __init__(self) -> None:
-        self.exchange, self.hosts = FakeRouter(), FakeHosts()
+        self.router, self.hosts = FakeRouter(), FakeHosts()
         self.residents = Residents(asyncio.get_running_loop())
-        self.executors = Executors(self.exchange, self.hosts, self.residents)  # type: ignore[arg-type]
+        self.executors = Executors(self.router, self.hosts, self.residents)  # type: ignore[arg-type]
 
     async def open(self, peer: FakePeer = PEER) -> None:
         self.hosts.started.set_result(INFO)

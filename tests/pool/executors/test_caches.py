@@ -19,7 +19,7 @@ def test_an_order_introduces_its_functions() -> None:
     async def scenario(stage: Stage) -> None:
         orders = OrderPayload([FUNCTION, LARGE], b"order", [Ref(b"x")])
         order = await begin(stage.executors.upkeep(3, CacheOrder(orders)))
-        assert stage.exchange.headers() == [
+        assert stage.router.headers() == [
             RegisterFunction(),
             RegisterFunction(),
             messages.CacheCommand(1, [Named(b"x")]),
@@ -41,32 +41,32 @@ def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
             WorkerCall("f", "alice", None, 0, payload=small(Ref(b"x"), frames=[specs.encode(invocation)])) for _ in "ab"
         ]
         prefetch = await begin(stage.executors.prefetch(3, {b"x": calls[0]}))
-        assert stage.exchange.headers() == [messages.CacheDecision(1, [Named(b"x")])]
-        decided = specs.decode_decided(stage.exchange.sent[-1][2][0])
+        assert stage.router.headers() == [messages.CacheDecision(1, [Named(b"x")])]
+        decided = specs.decode_decided(stage.router.sent[-1][2][0])
         assert decided == specs.CacheDecisionSpec([specs.KeyedObject(b"x", 0, None)], [])
         stage.say(Done(1, RECORD))
         assert (await prefetch).record == RECORD
         await begin(stage.executors.evict(3, [b"x"]))
-        assert stage.exchange.headers()[-1] == messages.CacheDecision(2, [])
-        assert specs.decode_decided(stage.exchange.sent[-1][2][0]) == specs.CacheDecisionSpec([], [b"x"])
+        assert stage.router.headers()[-1] == messages.CacheDecision(2, [])
+        assert specs.decode_decided(stage.router.sent[-1][2][0]) == specs.CacheDecisionSpec([], [b"x"])
 
     play(scenario)
 
 
 def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
     async def scenario(stage: Stage) -> None:
-        stage.hosts.parcels[1] = ["array"]
+        stage.hosts.deferred_results[1] = ["array"]
         stage.residents.expect(b"kept", None)
         stage.residents.placed(b"kept", 3)
         value = await begin(stage.residents.value(b"kept"))
         order = await begin(stage.executors.write_back(3, [b"kept"]))
-        assert stage.exchange.headers() == [messages.WriteBackOutput(1, [b"kept"])]
+        assert stage.router.headers() == [messages.WriteBackOutput(1, [b"kept"])]
         stage.say(WrittenBack(b"kept", 1))
         stage.say(Done(1, RECORD))
         assert await order == WorkerReply(record=RECORD)
         assert await value == "array"
         await begin(stage.executors.discard(3, [b"kept"]))
-        assert stage.exchange.headers()[-1] == messages.Discard(2, [b"kept"])
+        assert stage.router.headers()[-1] == messages.Discard(2, [b"kept"])
 
     play(scenario)
 

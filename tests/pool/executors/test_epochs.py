@@ -43,7 +43,7 @@ def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
         for wait in waits:
             with pytest.raises(WorkerLost):
                 await wait
-        assert (stage.hosts.killed, stage.exchange.forgotten) == ([3], [PEER])
+        assert (stage.hosts.killed, stage.router.forgotten) == ([3], [PEER])
         with pytest.raises(WorkerLost):
             await (await stage.run(small()))
         stage.say(Done(1, RECORD), b"")
@@ -60,9 +60,9 @@ def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
         stage.greet(again)
         with pytest.raises(WorkerLost, match="line"):
             await run
-        stage.exchange.sent.clear()
+        stage.router.sent.clear()
         run = await stage.run(small())
-        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [
+        assert [(peer, type(header)) for peer, header, _ in stage.router.sent] == [
             (again, RegisterFunction),
             (again, RunInvocation),
         ]
@@ -92,7 +92,7 @@ def test_survivors_bring_what_they_run_and_know() -> None:
         assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Survived())
         assert await stage.executors.run(3, 1, call) == WorkerReply(record=RECORD)
         await stage.run(small())
-        assert stage.exchange.headers() == [RunInvocation(1, 0)]  # it had met the function
+        assert stage.router.headers() == [RunInvocation(1, 0)]  # it had met the function
 
     play(scenario, opened=False)
 

@@ -54,7 +54,7 @@ from tests.pool.fake_workers import settle
 def test_a_function_is_introduced_once_before_its_first_run() -> None:
     async def scenario(stage: Stage) -> None:
         first, second = await stage.run(small()), await stage.run(small(), slot=1)
-        assert stage.exchange.sent == [
+        assert stage.router.sent == [
             (PEER, RegisterFunction(), [specs.encode(FUNCTION.spec), b"its kTask"]),
             (PEER, RunInvocation(1, 0), [MESSAGE]),
             (PEER, RunInvocation(2, 1), [MESSAGE]),
@@ -65,7 +65,7 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
         assert error.symbol == "sale"
         assert not second.done()
         await stage.run(small())
-        assert stage.exchange.headers()[3:] == [RunInvocation(3, 0)]
+        assert stage.router.headers()[3:] == [RunInvocation(3, 0)]
 
     play(scenario)
 
@@ -80,10 +80,10 @@ def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(mo
 
     async def scenario(stage: Stage) -> None:
         async def met(*keys: str) -> list[Any]:
-            before = len(stage.exchange.sent)
+            before = len(stage.router.sent)
             for key in keys:
                 await stage.run(Payload(functions["abcde".index(key)], [MESSAGE]))
-            return [header for header in stage.exchange.headers()[before:] if type(header) is not RunInvocation]
+            return [header for header in stage.router.headers()[before:] if type(header) is not RunInvocation]
 
         assert await met("a", "b", "c", "a") == [RegisterFunction()] * 3
         assert await met("d") == [ForgetFunction("a"), RegisterFunction()]
@@ -119,7 +119,7 @@ def test_who_wants_frames_gets_them_as_they_came() -> None:
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
-        assert stage.exchange.headers()[-1] == RunInvocation(1, 0)
+        assert stage.router.headers()[-1] == RunInvocation(1, 0)
         stage.say(Done(1, RECORD), data, b"other")
         value = (await run).value
         assert value[0] is data
@@ -129,17 +129,17 @@ def test_who_wants_frames_gets_them_as_they_came() -> None:
 
 def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
     async def scenario(stage: Stage) -> None:
-        stage.hosts.parcels[7] = ["first", "second"]
+        stage.hosts.deferred_results[7] = ["first", "second"]
         run = await stage.run(Payload(LARGE, [MESSAGE]))
-        assert stage.exchange.headers()[-1] == RunInvocation(1, 0, parcel=True)
-        stage.say(Done(1, RECORD, parcel=7))
+        assert stage.router.headers()[-1] == RunInvocation(1, 0, deferred=True)
+        stage.say(Done(1, RECORD, deferred=7))
         assert (await run).value == ("first", "second")
 
         stage.residents.expect(b"kept", None)
-        stage.hosts.parcels[8] = ["first"]
+        stage.hosts.deferred_results[8] = ["first"]
         run = await stage.run(Payload(LARGE, [MESSAGE], keep={1: b"kept"}))
-        assert stage.exchange.headers()[-1] == RunInvocation(2, 0, keep=(b"kept",), parcel=True)
-        stage.say(Done(2, RECORD, parcel=8))
+        assert stage.router.headers()[-1] == RunInvocation(2, 0, keep=(b"kept",), deferred=True)
+        stage.say(Done(2, RECORD, deferred=8))
         assert (await run).value == ("first", Placed(b"kept", 1))
         assert stage.residents.ask(b"kept") == 3
 
@@ -153,7 +153,7 @@ def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
 def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE]))
-        stage.say(Done(1, RECORD, parcel=7))
+        stage.say(Done(1, RECORD, deferred=7))
         with pytest.raises(WorkerLost, match="gone with its parcels"):
             await run
 
@@ -192,7 +192,7 @@ def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
         await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
-        assert stage.exchange.sent[-1] == (PEER, RunInvocation(1, 0, beside=[Framed(2), Named(b"x")]), frames)
+        assert stage.router.sent[-1] == (PEER, RunInvocation(1, 0, beside=[Framed(2), Named(b"x")]), frames)
 
     play(scenario)
 
@@ -206,8 +206,8 @@ def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
         await stage.run(small(*two.blocks, one.block))
         (_, second), (third,) = two.blocks, one.blocks
         beside = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
-        assert stage.exchange.sent[-1][1].beside == beside
-        assert stage.exchange.files == [b"a" * 64 + b"b" * 8, b"c"]
+        assert stage.router.sent[-1][1].beside == beside
+        assert stage.router.files == [b"a" * 64 + b"b" * 8, b"c"]
         files = memory_files()
         reply = await (await stage.run(small(one.block, gone)))
         assert isinstance(reply.error, InputFailed)
@@ -224,7 +224,7 @@ def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open(FakePeer("elsewhere", FakeChannel(local=False)))
         await stage.run(small(Framed(2), lease.block, frames=[MESSAGE, b"a large value"]))
-        beside, frames = stage.exchange.sent[-1][1].beside, stage.exchange.sent[-1][2]
+        beside, frames = stage.router.sent[-1][1].beside, stage.router.sent[-1][2]
         assert beside == [Framed(2), Framed(3)]
         assert frames == [MESSAGE, b"a large value", b"of a client"]
         reply = await (await stage.run(small(gone)))
@@ -240,22 +240,22 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
         await stage.run(small(Framed(2), Ref(b"x")))
         stage.say(RequestObjects(1))
         assert stage.hosts.supplied == [(3, 1, [None, Ref(b"x")])]
-        assert isinstance(stage.exchange.headers()[-1], RunInvocation)
+        assert isinstance(stage.router.headers()[-1], RunInvocation)
 
         stage.hosts.has = [[], [b"first", lease.block, b"second"]]
         stage.say(RequestObjects(1))
         supply = ProvideObjects(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
-        assert stage.exchange.sent[-1] == (PEER, supply, [b"first", b"second"])
-        assert stage.exchange.files == [b"shared"]
+        assert stage.router.sent[-1] == (PEER, supply, [b"first", b"second"])
+        assert stage.router.files == [b"shared"]
 
         stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
         stage.say(RequestObjects(1))
-        assert stage.exchange.headers()[-1] == ProvideObjects(1, error=True)
-        assert decode_error(stage.exchange.sent[-1][2][0]).message == "nobody has it"
+        assert stage.router.headers()[-1] == ProvideObjects(1, error=True)
+        assert decode_error(stage.router.sent[-1][2][0]).message == "nobody has it"
 
         stage.say(Done(1, RECORD), b"")
-        sent = len(stage.exchange.sent)
+        sent = len(stage.router.sent)
         stage.say(RequestObjects(1))
-        assert len(stage.exchange.sent) == sent
+        assert len(stage.router.sent) == sent
 
     play(scenario)

@@ -47,7 +47,7 @@ def test_figure_6b_the_idle_device_of_the_largest_pool_is_taken() -> None:
     adopted(world, 2, 2, "2")
     adopted(world, 3, 3, "2", busy=False)
     world.tell(Tick(0.0))
-    world.raw._fleet.crews[(ETASK, "0", "f")].evicted = 1  # type: ignore[attr-defined]
+    world.raw._placement.groups[(ETASK, "0", "f")].evicted = 1  # type: ignore[attr-defined]
     world.arrive("1", "f", ETASK)
     assert world.decided == [StopWorker(3)]
     world.gone(3, "stopped")
@@ -149,9 +149,9 @@ def test_a_promise_lapses_with_its_request() -> None:
     world.tick()
     first = world.arrive("a", "f", ETASK)
     world.up(0)
-    heir = world.arrive("b", "f", ETASK)
+    reservation = world.arrive("b", "f", ETASK)
     third = world.arrive("c", "f", ETASK)
-    world.cancel(heir)
+    world.cancel(reservation)
     world.finish(first, 1.0)
     world.gone(0, "stopped")
     assert world.decided[-1] == StartWorker(1, ETASK, 0, "c", "f")
@@ -249,24 +249,26 @@ Flow = tuple[WorkerKind, str, str]
 def judged(world: World) -> None:
     """Has each promise of a device judged: it comes from the largest crew of those that can give one, and goes to one
     that has fewer."""
-    fleet: Any = world.raw._fleet  # type: ignore[attr-defined]
-    find = fleet._find
+    placement: Any = world.raw._placement  # type: ignore[attr-defined]
+    find = placement._find
 
-    def judging(crew: Any) -> bool:
-        sizes = {other: other.size for other in fleet.crews.values()}
-        heirs = {index: device.heir for index, device in fleet.devices.items()}
-        takeable = [worker for worker in fleet.workers.values() if not worker.stopping and worker.device.heir is None]
-        giving = {worker.crew for worker in takeable} - {crew}
-        found = bool(find(crew))
-        for device in fleet.devices.values():
-            if device.heir is not heirs[device.index]:
-                victims = {worker.crew for worker in device.workers.values()}
-                assert device.heir is crew
+    def judging(group: Any) -> bool:
+        sizes = {other: other.size for other in placement.groups.values()}
+        heirs = {index: device.reservation for index, device in placement.devices.items()}
+        takeable = [
+            worker for worker in placement.workers.values() if not worker.stopping and worker.device.reservation is None
+        ]
+        giving = {worker.group for worker in takeable} - {group}
+        found = bool(find(group))
+        for device in placement.devices.values():
+            if device.reservation is not heirs[device.index]:
+                victims = {worker.group for worker in device.workers.values()}
+                assert device.reservation is group
                 assert heirs[device.index] is None
-                assert all(sizes[crew] < sizes[victim] == max(sizes[other] for other in giving) for victim in victims)
+                assert all(sizes[group] < sizes[victim] == max(sizes[other] for other in giving) for victim in victims)
         return found
 
-    fleet._find = judging
+    placement._find = judging
 
 
 def _flow(request: RequestArrived) -> Flow:
@@ -323,7 +325,7 @@ def test_every_function_is_served_within_a_round(devices: int) -> None:
     assert max(served.values()) <= 2 * min(served.values()) + devices
 
 
-def test_crews_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "CREWS", 8)
     world = World(Exclusive, 1)
     world.tick()
@@ -333,5 +335,5 @@ def test_crews_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.Monkey
         for function in ("waits", f"gives up {other}"):
             world.arrive("c", function)
         world.cancel(world.next_request - 1)
-        assert len(world.raw._fleet.crews) <= scheduler.CREWS  # type: ignore[attr-defined]
+        assert len(world.raw._placement.groups) <= scheduler.CREWS  # type: ignore[attr-defined]
     world.settle(lambda _: 0)

@@ -352,7 +352,7 @@ def test_a_suspect_moves_to_a_worker_that_is_free_sooner() -> None:
     requests = [world.arrive() for _ in range(4)]
     where = {request: world.running[request][0] for request in requests}
     suspect = world.arrive(alone=True)
-    kept = next(worker.id for worker in world.raw._fleet.workers.values() if worker.alone)  # type: ignore[attr-defined]
+    kept = next(worker.id for worker in world.raw._placement.workers.values() if worker.alone)  # type: ignore[attr-defined]
     for request in [request for request in requests if where[request] != kept]:
         world.finish(request, 1.0)
     assert world.running[suspect][0] != kept

@@ -243,7 +243,7 @@ def test_of_busy_workers_the_one_that_is_free_soonest_goes() -> None:
     assert places(result) == [(0, 1, 2.5, "cold")]
 
 
-def test_a_device_is_promised_to_its_heir() -> None:
+def test_a_device_is_promised_to_its_reservation() -> None:
     """c's second request gets it back only once x has run there; what stops empties the device."""
     devices = [{"owner": "c", "cached": ["C"]}]
     told = requests((0, "C"), (0, "X"), (0, "C"))

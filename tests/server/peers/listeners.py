@@ -47,7 +47,7 @@ class Open:
         self._thread.start()
         server = None if keys is None else keys.server
         try:
-            self.door = self.do(
+            self.listener = self.do(
                 lambda: ServerListener(self.loop, host, 0, keys, server, self._receive, gone=self.gone.put, **limits)
             )
         except BaseException:
@@ -56,7 +56,7 @@ class Open:
 
     @property
     def port(self) -> int:
-        return int(self.door.endpoint.rpartition(":")[2])
+        return int(self.listener.endpoint.rpartition(":")[2])
 
     def do(self, action: Callable[[], T]) -> T:
         """On the loop's thread."""
@@ -70,7 +70,7 @@ class Open:
         return self.received.get(timeout=PATIENCE_S)
 
     def close(self, wait_s: float = 0.0) -> None:
-        self.do(lambda: self.door.close(wait_s))
+        self.do(lambda: self.listener.close(wait_s))
         self._end()
         assert self.faults.empty()
 
@@ -87,7 +87,7 @@ class Open:
 class Client:
     """A socket as clients have it. own: None for one without keys."""
 
-    def __init__(self, door: Open, own: OwnKeys | None, server_key: str = "", **options: Any) -> None:
+    def __init__(self, listener: Open, own: OwnKeys | None, server_key: str = "", **options: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -100,7 +100,7 @@ class Client:
             self.socket.curve_publickey, self.socket.curve_secretkey = own.public_key.encode(), own.secret_key.encode()
         self.monitor = self.socket.get_monitor_socket(FAILED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self.monitor.rcvtimeo = int(PATIENCE_S * 1000)
-        self.socket.connect(door.door.endpoint)
+        self.socket.connect(listener.listener.endpoint)
 
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames)
@@ -137,8 +137,8 @@ class Client:
 class Crowd:
     """Connections of one client in another process, so that this one's memory is the door's."""
 
-    def __init__(self, door: Open, own: OwnKeys) -> None:
-        said = (door.door.endpoint, own.server_key, own.public_key, own.secret_key)
+    def __init__(self, listener: Open, own: OwnKeys) -> None:
+        said = (listener.listener.endpoint, own.server_key, own.public_key, own.secret_key)
         command = [sys.executable, "-c", CROWD, *said]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -178,8 +178,8 @@ def resident_bytes() -> int:
 class Plain:
     """Somebody who writes to the port what he likes."""
 
-    def __init__(self, door: Open) -> None:
-        self.socket = socket.create_connection((LOCAL, door.port), PATIENCE_S)
+    def __init__(self, listener: Open) -> None:
+        self.socket = socket.create_connection((LOCAL, listener.port), PATIENCE_S)
 
     def put_out(self) -> bool:
         """Whether the server ends this."""
@@ -201,6 +201,6 @@ def client_keys(folder: Path, name: str) -> OwnKeys:
     return own_keys(secret_file)
 
 
-def echo(door: Open) -> None:
+def echo(listener: Open) -> None:
     """From now on every message is answered with its own frames."""
-    door.on_receive = lambda channel, frames: channel.send(protocol.Done(1), frames)
+    listener.on_receive = lambda channel, frames: channel.send(protocol.Done(1), frames)

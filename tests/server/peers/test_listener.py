@@ -481,7 +481,7 @@ def test_many_strangers_keep_nobody_out(opened: Open, come: Come, plain: Callabl
     echoes(client)
     strangers = [plain() for _ in range(2 * STRANGERS)]
     assert strangers[0].put_out()
-    until(lambda: opened.do(lambda: len(opened.door._connections)) <= STRANGERS + 1)
+    until(lambda: opened.do(lambda: len(opened.listener._connections)) <= STRANGERS + 1)
     echoes(client)
     echoes(come(alice))
 
@@ -517,7 +517,7 @@ def test_idle_connections_take_little_memory(folder: Path, alice: OwnKeys) -> No
 def test_without_keys_it_is_loud(caplog: pytest.LogCaptureFixture) -> None:
     with closing(Open(None)) as opened:
         assert "INSECURE" in caplog.text
-        assert opened.door.endpoint in caplog.text
+        assert opened.listener.endpoint in caplog.text
 
 
 def test_without_keys_everybody_is_the_same(unlocked: Open) -> None:

@@ -124,7 +124,7 @@ STRANGER = """
 import sys
 import zmq
 from zmq.utils.monitor import recv_monitor_message
-from kaas.remote import wire
+from kaas.wire import protocol
 from kaas.wire.key_files import own_keys
 
 address, path = sys.argv[1:]
@@ -137,7 +137,7 @@ if keys is not None:
     socket.curve_publickey, socket.curve_secretkey = keys.public_key.encode(), keys.secret_key.encode()
 monitor = socket.get_monitor_socket()
 socket.connect(address)
-socket.send(wire.encode(wire.Hello(wire.VERSION, "0" * 32)))
+socket.send(protocol.encode(protocol.Hello(protocol.VERSION, "0" * 32)))
 event = 0
 while event not in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
     event = recv_monitor_message(monitor)["event"]

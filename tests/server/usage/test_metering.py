@@ -295,7 +295,7 @@ SERVER = """
 import asyncio, sys
 from pathlib import Path
 from kaas.wire.specs import RunRecord
-from kaas.remote import metering
+from kaas.server.usage import metering
 metering.WRITE_EVERY_S = 0.002
 async def main():
     meter = metering.Meter(Path(sys.argv[1]))

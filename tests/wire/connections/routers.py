@@ -36,12 +36,12 @@ class Running:
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.exchange = self.do(lambda: Router(self.loop, NODE, host, folder))
-        self.do(lambda: self.exchange.open(self._receive, self._greet))
+        self.router = self.do(lambda: Router(self.loop, NODE, host, folder))
+        self.do(lambda: self.router.open(self._receive, self._greet))
 
     @property
     def address(self) -> Address:
-        return self.exchange.address
+        return self.router.address
 
     def do(self, action: Callable[[], T]) -> T:
         """On the loop's thread."""
@@ -55,7 +55,7 @@ class Running:
         return connect(self.address, node, role, "a name", "first", PATIENCE_S)
 
     def close(self) -> None:
-        self.do(self.exchange.close)
+        self.do(self.router.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()

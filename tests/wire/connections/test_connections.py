@@ -103,7 +103,7 @@ def echo(pool: Running) -> None:
     """From now on every request is answered with its own frames."""
 
     def answer(peer: Any, header: Any, frames: Any) -> None:
-        pool.exchange.send(peer, Result(header.number), frames)
+        pool.router.send(peer, Result(header.number), frames)
 
     pool.on_receive = answer
 
@@ -117,7 +117,7 @@ def test_messages_go_both_ways(pool: Running, line: Connection) -> None:
     assert sender is peer
     assert header == Submit(7, [])
     assert [bytes(frame) for frame in frames] == [b"small", b"", b"x" * LARGE_BYTES]
-    pool.do(lambda: pool.exchange.send(peer, Release(7)))
+    pool.do(lambda: pool.router.send(peer, Release(7)))
     assert line.receive(PATIENCE_S) == (Release(7), [])
 
 
@@ -180,7 +180,7 @@ def test_a_peer_may_be_refused(pool: Running) -> None:
 
 
 def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
-    pool.on_greet = lambda peer, _hello: pool.exchange.send(peer, Release(3))
+    pool.on_greet = lambda peer, _hello: pool.router.send(peer, Release(3))
     line = pool.connect()
     assert line.receive(PATIENCE_S) == (Release(3), [])
     line.close()
@@ -209,7 +209,7 @@ def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Connec
     for block, said, shares in [*cases, *guessed, (None, b"", False)]:
         peer = raw()
         peer.send(messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said)
-        assert messages.decode_to_peer(peer.receive()[0]) == Welcome(pool.address.life, shares)
+        assert messages.decode_to_peer(peer.receive()[0]) == Welcome(pool.address.epoch, shares)
     outbox.close()
 
 
@@ -233,9 +233,9 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Connection, raw: Ca
         for message in bad:
             stranger.send(message, b"and a frame")
     line.send(Hello(messages.VERSION, "client", "", "", 1))  # once is enough
-    until(lambda: pool.do(lambda: pool.exchange.dropped) == 2 * len(bad) + 1)
+    until(lambda: pool.do(lambda: pool.router.dropped) == 2 * len(bad) + 1)
     strangers[0].send(hello)
-    assert messages.decode_to_peer(strangers[0].receive()[0]) == Welcome(pool.address.life, False)
+    assert messages.decode_to_peer(strangers[0].receive()[0]) == Welcome(pool.address.epoch, False)
     line.send(Cancel(1))
     assert arrived(pool)[1] == Cancel(1)
     assert pool.faults.empty()
@@ -270,17 +270,17 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Conn
 def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Connection) -> None:
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
     other = pool.connect("executor")
-    pool.do(lambda: pool.exchange.forget(peer))
+    pool.do(lambda: pool.router.forget(peer))
     line.send(Cancel(1))
     other.send(Cancel(2))
     assert arrived(pool)[1] == Cancel(2)
     gone, _ = pool.greeted.get(timeout=PATIENCE_S)
     other.close()
-    dropped = pool.exchange.dropped
+    dropped = pool.router.dropped
 
     def noticed() -> bool:
-        pool.do(lambda: pool.exchange.send(gone, Release(1)))
-        return pool.exchange.dropped > dropped
+        pool.do(lambda: pool.router.send(gone, Release(1)))
+        return pool.router.dropped > dropped
 
     until(noticed)
 
@@ -370,12 +370,12 @@ def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
     before = connections_on(pool.address.path)
     stranger = Raw(pool.address.path)
     stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
-    assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.life, False)
+    assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.epoch, False)
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
     assert connections_on(pool.address.path) > before
 
     def end() -> None:
-        pool.exchange.send(peer, Release(1))
+        pool.router.send(peer, Release(1))
         for number in range(3):
             stranger.send(messages.encode(Cancel(number)))
         stranger.stream.close()
@@ -445,18 +445,18 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
 
 POOL = """
 import asyncio, os, signal, sys
-from kaas.wire.connections.router import Exchange
+from kaas.wire.connections.router import Router
 from kaas.wire.messages import Result, encode
 
 async def main():
-    exchange = Exchange(asyncio.get_running_loop(), "here", sys.argv[1] if len(sys.argv) > 1 else None)
+    router = Router(asyncio.get_running_loop(), "here", sys.argv[1] if len(sys.argv) > 1 else None)
     def receive(peer, header, frames):
-        exchange.send(peer, Result(header.number), frames)
+        router.send(peer, Result(header.number), frames)
         if header.number < 0:
-            exchange.close()
+            router.close()
             os.kill(os.getpid(), signal.SIGKILL)
-    exchange.open(receive, lambda peer, hello: None)
-    print(encode(exchange.address).hex(), flush=True)
+    router.open(receive, lambda peer, hello: None)
+    print(encode(router.address).hex(), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -520,7 +520,7 @@ def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None
     line.close()
 
 
-def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> None:
+def test_the_local_socket_is_for_its_user_only_and_goes_with_the_router() -> None:
     pool = Running()
     folder = Path(pool.address.path).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -530,7 +530,7 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
 
 def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Connection) -> None:
     echo(pool)
-    pool.do(pool.exchange.hide)
+    pool.do(pool.router.hide)
     assert not Path(pool.address.path).parent.exists()
     line.send(Submit(1))
     assert line.receive(PATIENCE_S) == (Result(1), [])

@@ -81,7 +81,7 @@ def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = l
 
     def all_of_them() -> None:
         for number in numbers:
-            pool.exchange.send(peer, Release(number), frames(number))
+            pool.router.send(peer, Release(number), frames(number))
 
     pool.do(all_of_them)
 
@@ -165,7 +165,7 @@ def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
     served = Served(line, lambda _: True, lambda _: None)
     send(pool, range(THREADS))
     got(served.given, THREADS)
-    pool.do(pool.exchange.close)
+    pool.do(pool.router.close)
     assert all("ended" in str(lost) for lost in served.ended())
     line.close()
 
@@ -180,8 +180,8 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
     peer = pool.greeted.get(timeout=PATIENCE_S)[0]
 
     def last_words() -> None:
-        pool.exchange.send(peer, Release(100), [])
-        pool.exchange.close()
+        pool.router.send(peer, Release(100), [])
+        pool.router.close()
 
     pool.do(last_words)
     done.set()

@@ -56,7 +56,7 @@ def echo(pool: Running) -> None:
     """From now on every request is answered with its own frames."""
 
     def answer(peer: Any, header: Any, frames: Any) -> None:
-        pool.exchange.send(peer, Result(header.number), frames)
+        pool.router.send(peer, Result(header.number), frames)
 
     pool.on_receive = answer
 
@@ -86,9 +86,9 @@ def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes
             sender.send_multipart([message, b"and a frame"])
     for sender in senders[1:]:
         sender.send(hello)
-    until(lambda: open_pool.do(lambda: open_pool.exchange.dropped) == 3 * len(bad) + 2)
+    until(lambda: open_pool.do(lambda: open_pool.router.dropped) == 3 * len(bad) + 2)
     senders[0].send(hello)
-    assert messages.decode_to_peer(senders[0].recv()) == Welcome(open_pool.address.life, False)
+    assert messages.decode_to_peer(senders[0].recv()) == Welcome(open_pool.address.epoch, False)
     assert open_pool.received.empty()
     assert open_pool.faults.empty()
 
@@ -101,8 +101,8 @@ def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
     line.close()
 
     def noticed() -> bool:
-        open_pool.do(lambda: open_pool.exchange.send(peer, Result(1)))
-        return open_pool.exchange.dropped > 0
+        open_pool.do(lambda: open_pool.router.send(peer, Result(1)))
+        return open_pool.router.dropped > 0
 
     until(noticed)
 
@@ -117,7 +117,7 @@ def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> Non
     peer.connect(address.tcp)
     hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
     peer.send_multipart([messages.encode(hello), secret])
-    assert messages.decode_to_peer(peer.recv()) == Welcome(address.life, False)
+    assert messages.decode_to_peer(peer.recv()) == Welcome(address.epoch, False)
     context.destroy(linger=0)
     outbox.close()
 
@@ -166,12 +166,12 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
         assert line.receive(PATIENCE_S) == (Result(1), [])
         assert open_pool.greeted.empty()
         cable.cut()
-        assert line.receive(PATIENCE_S) == (Welcome(open_pool.address.life, False), [])
+        assert line.receive(PATIENCE_S) == (Welcome(open_pool.address.epoch, False), [])
         again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
         assert again is peer
         line.send(Done(2))
         answers = [line.receive(PATIENCE_S)]
-        if answers == [(Welcome(open_pool.address.life, False), [])]:  # for the other of its two connections
+        if answers == [(Welcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
             answers = [line.receive(PATIENCE_S)]
         assert answers == [(Result(2), [])]
         line.close()
