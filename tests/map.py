@@ -170,12 +170,11 @@ def purpose(part: str) -> str:
 
 def picture() -> Iterator[str]:
     """Yield the lines of the picture: a table of the folders of kaas from top to bottom, and what each imports."""
-    yield "| folder | files | lines | what | imports |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| folder | files | what | imports |"
+    yield "| --- | --- | --- | --- |"
     for part, members in reversed(parts().items()):
         below = ", ".join(f"`{name.removeprefix('kaas/')}`" for name in imported_parts(part)) or "nothing"
-        size = sum(lines(MODULES[member]) for member in members)
-        yield f"| `{part}` | {len(members)} | {size} | {purpose(part)} | {below} |"
+        yield f"| `{part}` | {len(members)} | {purpose(part)} | {below} |"
 
 
 def page(text: str) -> str:
@@ -196,6 +195,13 @@ def main() -> None:
     count = files_per_folder()
     if not options.json:
         print(*picture(), sep="\n")
+        print(
+            *(
+                f"{sum(lines(MODULES[member]) for member in members):6} lines {part}"
+                for part, members in parts().items()
+            ),
+            sep="\n",
+        )
         print(*(f"cycle: {', '.join(members)}" for members in found), sep="\n")
         print(*(f"{size:5} {name}" for size, name in longest()[:20]), sep="\n")
     bars = {

@@ -49,7 +49,8 @@ def test_locks_hold_what_the_project_asks_for() -> None:
     extras = groups.pop("extras")
     dev = [need for group in groups.values() for need in group if isinstance(need, str)]
     dev += [need for folder in OTHERS for need in other(folder)["dependencies"] if not need.startswith("kaas")]
-    run = project["project"]["dependencies"]
+    run = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["ray"]]
+    run = [need for need in [*run, *other("softgpu")["dependencies"]] if not need.startswith("softgpu")]
     for lock, needs in (("run.txt", run), ("dev.txt", dev), ("extras.txt", extras)):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
@@ -60,7 +61,8 @@ def test_the_other_distributions_go_with_this_version_of_kaas(folder: str) -> No
     kaas = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert other(folder)["version"] == kaas["version"]
     assert other(folder)["requires-python"] == kaas["requires-python"]
-    assert kaas["name"] in other(folder)["dependencies"]
+    needs = dict.fromkeys(OTHERS, kaas["name"]) | {"softgpu": "cuda-python>=13.4,<14"}
+    assert needs[folder] in other(folder)["dependencies"]
 
 
 def test_no_page_or_message_tells_to_install_by_a_name_that_is_not_ours() -> None:

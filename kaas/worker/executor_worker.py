@@ -62,7 +62,7 @@ class ExecutorWorker:
     ) -> None:
         """
         Args:
-            options: those of `kaas.executor.executor.Executor`. name: the worker's number. node: where it is. introduce: as
+            options: those of `Executor`. name: the worker's number. node: where it is. introduce: as
                 `ExecutorWork` takes it. line_lost: called when the pool's process has ended.
         """
         self._device = device

@@ -21,7 +21,7 @@ class PoolOrders:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOrders:
-    """options: those of `kaas.executor.executor.Executor`. name: its worker's number. address, node: of the pool. sandbox: that
+    """options: those of `Executor`. name: its worker's number. address, node: of the pool. sandbox: that
     the process enters before it opens its device; None for none."""
 
     device: Device
