@@ -46,7 +46,7 @@ class Client:
         keys: the file that `kaas keys new` wrote for this client, or what is in it. None for a server without keys,
             which is on this machine.
         server_key: the server's public key, if it is not the one in that file.
-        signatures: of kTasks, by key, for a server that takes signed ones: `kaas.server.peers.signing.read_signatures`.
+        signatures: of kTasks, by key, for a server that takes signed ones: `kaas.remote.signing.read_signatures`.
         patience_s: how long a server is looked for that is not there, and how long is asked again what a server has
             put off; calls with a deadline have that instead.
 

@@ -12,7 +12,6 @@ import selectors
 import shlex
 import signal
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,13 +118,6 @@ def test_the_environment_is_not_the_checkout(python: Path, tmp_path: Path) -> No
 def test_the_first_program_of_the_readme_is_short_and_its_page_too() -> None:
     assert len(program(ROOT / "README.md").splitlines()) <= 20
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
-
-
-def test_what_a_machine_without_ray_needs_is_told() -> None:
-    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
-    (told,) = re.findall(r"^pip install (msgspec .*)$", (ROOT / "docs/installing.md").read_text(), re.MULTILINE)
-    assert {*told.split()} == names - {"ray"}
 
 
 # --- commands

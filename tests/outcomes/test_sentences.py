@@ -57,17 +57,17 @@ def test_signatures_that_are_none(tmp_path: Path, written: bytes) -> None:
     path = tmp_path / "signatures.json"
     path.write_bytes(written)
     with pytest.raises(InvalidConfig, match="holds no signatures"):
-        kaas.server.peers.signing.read_signatures(str(path))
+        kaas.remote.signing.read_signatures(str(path))
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", None, 7, {}])
 def test_signatures_that_are_nowhere(path: Any) -> None:
     with pytest.raises(InvalidConfig):
-        kaas.server.peers.signing.read_signatures(path)
+        kaas.remote.signing.read_signatures(path)
 
 
 def test_signing_needs_no_import_of_its_own() -> None:
-    program = "import kaas; print(kaas.server.peers.signing.read_signatures.__name__)"
+    program = "import kaas; print(kaas.remote.signing.read_signatures.__name__)"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
