@@ -63,7 +63,7 @@ class Compiler:
     def breaks(self) -> None:
         """No executor starts from here on."""
         self._say("echo 'the toolbox is gone' >&2; exit 1")
-        for library in self._cache.glob("kaas/driver/*/libcuda.so.1"):
+        for library in self._cache.glob("softgpu/driver/*/libcuda.so.1"):
             library.unlink()
 
 
