@@ -34,7 +34,8 @@ from cuda.bindings import driver
 import kaas
 from benchmarks.station import N, reader
 from examples import chained_matmul
-from kaas.executor.device.device import call, open_device
+from kaas.executor.device.device import open_device
+from kaas.executor.device.driver_errors import call
 from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
 from kaas.wire.status.stats import Stats
 

@@ -26,7 +26,7 @@ import softgpu
 from benchmarks.models import MODELS
 from benchmarks.report import Bar, arguments, report
 from benchmarks.softgpu_compile import Source, measure
-from kaas.executor.device.device import call
+from kaas.executor.device.driver_errors import call
 from softgpu import target
 
 RESNET = MODELS["resnet50"]

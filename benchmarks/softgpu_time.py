@@ -15,7 +15,7 @@ from cuda.bindings import driver
 
 import softgpu
 from benchmarks.report import arguments, report
-from kaas.executor.device.device import call
+from kaas.executor.device.driver_errors import call
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 RATE = 2e9

@@ -16,7 +16,8 @@ from cuda.bindings import driver
 
 import kaas
 import softgpu
-from kaas.executor.device.device import OpenDevice, call, gpu_count, open_device
+from kaas.executor.device.device import OpenDevice, gpu_count, open_device
+from kaas.executor.device.driver_errors import call
 from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult, RunStats
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"

@@ -16,7 +16,7 @@ from tests.map import FILES, LINES, MODULES, PAGE, TABLES, cycles, files_per_fol
 ROOT = Path(__file__).parent.parent
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device.device", "kaas.code.nvrtc", "softgpu.runtime_calls"},
+    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "softgpu.runtime_calls"},
     "ray": {
         "kaas.api.dag",
         "kaas.api.ray_session",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device.device import EventPair, ParameterBlock, Stream
+    from kaas.executor.device.graphs import ParameterBlock
+    from kaas.executor.device.streams import EventPair, Stream
 
 
 @dataclass(frozen=True, slots=True)

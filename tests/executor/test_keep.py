@@ -13,7 +13,8 @@ import pytest
 import kaas
 import softgpu
 from kaas.errors import DeviceError, InvalidRequest, OutOfDeviceMemory
-from kaas.executor.device.device import MemoryPool, Stream
+from kaas.executor.device.memory import MemoryPool
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from tests.executor.conftest import MakeExecutor
 from tests.patience import PATIENCE_S

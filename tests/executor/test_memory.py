@@ -9,7 +9,8 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongShape, WrongSize
-from kaas.executor.device.device import OpenDevice, Stream, open_device
+from kaas.executor.device.device import OpenDevice, open_device
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor

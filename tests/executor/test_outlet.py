@@ -11,7 +11,8 @@ import kaas
 import softgpu
 from kaas.errors import DeviceError, OutOfDeviceMemory
 from kaas.executor.device import device_to_host
-from kaas.executor.device.device import OpenDevice, Stream
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import MakeExecutor
 

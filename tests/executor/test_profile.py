@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.executor.device.device import GraphInstance
+from kaas.executor.device.graphs import GraphInstance
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan import graph_cache
 from kaas.ktask.request import encode_scalars

@@ -159,7 +159,8 @@ import sys, threading
 import kaas
 import softgpu
 from kaas.errors import DeviceLost
-from kaas.executor.device.device import GraphInstance, open_device
+from kaas.executor.device.graphs import GraphInstance
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, RunRequest
 
 b = kaas.Buffer("b", 64, "int32")

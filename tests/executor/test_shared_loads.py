@@ -10,7 +10,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed
-from kaas.executor.device.device import Stream
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, Stop, Waits, array, check, request, stop, task, threads, waits

@@ -13,7 +13,8 @@ import pytest
 import kaas
 import softgpu
 from kaas.errors import DeviceError, DeviceLost, DeviceUnavailable, OutOfDeviceMemory
-from kaas.executor.device.device import HostMemory, open_device
+from kaas.executor.device.device import open_device
+from kaas.executor.device.memory import HostMemory
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.plan import Plan
 from kaas.executor.slot import Slot

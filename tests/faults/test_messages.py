@@ -27,7 +27,7 @@ from kaas.errors import (
     WrongDtype,
     WrongSize,
 )
-from kaas.executor.device.device import Stream
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import CACHE_BYTES, cached

@@ -11,7 +11,8 @@ from cuda.bindings import driver
 
 import kaas
 from kaas.errors import OutOfDeviceMemory, RequestTooLarge
-from kaas.executor.device.device import call, open_device
+from kaas.executor.device.device import open_device
+from kaas.executor.device.driver_errors import call
 from kaas.executor.executor import Executor, InputSource, RunRequest
 
 MIB = 1 << 20

@@ -11,7 +11,8 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceLost
-from kaas.executor.device.device import EventPair, Graph, ParameterBlock, Stream
+from kaas.executor.device.graphs import Graph, ParameterBlock
+from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from softgpu.tests.compiler.test_stray_shuffles import CONSTANT, text
 from tests.executor.interpreter import interpret

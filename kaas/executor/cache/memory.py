@@ -12,8 +12,10 @@ from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage, Unsaved
 from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.tiers import TierUse
-from kaas.executor.device.device import EventPair, HostMemory, OpenDevice
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.memory import HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
+from kaas.executor.device.streams import EventPair
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 

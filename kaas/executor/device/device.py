@@ -1,7 +1,8 @@
-"""The CUDA driver as the executor sees it: one device's memory, streams, code and graphs; all of its uses of cuda.*.
+"""A device of the CUDA driver: how it is opened, what it can do, and the context of its calls.
 
-Every status of the driver goes through `check`, which makes a typed error of it. Resources have `close()`; nothing is
-freed by the garbage collector. Whether the driver below is NVIDIA's or `softgpu/softgpu` shows nowhere but in
+The folder is the only importer of cuda.*: `memory`, `code`, `streams` and `graphs` hold what a device has, and every
+status of the driver goes through `driver_errors.check`, which makes a typed error of it. Resources have `close()`;
+nothing is freed by the garbage collector. Whether the driver below is NVIDIA's or the software GPU shows nowhere but in
 `open_device`.
 """
 
@@ -9,63 +10,26 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 from cuda.bindings import driver
 
 import softgpu
-from kaas.code import providers
-from kaas.errors import (
-    MEMCHECK_TELLS_MORE,
-    CorruptImage,
-    DeviceUnavailable,
-    KaasError,
-    OutOfDeviceMemory,
-    Unprovided,
-    UnsupportedCode,
-)
+from kaas.errors import DeviceUnavailable
 from kaas.executor.device import software
-from kaas.executor.device.driver_errors import translate
-from kaas.ktask.library import Image, Library
+from kaas.executor.device.code import LoadedLibrary, load
+from kaas.executor.device.driver_errors import call, check
+from kaas.executor.device.graphs import Graph
+from kaas.executor.device.memory import HostMemory, MemoryPool, free_bytes, refusal
+from kaas.executor.device.streams import EventPair, Stream
+from kaas.ktask.library import Library
 
 _GPU_USABLE = 0.9
 """Share of a real GPU's free memory that we plan with; the rest is for contexts, code, graphs and local memory."""
-
-
-def check(name: str, status: Any, *, device: str = "") -> None:
-    """The gate for every status of the driver.
-
-    Raises:
-        OutOfDeviceMemory, UnsupportedCode, CorruptImage, DeviceUnavailable, DeviceLost, or DeviceError for the rest.
-    """
-    if status:
-        raise _error(name, int(status), device)
-
-
-def _error(name: str, code: int, device: str) -> KaasError:
-    if softgpu.loaded_devices():
-        details = softgpu.last_error()
-        if code == driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS and not softgpu.checks_memory():
-            details += MEMCHECK_TELLS_MORE
-    else:
-        status, text = driver.cuGetErrorString(driver.CUresult(code))
-        details = text.decode() if not status and text else ""
-    return translate(name, code, driver.CUresult(code).name, details, device)
-
-
-def call(function: Any, *args: Any, device: str = "") -> Any:
-    """Calls the driver through the gate; gives what it returns beside the status (None, one value or a tuple)."""
-    status, *values = function(*args)
-    check(function.__name__, status, device=device)
-    return values[0] if len(values) == 1 else tuple(values) or None
-
-
-# --- devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +183,8 @@ class OpenDevice:
         """
         status, address = driver.cuMemAlloc(nbytes)
         if status:
-            raise self.refusal("cuMemAlloc", int(status), nbytes)
+            raise refusal("cuMemAlloc", int(status), nbytes, self._info.name)
         return int(address)
-
-    def refusal(self, name: str, status: int, nbytes: int) -> KaasError:
-        """The error of a call that gave no memory."""
-        error = _error(name, status, self._info.name)
-        if isinstance(error, OutOfDeviceMemory):
-            error.needed_bytes, error.free_bytes = nbytes, self.free_bytes()
-        return error
 
     def free(self, address: int) -> None:
         call(driver.cuMemFree, address)
@@ -239,7 +196,7 @@ class OpenDevice:
         properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
         properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = int(self._handle)
-        return MemoryPool(call(driver.cuMemPoolCreate, properties), self)
+        return MemoryPool(call(driver.cuMemPoolCreate, properties), self._info.name)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Page-locked host memory, from which copies travel at full speed and beside kernels.
@@ -250,50 +207,14 @@ class OpenDevice:
         return HostMemory(int(call(driver.cuMemHostAlloc, nbytes, 0, device=self._info.name)), nbytes)
 
     def free_bytes(self) -> int:
-        """What the driver could still hand out, in bytes."""
-        free, _ = call(driver.cuMemGetInfo)
-        return int(free)
+        """Return the bytes that the driver could still hand out."""
+        return free_bytes()
 
     # --- code
 
     def load(self, library: Library) -> LoadedLibrary:
-        """Loads the first of the library's images that this device can run. An image of which the device refuses some
-        kernels is loaded only if there is no other.
-
-        Raises:
-            CorruptImage, UnsupportedCode: about all of them, if there is none.
-            Unprovided: those that there are were to be provided.
-        """
-        refusals: list[KaasError] = []
-        partial: LoadedLibrary | None = None
-        for image in library.images:
-            try:
-                provided_here = providers.code(image)
-            except Unprovided as error:
-                refusals.append(error)
-                continue
-            for code in provided_here:
-                try:
-                    loaded = self._load(code)
-                except (CorruptImage, UnsupportedCode) as error:
-                    refusals.append(error)
-                    continue
-                if len(library.images) == 1 or loaded.whole():
-                    if partial is not None:
-                        partial.close()
-                    return loaded
-                if partial is None:
-                    partial = loaded
-                else:
-                    loaded.close()
-        if partial is not None:
-            return partial
-        raise _refusal(refusals, library)
-
-    def _load(self, image: Image) -> LoadedLibrary:
-        code = image.data + b"\0" if image.kind == "ptx" else image.data
-        handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=self._info.name)
-        return LoadedLibrary(handle, self._handle, image)
+        """Load the first of the library's images that this device can run; see `code.load`."""
+        return load(library, self._handle, self._info.name)
 
     # --- streams and graphs
 
@@ -321,343 +242,3 @@ class OpenDevice:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         )
-
-
-class MemoryPool:
-    """Device memory in stream order (cuMemAllocFromPoolAsync): what was freed stays here for what comes.
-
-    It has a stream of its own, on which nothing else runs. Free what nobody uses any more, allocate, and `settle`: then
-    every stream may use the memory.
-    """
-
-    def __init__(self, handle: Any, device: OpenDevice) -> None:
-        self._handle = handle
-        self._device = device
-        self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        attributes = driver.CUmemPool_attribute
-        self._reserved, self._used = (
-            attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-            attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-        )
-        keep_all = driver.cuuint64_t((1 << 64) - 1)
-        call(driver.cuMemPoolSetAttribute, handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_all)
-
-    def allocate(self, nbytes: int) -> int:
-        """
-        Raises:
-            OutOfDeviceMemory
-        """
-        status, address = driver.cuMemAllocFromPoolAsync(nbytes, self._handle, self._stream)
-        if status:
-            raise self._device.refusal("cuMemAllocFromPoolAsync", int(status), nbytes)
-        return int(address)
-
-    def free(self, address: int) -> None:
-        check("cuMemFreeAsync", driver.cuMemFreeAsync(address, self._stream)[0])
-
-    def settle(self) -> None:
-        """Waits for the memory calls themselves: no kernel and no copy stands before them."""
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(self._stream)[0])
-
-    def used_bytes(self) -> int:
-        """What was allocated and not freed."""
-        return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
-
-    def idle_bytes(self) -> int:
-        """What the pool holds and nobody uses: to `OpenDevice.free_bytes` it is taken."""
-        return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
-
-    def close(self) -> None:
-        """Gives all back; everything must have been freed."""
-        self.settle()
-        call(driver.cuMemPoolDestroy, self._handle)
-        call(driver.cuStreamDestroy, self._stream)
-
-
-class HostMemory:
-    """Page-locked memory of the host. address, nbytes: where it lies; data: the same, as bytes to write."""
-
-    __slots__ = ("address", "data", "nbytes")
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.data = np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
-
-    def close(self) -> None:
-        call(driver.cuMemFreeHost, self.address)
-
-
-# --- code
-
-
-def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
-    """One error for all images: corrupt, or not provided, only if every one is."""
-    first = refusals[0]
-    if isinstance(first, Unprovided) and all(isinstance(error, Unprovided) for error in refusals):
-        first.library = library.hash
-        return first
-    words = "; ".join(error.message for error in refusals)
-    if all(isinstance(error, CorruptImage) for error in refusals):
-        return CorruptImage(words, library=library.hash)
-    instructions = tuple(line for error in refusals for line in error.fields.get("instructions", ()))
-    return UnsupportedCode(words, library=library.hash, instructions=instructions)
-
-
-class LoadedLibrary:
-    """A code image in the driver's hands. image: which one of its library's, or of what is provided for it."""
-
-    def __init__(self, handle: Any, device: Any, image: Image) -> None:
-        self.image = image
-        self._handle = handle
-        self._device = device
-
-    def kernel(self, symbol: str) -> LoadedKernel | None:
-        """A kernel by its symbol; None if there is none.
-
-        Raises:
-            UnsupportedCode: the software GPU has no code for something in it.
-        """
-        status, handle = driver.cuLibraryGetKernel(self._handle, symbol.encode())
-        if int(status) == driver.CUresult.CUDA_ERROR_NOT_FOUND:
-            return None
-        check("cuLibraryGetKernel", status)
-        return LoadedKernel(handle, self._device)
-
-    def whole(self) -> bool:
-        """Whether every kernel of it can be taken here."""
-        try:
-            return all(self.kernel(symbol) is not None for symbol in self.symbols())
-        except UnsupportedCode:
-            return False
-
-    def symbols(self) -> list[str]:
-        """Names of all kernels."""
-        count = call(driver.cuLibraryGetKernelCount, self._handle)
-        kernels = call(driver.cuLibraryEnumerateKernels, count, self._handle) if count else []
-        return [call(driver.cuKernelGetName, kernel).decode() for kernel in kernels]
-
-    def variable(self, name: str, *, managed: bool = False) -> tuple[int, int] | None:
-        """Address and bytes of a variable in global memory; None if the driver knows none of this name.
-
-        Args:
-            managed: it was declared `__managed__`, so that host and device share it.
-        """
-        lookups = (driver.cuLibraryGetManaged, driver.cuLibraryGetGlobal) if managed else (driver.cuLibraryGetGlobal,)
-        for lookup in lookups:
-            status, address, nbytes = lookup(self._handle, name.encode())
-            if int(status) != driver.CUresult.CUDA_ERROR_NOT_FOUND:
-                check(lookup.__name__, status)
-                return int(address), int(nbytes)
-        return None
-
-    def close(self) -> None:
-        call(driver.cuLibraryUnload, self._handle)
-
-
-class LoadedKernel:
-    """A kernel as a graph can launch it.
-
-    Fields:
-        params: (offset, bytes) of each parameter in the parameter space.
-        max_threads: of a block of this kernel. static_shared_bytes: shared memory that the code declares.
-    """
-
-    def __init__(self, kernel: Any, device: Any) -> None:
-        self._kernel = kernel
-        self._device = device
-        self._dynamic_shared_bytes = 0
-        self.handle = call(driver.cuKernelGetFunction, kernel)
-        self.params = tuple(self._read_params())
-        a = driver.CUfunction_attribute
-        self.max_threads = self._attribute(a.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
-        self.static_shared_bytes = self._attribute(a.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
-
-    def allow_dynamic_shared(self, nbytes: int) -> None:
-        """Lets launches ask for this much dynamic shared memory in each block; what was allowed before stays so."""
-        if nbytes <= self._dynamic_shared_bytes:
-            return
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        call(driver.cuKernelSetAttribute, attribute, nbytes, self._kernel, self._device)
-        self._dynamic_shared_bytes = nbytes
-
-    def _attribute(self, attribute: Any) -> int:
-        return int(call(driver.cuKernelGetAttribute, attribute, self._kernel, self._device))
-
-    def _read_params(self) -> Iterator[tuple[int, int]]:
-        index = 0
-        while True:
-            status, offset, nbytes = driver.cuKernelGetParamInfo(self._kernel, index)
-            if int(status) == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
-                return  # one past the last: the driver has no call for their number
-            check("cuKernelGetParamInfo", status)
-            yield int(offset), int(nbytes)
-            index += 1
-
-
-# --- streams and graphs
-
-
-class EventPair:
-    """A stopwatch for a part of a stream's work, on the device's clock."""
-
-    __slots__ = ("_began", "_ended")
-
-    def __init__(self) -> None:
-        flags = driver.CUevent_flags.CU_EVENT_DEFAULT
-        self._began, self._ended = (call(driver.cuEventCreate, flags) for _ in range(2))
-
-    def start(self, stream: Stream) -> None:
-        check("cuEventRecord", driver.cuEventRecord(self._began, stream.handle)[0])
-
-    def stop(self, stream: Stream) -> None:
-        check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
-
-    def hold_back(self, stream: Stream) -> None:
-        """What this stream is given from now on waits until the part has ended."""
-        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
-
-    def synchronize(self) -> None:
-        """Waits until the part has ended."""
-        check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
-
-    def seconds(self) -> float:
-        """Device time between the two, once the part has ended."""
-        status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
-        check("cuEventElapsedTime", status)
-        return float(milliseconds) / 1e3
-
-    def close(self) -> None:
-        for event in (self._began, self._ended):
-            call(driver.cuEventDestroy, event)
-
-
-class Stream:
-    """Work in order. Nothing to copy is no call: it may have no address.
-
-    Fields:
-        number: by which other libraries know it. kernels: a watch for a request's kernels.
-    """
-
-    def __init__(self, handle: Any, kernels: EventPair) -> None:
-        self.handle = handle
-        self.number = int(handle)
-        self.kernels = kernels
-
-    def copy_in(self, address: int, source: Any, nbytes: int) -> None:
-        """Host to device. source: any buffer of bytes, or the address of page-locked ones; the caller keeps it until
-        the stream has been synchronized."""
-        if nbytes:
-            check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
-
-    def copy_out(self, target: Any, address: int, nbytes: int) -> None:
-        """Device to host. target: any writable buffer, as source above."""
-        if nbytes:
-            check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0])
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        if nbytes:
-            check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, source, nbytes, self.handle)[0])
-
-    def clear(self, address: int, nbytes: int) -> None:
-        if nbytes:
-            check("cuMemsetD8Async", driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0])
-
-    def synchronize(self) -> None:
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle)[0])
-
-    def close(self) -> None:
-        self.kernels.close()
-        call(driver.cuStreamDestroy, self.handle)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelNode:
-    """One kernel launch: what, how wide, and where its parameters lie in host memory (the driver copies them)."""
-
-    function: LoadedKernel
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-
-
-class ParameterBlock:
-    """Host memory for one launch's parameters, in the form in which the driver takes them over again and again."""
-
-    __slots__ = ("_launch", "_pointers", "memory", "node_params")
-
-    def __init__(self, launch: KernelNode, initial: bytes) -> None:
-        self.memory = bytearray(initial or b"\0")
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        offsets = [offset for offset, _ in launch.function.params]
-        self._pointers = (ctypes.c_void_p * max(1, len(offsets)))(*(base + offset for offset in offsets))
-        params = driver.CUDA_KERNEL_NODE_PARAMS()
-        params.func = launch.function.handle
-        params.gridDimX, params.gridDimY, params.gridDimZ = launch.grid
-        params.blockDimX, params.blockDimY, params.blockDimZ = launch.block
-        params.sharedMemBytes = launch.shared_bytes
-        params.kernelParams = ctypes.addressof(self._pointers)
-        params.extra = 0
-        self.node_params = params
-        self._launch = launch
-
-    def launch(self, stream: Stream) -> None:
-        """Launches it alone, without a graph."""
-        what = self._launch
-        function, pointers = what.function.handle, ctypes.addressof(self._pointers)
-        status = driver.cuLaunchKernel(
-            function, *what.grid, *what.block, what.shared_bytes, stream.handle, pointers, 0
-        )[0]
-        check("cuLaunchKernel", status)
-
-
-class Graph:
-    """A graph of kernel launches, added one by one in an order that respects the edges."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._nodes: list[Any] = []
-
-    def add(self, block: ParameterBlock, after: Sequence[int]) -> None:
-        """Adds a launch that runs after those with these indices."""
-        dependencies = [self._nodes[index] for index in after]
-        node = call(driver.cuGraphAddKernelNode, self._handle, dependencies, len(dependencies), block.node_params)
-        self._nodes.append(node)
-
-    def instantiate(self, launches: int) -> GraphInstance:
-        """
-        Args:
-            launches: how many of the launches differ; they come again and again in the graph, always in this order.
-        """
-        repeated = [self._nodes[index::launches] for index in range(launches)]
-        return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), repeated)
-
-    def close(self) -> None:
-        call(driver.cuGraphDestroy, self._handle)
-
-
-class GraphInstance:
-    """A graph that can be launched. Its launches can be given new parameters; it cannot run beside itself."""
-
-    __slots__ = ("_nodes", "handle")
-
-    def __init__(self, handle: Any, nodes: Sequence[Sequence[Any]]) -> None:
-        self.handle = handle
-        self._nodes = nodes
-
-    def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Gives the launches with these indices, wherever they come, the parameters that their blocks hold now."""
-        handle, set_parameters = self.handle, driver.cuGraphExecKernelNodeSetParams
-        for index in indices:
-            params = blocks[index].node_params
-            for node in self._nodes[index]:
-                status = set_parameters(handle, node, params)[0]
-                if status:  # here too, since there are many
-                    check("cuGraphExecKernelNodeSetParams", status)
-
-    def launch(self, stream: Stream, times: int = 1) -> None:
-        for _ in range(times):
-            check("cuGraphLaunch", driver.cuGraphLaunch(self.handle, stream.handle)[0])
-
-    def close(self) -> None:
-        call(driver.cuGraphExecDestroy, self.handle)

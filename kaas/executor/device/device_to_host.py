@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import EventPair, HostMemory, OpenDevice, Stream
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.memory import HostMemory
+from kaas.executor.device.streams import EventPair, Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -1,11 +1,15 @@
-"""What a failing call of the CUDA driver means to us: its CUresult as an error of KaaS."""
+"""The gate for every call of the CUDA driver: a status that is not success becomes an error of KaaS."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from cuda.bindings import driver
+
+import softgpu
 from kaas.errors import (
+    MEMCHECK_TELLS_MORE,
     CorruptImage,
     DeviceError,
     DeviceLost,
@@ -60,6 +64,34 @@ _REFUSALS = "has no code for: "
 """What the software GPU says before it lists the instructions it refuses, each with its line."""
 _KERNEL = re.compile(r"kernel (\S+): ")
 """How its sentences about a kernel begin."""
+
+
+def check(name: str, status: Any, *, device: str = "") -> None:
+    """The gate for every status of the driver.
+
+    Raises:
+        OutOfDeviceMemory, UnsupportedCode, CorruptImage, DeviceUnavailable, DeviceLost, or DeviceError for the rest.
+    """
+    if status:
+        raise error_of(name, int(status), device)
+
+
+def error_of(name: str, code: int, device: str) -> KaasError:
+    if softgpu.loaded_devices():
+        details = softgpu.last_error()
+        if code == driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS and not softgpu.checks_memory():
+            details += MEMCHECK_TELLS_MORE
+    else:
+        status, text = driver.cuGetErrorString(driver.CUresult(code))
+        details = text.decode() if not status and text else ""
+    return translate(name, code, driver.CUresult(code).name, details, device)
+
+
+def call(function: Any, *args: Any, device: str = "") -> Any:
+    """Calls the driver through the gate; gives what it returns beside the status (None, one value or a tuple)."""
+    status, *values = function(*args)
+    check(function.__name__, status, device=device)
+    return values[0] if len(values) == 1 else tuple(values) or None
 
 
 def translate(call: str, code: int, name: str, details: str, device: str) -> KaasError:

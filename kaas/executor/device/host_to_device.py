@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 
 from kaas.executor.cache.memory import MemoryLease
-from kaas.executor.device.device import Stream
 from kaas.executor.device.monitor import DeviceMonitor
+from kaas.executor.device.streams import Stream
 
 
 class HostToDevice:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import HostMemory, OpenDevice
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.memory import HostMemory
 
 
 class PageLockedBuffers:

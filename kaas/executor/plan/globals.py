@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.device.device import LoadedLibrary, OpenDevice, Stream
+from kaas.executor.device.code import LoadedLibrary
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.streams import Stream
 from kaas.executor.plan.variables import variables_of
 
 _ALIGNMENT_BYTES = 16

@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from kaas.executor.device.device import EventPair, Graph, GraphInstance, OpenDevice, Stream
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.graphs import Graph, GraphInstance
+from kaas.executor.device.streams import EventPair, Stream
 from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import Plan
 from kaas.executor.profile import KernelTime, launch_timed

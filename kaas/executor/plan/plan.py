@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
-from kaas.executor.device.device import KernelNode, LaunchLimits, LoadedKernel, ParameterBlock
+from kaas.executor.device.code import LoadedKernel
+from kaas.executor.device.device import LaunchLimits
+from kaas.executor.device.graphs import KernelNode, ParameterBlock
 from kaas.executor.plan.arena import HappensBefore, Layout, Tenant, lay_apart, lay_out
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.loaded_kernels import LoadedKernels

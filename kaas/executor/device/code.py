@@ -1,0 +1,161 @@
+"""Code in the driver's hands: loaded libraries, their kernels and their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from kaas.code import providers
+from kaas.errors import CorruptImage, KaasError, Unprovided, UnsupportedCode
+from kaas.executor.device.driver_errors import call, check
+from kaas.ktask.library import Image, Library
+
+
+def load(library: Library, device: Any, name: str) -> LoadedLibrary:
+    """Load the first of the library's images that a device can run. An image of which the device refuses some
+    kernels is loaded only if there is no other.
+
+    Args:
+        device: the driver's handle. name: of the device, for errors.
+
+    Raises:
+        CorruptImage, UnsupportedCode: about all of them, if there is none.
+        Unprovided: those that there are were to be provided.
+    """
+    refusals: list[KaasError] = []
+    partial: LoadedLibrary | None = None
+    for image in library.images:
+        try:
+            provided_here = providers.code(image)
+        except Unprovided as error:
+            refusals.append(error)
+            continue
+        for code in provided_here:
+            try:
+                loaded = _load(code, device, name)
+            except (CorruptImage, UnsupportedCode) as error:
+                refusals.append(error)
+                continue
+            if len(library.images) == 1 or loaded.whole():
+                if partial is not None:
+                    partial.close()
+                return loaded
+            if partial is None:
+                partial = loaded
+            else:
+                loaded.close()
+    if partial is not None:
+        return partial
+    raise _refusal(refusals, library)
+
+
+def _load(image: Image, device: Any, name: str) -> LoadedLibrary:
+    code = image.data + b"\0" if image.kind == "ptx" else image.data
+    handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=name)
+    return LoadedLibrary(handle, device, image)
+
+
+def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
+    """One error for all images: corrupt, or not provided, only if every one is."""
+    first = refusals[0]
+    if isinstance(first, Unprovided) and all(isinstance(error, Unprovided) for error in refusals):
+        first.library = library.hash
+        return first
+    words = "; ".join(error.message for error in refusals)
+    if all(isinstance(error, CorruptImage) for error in refusals):
+        return CorruptImage(words, library=library.hash)
+    instructions = tuple(line for error in refusals for line in error.fields.get("instructions", ()))
+    return UnsupportedCode(words, library=library.hash, instructions=instructions)
+
+
+class LoadedLibrary:
+    """A code image in the driver's hands. image: which one of its library's, or of what is provided for it."""
+
+    def __init__(self, handle: Any, device: Any, image: Image) -> None:
+        self.image = image
+        self._handle = handle
+        self._device = device
+
+    def kernel(self, symbol: str) -> LoadedKernel | None:
+        """A kernel by its symbol; None if there is none.
+
+        Raises:
+            UnsupportedCode: the software GPU has no code for something in it.
+        """
+        status, handle = driver.cuLibraryGetKernel(self._handle, symbol.encode())
+        if int(status) == driver.CUresult.CUDA_ERROR_NOT_FOUND:
+            return None
+        check("cuLibraryGetKernel", status)
+        return LoadedKernel(handle, self._device)
+
+    def whole(self) -> bool:
+        """Whether every kernel of it can be taken here."""
+        try:
+            return all(self.kernel(symbol) is not None for symbol in self.symbols())
+        except UnsupportedCode:
+            return False
+
+    def symbols(self) -> list[str]:
+        """Names of all kernels."""
+        count = call(driver.cuLibraryGetKernelCount, self._handle)
+        kernels = call(driver.cuLibraryEnumerateKernels, count, self._handle) if count else []
+        return [call(driver.cuKernelGetName, kernel).decode() for kernel in kernels]
+
+    def variable(self, name: str, *, managed: bool = False) -> tuple[int, int] | None:
+        """Address and bytes of a variable in global memory; None if the driver knows none of this name.
+
+        Args:
+            managed: it was declared `__managed__`, so that host and device share it.
+        """
+        lookups = (driver.cuLibraryGetManaged, driver.cuLibraryGetGlobal) if managed else (driver.cuLibraryGetGlobal,)
+        for lookup in lookups:
+            status, address, nbytes = lookup(self._handle, name.encode())
+            if int(status) != driver.CUresult.CUDA_ERROR_NOT_FOUND:
+                check(lookup.__name__, status)
+                return int(address), int(nbytes)
+        return None
+
+    def close(self) -> None:
+        call(driver.cuLibraryUnload, self._handle)
+
+
+class LoadedKernel:
+    """A kernel as a graph can launch it.
+
+    Fields:
+        params: (offset, bytes) of each parameter in the parameter space.
+        max_threads: of a block of this kernel. static_shared_bytes: shared memory that the code declares.
+    """
+
+    def __init__(self, kernel: Any, device: Any) -> None:
+        self._kernel = kernel
+        self._device = device
+        self._dynamic_shared_bytes = 0
+        self.handle = call(driver.cuKernelGetFunction, kernel)
+        self.params = tuple(self._read_params())
+        a = driver.CUfunction_attribute
+        self.max_threads = self._attribute(a.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        self.static_shared_bytes = self._attribute(a.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+
+    def allow_dynamic_shared(self, nbytes: int) -> None:
+        """Lets launches ask for this much dynamic shared memory in each block; what was allowed before stays so."""
+        if nbytes <= self._dynamic_shared_bytes:
+            return
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        call(driver.cuKernelSetAttribute, attribute, nbytes, self._kernel, self._device)
+        self._dynamic_shared_bytes = nbytes
+
+    def _attribute(self, attribute: Any) -> int:
+        return int(call(driver.cuKernelGetAttribute, attribute, self._kernel, self._device))
+
+    def _read_params(self) -> Iterator[tuple[int, int]]:
+        index = 0
+        while True:
+            status, offset, nbytes = driver.cuKernelGetParamInfo(self._kernel, index)
+            if int(status) == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
+                return  # one past the last: the driver has no call for their number
+            check("cuKernelGetParamInfo", status)
+            yield int(offset), int(nbytes)
+            index += 1

@@ -1,0 +1,82 @@
+"""Streams, and pairs of events that time a part of a stream's work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver
+
+from kaas.executor.device.driver_errors import call, check
+
+
+class EventPair:
+    """A stopwatch for a part of a stream's work, on the device's clock."""
+
+    __slots__ = ("_began", "_ended")
+
+    def __init__(self) -> None:
+        flags = driver.CUevent_flags.CU_EVENT_DEFAULT
+        self._began, self._ended = (call(driver.cuEventCreate, flags) for _ in range(2))
+
+    def start(self, stream: Stream) -> None:
+        check("cuEventRecord", driver.cuEventRecord(self._began, stream.handle)[0])
+
+    def stop(self, stream: Stream) -> None:
+        check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
+
+    def hold_back(self, stream: Stream) -> None:
+        """What this stream is given from now on waits until the part has ended."""
+        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
+
+    def synchronize(self) -> None:
+        """Waits until the part has ended."""
+        check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
+
+    def seconds(self) -> float:
+        """Device time between the two, once the part has ended."""
+        status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
+        check("cuEventElapsedTime", status)
+        return float(milliseconds) / 1e3
+
+    def close(self) -> None:
+        for event in (self._began, self._ended):
+            call(driver.cuEventDestroy, event)
+
+
+class Stream:
+    """Work in order. Nothing to copy is no call: it may have no address.
+
+    Fields:
+        number: by which other libraries know it. kernels: a watch for a request's kernels.
+    """
+
+    def __init__(self, handle: Any, kernels: EventPair) -> None:
+        self.handle = handle
+        self.number = int(handle)
+        self.kernels = kernels
+
+    def copy_in(self, address: int, source: Any, nbytes: int) -> None:
+        """Host to device. source: any buffer of bytes, or the address of page-locked ones; the caller keeps it until
+        the stream has been synchronized."""
+        if nbytes:
+            check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
+
+    def copy_out(self, target: Any, address: int, nbytes: int) -> None:
+        """Device to host. target: any writable buffer, as source above."""
+        if nbytes:
+            check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0])
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, source, nbytes, self.handle)[0])
+
+    def clear(self, address: int, nbytes: int) -> None:
+        if nbytes:
+            check("cuMemsetD8Async", driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0])
+
+    def synchronize(self) -> None:
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle)[0])
+
+    def close(self) -> None:
+        self.kernels.close()
+        call(driver.cuStreamDestroy, self.handle)
