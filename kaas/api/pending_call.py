@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kaas.futures import PendingReply
 from kaas.wire.connections.shared_memory import BlockLease
@@ -20,6 +20,8 @@ class PendingCall:
         what: of an Ask; "" if it is a Submit. beside: references, Leases, and bytes. keys: of objects that are held
             until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
     """
+
+    repeatable: ClassVar[bool] = True  # kTasks are pure, and other questions may be asked twice
 
     pending: PendingReply
     what: str

@@ -24,6 +24,7 @@ from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Ask, Cancel, Drop, Register, Submit
 from kaas.wire.outputs import outputs_from
 from kaas.wire.packing import FunctionSignature, ObjectSink
+from kaas.wire.rpc.client_half import ClientHalf
 
 CONNECT_S = 30.0
 """Within this a pool that runs says Welcome."""
@@ -79,8 +80,7 @@ class RpcClient:
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
         self._epoch: _Epoch | None = None
         self._ended: KaasError | None = None
-        self._open: dict[int, PendingCall] = {}
-        self._late: dict[int, Sequence[BlockLease]] = {}  # of requests that nobody waits for, but that may still run
+        self._half: ClientHalf[PendingCall, Sequence[BlockLease]] = ClientHalf()  # abandoned calls hold leases
 
     @classmethod
     def connected(cls, way: PoolEndpoint) -> RpcClient:
@@ -178,7 +178,7 @@ class RpcClient:
         with self.lock:
             ended, epoch = self._ended, self._epoch
             if ended is None:
-                self._open[number] = asked
+                self._half.begin(number, asked)
         if ended is not None:
             self._holds.release(asked.keys)
             raise PoolStopped(ended.message, pool=self._way.name)
@@ -223,11 +223,11 @@ class RpcClient:
     def forget(self, pending: PendingReply) -> None:
         number = pending.number
         with self.lock:
-            asked = self._open.pop(number, None)
+            asked = self._half.open.get(number)
+            if asked is not None:
+                self._half.abandon(number, number, asked.leases or None)
             epoch = self._epoch
             self._receiver.unwatch(number)
-            if asked is not None and asked.leases:
-                self._late[number] = asked.leases
         if asked is None:
             return
         if asked.keys:
@@ -244,8 +244,8 @@ class RpcClient:
                 self._answer(number, (), decode_error(frames[0]), held)
             case messages.Release(number=number):
                 with self.lock:
-                    leases = self._late.pop(number, ())
-                _release(leases)
+                    leases = self._half.released(number)
+                _release(leases or ())
             case messages.Welcome(epoch=epoch):
                 self._welcomed_again(epoch)
             case messages.Refused():
@@ -253,11 +253,11 @@ class RpcClient:
 
     def _answer(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         with self.lock:
-            asked = self._open.pop(number, None)
-            leases = self._late.pop(number, None) or (asked.leases if asked is not None and asked.beside else ())
+            asked, abandoned = self._half.replied(number)
+            leases = abandoned or (asked.leases if asked is not None and asked.beside else ())
             self._receiver.unwatch(number)
             if held:
-                self._late[number] = leases
+                self._half.held(number, leases)
         if not held:
             _release(leases)
         if asked is not None:
@@ -304,12 +304,11 @@ class RpcClient:
             if self._ended is None:
                 self._epoch = epoch
                 self._receiver.use(epoch.line)
-            late, self._late = self._late, {}
-            unanswered = list(self._open.values())
+            abandoned, unanswered = self._half.renewed()
         if self._epoch is not epoch:
             epoch.line.close()
             return
-        for leases in late.values():  # what still runs with them is of the pool's last life, and nobody's
+        for leases in abandoned.values():  # what still runs with them is of the pool's last epoch, and nobody's
             _release(leases)
         self._holds.again(epoch.epoch)
         self._post_again(epoch, unanswered)
@@ -320,7 +319,7 @@ class RpcClient:
         if known is not None and known.epoch == epoch:
             known.introduced.clear()
             with self.lock:
-                unanswered = list(self._open.values())
+                unanswered = list(self._half.open.values())
             self._post_again(known, unanswered)
 
     def _post_again(self, epoch: _Epoch, unanswered: Sequence[PendingCall]) -> None:
@@ -353,14 +352,13 @@ class RpcClient:
                 return
             self._ended = error
             epoch, self._epoch = self._epoch, None
-            unanswered, self._open = self._open, {}
-            late, self._late = self._late, {}
+            unanswered, abandoned = self._half.failed()
             self._receiver.close()
         if epoch is not None:
             epoch.line.close()
-        for leases in late.values():
+        for leases in abandoned:
             _release(leases)
-        for asked in unanswered.values():
+        for asked in unanswered:
             _release(asked.leases)
             asked.pending.end(error=error)
         self._holds.close()

@@ -30,6 +30,8 @@ class OpenCall(PendingReply):
     of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s: when its
     deadline is over. traceparent: of the server's span, with the answer."""
 
+    repeatable = True  # on the next connection
+
     __slots__ = (
         "begun_s",
         "deadline_s",
@@ -100,6 +102,8 @@ class OpenCall(PendingReply):
 
 class OpenQuestion(PendingReply):
     """Anything else."""
+
+    repeatable = False  # it ends with its connection, as `TryAgain`
 
     __slots__ = ("frames_out", "header")
 

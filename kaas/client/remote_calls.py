@@ -12,7 +12,6 @@ from time import monotonic
 from typing import Any
 
 from kaas.client.connecting import ServerEndpoint, error_of
-from kaas.client.in_flight import InFlight
 from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain, too_large
 from kaas.client.server_connection import ServerConnection
 from kaas.client.timer_thread import TimerThread
@@ -21,6 +20,8 @@ from kaas.futures import PendingReply
 from kaas.wire import protocol
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost
 from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.rpc.client_half import ClientHalf
+from kaas.wire.rpc.credit import Credit
 
 GRACE_S = 1.0
 """So long after its deadline a call ends by itself, if the server does not end it."""
@@ -49,8 +50,8 @@ class RemoteCalls:
         self._later = TimerThread("kaas-later")
         self._receiver = ReplyReader[protocol.FromServer](self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._in_flight = InFlight()
-        self._credit = self._in_flight.credit
+        self._half: ClientHalf[OpenCall | OpenQuestion, int] = ClientHalf()  # abandoned calls hold bytes of credit
+        self._credit = Credit()
         self._line: ServerConnection | None = None
         self._epoch = ""  # of the server, the last that was met
         self._connecting = self._draining = False
@@ -161,7 +162,7 @@ class RemoteCalls:
                 return False
             ended, line = self._ended, self._line
             if ended is None:
-                self._in_flight.open[call.invoke.number] = call
+                self._half.begin(call.invoke.number, call)
                 if line is not None:
                     due = self._credit.due()
         if ended is not None:
@@ -181,7 +182,7 @@ class RemoteCalls:
         with self.lock:
             ended, line = self._ended, self._line
             if ended is None:
-                self._in_flight.questions[question.number] = question
+                self._half.begin(question.number, question)
         if ended is not None:
             question.end(error=ended)
         elif line is None:
@@ -246,8 +247,14 @@ class RemoteCalls:
         line = None
         with self.lock:
             self._receiver.unwatch(pending.number)
-            if self._in_flight.forget(pending):
-                line = self._line
+            if isinstance(pending, OpenCall):
+                call, told = self._half.abandon(pending.invoke.number, pending.number, pending.nbytes)
+                if told:
+                    line = self._line
+                elif call is not None:
+                    self._credit.give(pending.nbytes)
+            else:
+                self._credit.leave(pending)
         if line is not None and isinstance(pending, OpenCall):
             self._send(line, protocol.Cancel(pending.invoke.number))
         self._receiver.wake()
@@ -265,7 +272,7 @@ class RemoteCalls:
                 line = self._line
                 if line is not None:
                     self._line_lost(line)  # introduces the session anew
-            case protocol.Failure(number=number) if number not in self._in_flight.questions:
+            case protocol.Failure(number=number) if not isinstance(self._half.open.get(number), OpenQuestion):
                 self._answered(number, (), header, header.trace)
             case protocol.Goodbye():
                 self._draining = True
@@ -276,10 +283,11 @@ class RemoteCalls:
 
     def _told(self, header: Any, frames: Sequence[Any]) -> None:
         with self.lock:
-            question = self._in_flight.questions.pop(header.number, None)
+            question = self._half.open.get(header.number)
+            if not isinstance(question, OpenQuestion):
+                return
+            self._half.replied(header.number)
             self._receiver.unwatch(header.number)
-        if question is None:
-            return
         if not isinstance(header, protocol.Failure):
             question.end((header, *frames))
         elif header.retry_s is None:
@@ -299,7 +307,7 @@ class RemoteCalls:
         callbacks: Sequence[Callable[[], Any]] = ()
         credit = self._credit
         with self.lock:
-            call, pause_s = self._in_flight.answered(number, failure, self._patience_s)
+            call, pause_s = self._reply(number, failure)
             first = credit.answered(number, 0 if call is None else call.nbytes)
             if call is not None and pause_s is None:
                 self._receiver.unwatch(call.number)
@@ -315,12 +323,29 @@ class RemoteCalls:
         if credit.waiting:
             self._grant()
 
+    def _reply(self, number: int, failure: protocol.Failure | None) -> tuple[OpenCall | None, float | None]:
+        """Return the call that a reply is for, if it is still waited for, and the pause after which it is asked again,
+        if it is. Called with the lock held."""
+        call = self._half.open.get(number)
+        if isinstance(call, OpenQuestion):
+            return None, None  # no reply of this kind is for a question
+        pause_s = None if call is None or failure is None else call.again_s(failure, self._patience_s)
+        if call is not None and pause_s is not None:
+            self._half.put_off(number, call.number)
+            return call, pause_s
+        _, abandoned = self._half.replied(number)
+        if call is not None:
+            self._credit.give(call.nbytes)
+        elif abandoned is not None:
+            self._credit.give(abandoned)
+        return call, None
+
     def _again(self, call: OpenCall) -> None:
         number = next(self.numbers)
         with self.lock:
-            if self._in_flight.resting.pop(call.number, None) is None:
+            if self._half.repeat(call.number, number) is None:
                 return
-        call.again(number)
+            call.again(number)
         self._entered(call, taken=True)
 
     def _acknowledge(self) -> None:
@@ -361,7 +386,8 @@ class RemoteCalls:
                 return
             self._line = None
             self._receiver.use(None)
-            questions, wanted = self._in_flight.lost()
+            questions = self._half.lost()
+            wanted = bool(self._half.open or self._credit.waiting)
             for question in questions:
                 self._receiver.unwatch(question.number)
         line.close()
@@ -383,7 +409,10 @@ class RemoteCalls:
             return
         with self.lock:
             same, self._epoch = welcome.life == self._epoch, welcome.life
-            cancelled, unanswered, questions = self._in_flight.renewed(welcome.limits)
+            self._credit.renew(welcome.limits)
+            abandoned, unanswered = self._half.renewed()
+            for nbytes in abandoned.values():
+                self._credit.give(nbytes)
             self._connecting = self._draining = False
             if self._ended is None:
                 self._line = line
@@ -391,15 +420,16 @@ class RemoteCalls:
         if self._line is not line:
             line.close()
             return
-        for number in cancelled if same else ():
+        for number in abandoned if same else ():
             self._send(line, protocol.Cancel(number))
         self._post_again(line, unanswered)
-        for question in questions:
-            self._send(line, question.header, question.frames_out)
         self._grant()
 
-    def _post_again(self, line: ServerConnection, unanswered: Iterable[OpenCall]) -> None:
+    def _post_again(self, line: ServerConnection, unanswered: Iterable[OpenCall | OpenQuestion]) -> None:
         for call in unanswered:
+            if isinstance(call, OpenQuestion):
+                self._send(line, call.header, call.frames_out)
+                continue
             call.again(call.invoke.number)
             self._post(line, call)
             if call.ended:  # meanwhile, and the server may have been told before it was asked
@@ -408,14 +438,19 @@ class RemoteCalls:
     def _expire_all(self) -> None:
         now_s = monotonic()
         with self.lock:
-            expired = self._in_flight.expired(now_s)
+            calls = [call for call in self._half.open.values() if isinstance(call, OpenCall)]
+            expired = [call for call in calls if call.expires_s is not None and call.expires_s < now_s]
         for call in expired:
             self._expire(call)
 
     def _fail(self, error: KaasError) -> None:
         """All that waits gets this; further calls look for the server anew."""
         with self.lock:
-            pending = self._in_flight.failed()
+            calls, abandoned = self._half.failed()
+            for nbytes in (*(call.nbytes for call in calls if isinstance(call, OpenCall)), *abandoned):
+                self._credit.give(nbytes)
+            pending: list[PendingReply] = [*calls, *(room for room, _ in self._credit.waiting)]
+            self._credit.waiting.clear()
             self._connecting = False
             for each in pending:
                 self._receiver.unwatch(each.number)
@@ -433,7 +468,8 @@ class RemoteCalls:
                 return
             self._ended = closed
             line, self._line = self._line, None
-            numbers, answered = list(self._in_flight.open), self._credit.all_answered()
+            numbers = [number for number, call in self._half.open.items() if isinstance(call, OpenCall)]
+            answered = self._credit.all_answered()
             self._receiver.close()
         self.stopped.set()
         self._later.close()

@@ -21,7 +21,7 @@ from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
 from kaas.server.replies import failure_of
-from kaas.server.reply_tracker import ENDED, ReplyTracker, kept_bytes
+from kaas.server.reply_tracker import ENDED, ReplyTracker
 from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient
 from kaas.server.state import durable_replies
 from kaas.server.state.client_store import ClientStore
@@ -72,7 +72,7 @@ class Invocations:
         client, key = session.client, message.key
         if len(key.encode()) > LONGEST_NAME:
             raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
-        run = client.runs.get(key) or client.finished.get(key) if key else None
+        run = client.known(key)
         if run is None:
             self._begin(session, message, frames)
         else:
@@ -376,7 +376,7 @@ class Invocations:
 
     def _lasting(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
         """What is to be written down of its answer, for it is not to be run again."""
-        run.lasting = bool(run.key) and run.client.finished.takes(kept_bytes(run))
+        run.lasting = bool(run.key) and run.client.finished.takes(run.kept_bytes)
         if not run.lasting:
             return {}
         assert run.bound is not None, "it has a key and was answered"

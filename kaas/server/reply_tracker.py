@@ -8,13 +8,12 @@ from time import monotonic
 from kaas.errors import Cancelled, PoolStopped
 from kaas.server.binding import InvocationDigest
 from kaas.server.replies import failure_of
-from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient, PendingReply
+from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient, ReplyChannel
 from kaas.server.state.durable_replies import DurableReplies, DurableReply
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
+from kaas.wire.rpc.server_half import ServerHalf, Wait
 
-ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
-"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
 ENDED = "the server has ended"
 
 
@@ -30,101 +29,84 @@ class ReplyTracker:
     ) -> None:
         """closed: is called when something is open no more. ended: hears of each request that has its answer now."""
         self._meter, self._answers, self._closed, self._ended = meter, answers, closed, ended
+        self._half: ServerHalf[ClientRun] = ServerHalf()
 
     def wait(self, session: ClientSession, number: int, run: ClientRun, nbytes: int) -> None:
         """A program waits for a run, or for its answer. nbytes: of its client's credit that it takes."""
-        wait = session.waits[number] = PendingReply(session, number, run, nbytes)
-        session.client.requests.take(nbytes)
-        if run.done:
+        wait = self._half.wait(session, number, run, nbytes)
+        if wait is not None:
             self.send(wait)
-        else:
-            run.waits.append(wait)
 
     def end(self, run: ClientRun) -> None:
         """There is an answer: it goes out to all who wait and can be reached, then is kept for who asks again."""
         self._ended(run)
-        run.done, run.request, run.remote, run.task = True, None, None, None
-        waits, run.waits = run.waits, []
+        run.request, run.remote, run.task = None, None, None
+        waits = self._half.ended(run, monotonic())
         for wait in waits:
-            if wait.session.lost_s is None:
+            if not wait.session.lost:
                 self.send(wait)
-        client, key = run.client, run.key
         if run.stored_bytes:
-            client.storing.give_back(run.stored_bytes)
-        if key and client.runs.get(key) is run:
-            del client.runs[key]
-            if (waits or run.lasting) and _final(run):
-                nbytes = FAILURE_BYTES if run.failure is not None else kept_bytes(run)
-                client.finished.add(key, run, nbytes, monotonic())
-        for wait in waits:
-            client.requests.nbytes += run.nbytes - wait.nbytes
-            wait.nbytes = run.nbytes
-            if wait.session.lost_s is not None and _kept(run):
-                self._leave(wait)  # it will ask again
+            run.client.storing.give_back(run.stored_bytes)
+        self._half.settle(run, waits)
+        self._closed()
 
-    def send(self, wait: PendingReply) -> None:
+    def send(self, wait: Wait) -> None:
         """On its program's newest connection, unless that has the answer already."""
-        session, run = wait.session, wait.run
-        if wait.sent is session.channel:
+        channel: ReplyChannel = wait.session.channel
+        run: ClientRun = wait.run
+        if wait.sent is channel:
             return
         if run.failure is None:
-            sent = session.channel.send(protocol.Result(wait.number, run.outputs, run.trace), run.frames)
+            sent = channel.send(protocol.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
-            sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        wait.sent = session.channel if sent else None
+            sent = channel.send(_numbered(run.failure, wait.number, run.trace))
+        self._half.sent(wait, through=sent)
         if sent and run.bound is not None:
             self._meter.delivered(run.client.name, run.bound.charge)
 
-    def send_again(self, session: ClientSession) -> None:
-        """On a new connection: all that has not been received."""
-        for wait in session.waits.values():
-            if wait.run.done:
+    def greeted(self, session: ClientSession, channel: ReplyChannel) -> Callable[[], None]:
+        """A program has a connection. Return what sends on it all that has not been received."""
+        waits = self._half.greeted(session, channel)
+
+        def send_again() -> None:
+            for wait in waits:
                 self.send(wait)
 
+        return send_again
+
     def received(self, session: ClientSession, numbers: Iterable[int]) -> None:
-        """What makes no sense means nothing: it may come twice."""
-        for number in numbers:
-            wait = session.waits.get(number)
-            if wait is not None and wait.run.done:
-                client, run = session.client, wait.run
-                if run.key and _final(run):  # else it may have been asked again since
-                    if run.charge_key:
-                        self._meter.received(client.name, run.charge_key)
-                    if run.key.startswith(session.id) and _kept(run):  # nobody else asks by it, nor it again
-                        client.finished.forget(run.key)
-                self._leave(wait)
+        """A program has these answers. A number that makes no sense means nothing: it may come twice."""
+        for run in self._half.received(session, numbers):
+            if run.key and run.final:  # else it may have been asked again since
+                if run.charge_key:
+                    self._meter.received(run.client.name, run.charge_key)
+                if run.key.startswith(session.id) and self._half.kept(run):  # no other program asks by it
+                    run.client.finished.forget(run.key)
+            self._closed()
 
     def cancel(self, session: ClientSession, number: int) -> None:
         """What others wait for too goes on."""
-        wait = session.waits.get(number)
-        if wait is None or wait.run.done:
-            return
-        shared, client = wait.run, session.client
-        shared.waits.remove(wait)
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
-        wait.run = ClientRun(client, "", shared.asked, shared.label, (), 0, 0, done=True, failure=failure)
-        client.requests.nbytes -= wait.nbytes
-        wait.nbytes = 0
-        self.send(wait)
-        _leave_alone(shared)
+        wait = session.waits.get(number)
+        if wait is None:
+            return
+        asked: ClientRun = wait.run
+        cancelled = ClientRun(session.client, "", asked.asked, asked.label, (), 0, 0, done=True, failure=failure)
+        waiting, alone = self._half.cancel(session, number, cancelled)
+        if waiting is not None:
+            self.send(waiting)
+        if alone is not None:
+            _stop(alone)
 
     def lost(self, session: ClientSession) -> None:
         """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
-        for wait in [wait for wait in session.waits.values() if _kept(wait.run)]:
-            self._leave(wait)
+        self._half.lost(session)
+        self._closed()
 
     def forget(self, session: ClientSession) -> None:
         """A program has ended."""
-        for wait in list(session.waits.values()):
-            self._leave(wait)
-
-    def _leave(self, wait: PendingReply) -> None:
-        session, run = wait.session, wait.run
-        del session.waits[wait.number]
-        session.client.requests.give_back(wait.nbytes)
-        if not run.done:
-            run.waits.remove(wait)
-            _leave_alone(run)
+        for run in self._half.forget(session):
+            _stop(run)
         self._closed()
 
     def close(self, sessions: Iterable[ClientSession]) -> None:
@@ -146,7 +128,7 @@ class ReplyTracker:
         run.frames = answer.frames
         if answer.request:
             run.bound = InvocationDigest(answer.request, answer.charge)
-        client.finished.add(answer.key, run, kept_bytes(run), monotonic())
+        client.finished.add(answer.key, run, run.kept_bytes, monotonic())
 
     def forgotten(self, key: str, run: ClientRun) -> None:
         """Its answer is not kept any more."""
@@ -154,31 +136,14 @@ class ReplyTracker:
             self._answers.remove(run.client.name, key)
 
 
-def kept_bytes(run: ClientRun) -> int:
-    """What it takes while its answer, a result, is kept."""
-    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
-
-
-def _final(run: ClientRun) -> bool:
-    """Whether its answer is also that to who asks again by its key."""
-    return run.failure is None or run.failure.retry_s is None
-
-
-def _kept(run: ClientRun) -> bool:
-    """Whether who asks again finds its answer by its key."""
-    return bool(run.key) and run.client.finished.get(run.key) is run
-
-
 def _numbered(failure: protocol.Failure, number: int, trace: str) -> protocol.Failure:
     return protocol.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
 
 
-def _leave_alone(run: ClientRun) -> None:
-    """If nobody waits for it, it ends."""
-    if run.waits:
-        return
+def _stop(run: ClientRun) -> None:
+    """Nobody waits for a run: it ends."""
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()  # which takes a while: who asks for it again asks for another one
+        run.task.cancel()  # which takes a while: a call with its key begins another run
         run.client.runs.pop(run.key, None)

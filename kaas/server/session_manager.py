@@ -15,7 +15,6 @@ import msgspec
 
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, UnknownSession
 from kaas.pool.service import Service
-from kaas.server.idempotency_cache import IdempotencyCache
 from kaas.server.invocations import Invocations
 from kaas.server.replies import failure_of
 from kaas.server.reply_tracker import ReplyTracker
@@ -24,6 +23,7 @@ from kaas.server.state.client_store import ClientStore, Said
 from kaas.server.steps.steps import Steps
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
+from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
@@ -205,13 +205,12 @@ class SessionManager:
         session = client.sessions.get(hello.session)
         if session is None:
             self._make_room(client)
-            session = client.sessions[hello.session] = ClientSession(hello.session, client, channel)
+            session = client.sessions[hello.session] = ClientSession(client, channel, hello.session)
         elif session.channel != channel:
             self._by_channel.pop(session.channel, None)
             session.channel.drop()
-            session.channel = channel
         client.sessions.move_to_end(hello.session)
-        session.lost_s = None
+        send_again = self._tracker.greeted(session, channel)
         former = self._by_channel.get(channel)
         if former is not None and former is not session:
             self.gone(channel)
@@ -219,7 +218,7 @@ class SessionManager:
         channel.send(protocol.Welcome(protocol.VERSION, self.epoch, client.name, client.limits))
         if self._runs.draining:
             channel.send(protocol.Goodbye(self._runs.draining))
-        self._tracker.send_again(session)
+        send_again()
 
     def _client(self, name: str) -> ConnectedClient:
         limits = self._limits(name)
@@ -227,7 +226,7 @@ class SessionManager:
         if client is None:
             keeping = self._keeping
             finished = IdempotencyCache[ClientRun](keeping.answers_bytes, keeping.answers_s, self._tracker.forgotten)
-            client = self.clients[name] = ConnectedClient(name, limits, finished)
+            client = self.clients[name] = ConnectedClient(name, limits, finished=finished)
         client.limits = limits
         return client
 
@@ -276,7 +275,7 @@ class SessionManager:
         for client in list(self.clients.values()):
             client.finished.expire(now_s)
             for session in list(client.sessions.values()):
-                if session.lost_s is not None and now_s - session.lost_s >= self._keeping.lost_s:
+                if session.lost and now_s - session.lost_s >= self._keeping.lost_s:
                     self._forget(session)
 
     def limits_changed(self) -> None:
@@ -325,7 +324,7 @@ class SessionManager:
 
     async def received(self) -> None:
         """Wait until all answers have been received, or nobody is there who could."""
-        while any(not session.idle and session.lost_s is None for session in self._by_channel.values()):
+        while any(not session.idle and not session.lost for session in self._by_channel.values()):
             self._silence = asyncio.Event()
             await self._silence.wait()
 

@@ -15,9 +15,11 @@ from kaas.pool.core.records import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.server.binding import InvocationDigest
 from kaas.server.building.remote_function import InvocableFunction
-from kaas.server.idempotency_cache import IdempotencyCache
 from kaas.wire import protocol
+from kaas.wire.rpc.server_half import Caller, Run, WaitingSession
 
+ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
+"""What a reply that is kept takes beside its bytes, and each of its outputs does; a failure in all."""
 LONGEST_NAME = 64
 """Bytes of a session's id, and of a key of idempotency."""
 
@@ -42,15 +44,15 @@ class ReplyChannel(Protocol):
         ...
 
 
-class ClientRun(msgspec.Struct, eq=False):
+class ClientRun(Run):
     """A request, of whoever asked for it; of one with a key, there may be several, one after the other too.
 
     Fields:
         client: whose. key: "" for none. asked: the function, as it was named. label: of it.
         outputs: names of those that come. nbytes: of all, of those that come once there is an answer. input_bytes:
             that came.
-        request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
-            instead. trace: the traceparent of it, if who asked first had one.
+        request: the pool's, until there is an answer. frames: of the answer; failure: instead. trace: the traceparent
+            of it, if the first caller had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
             after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
         lasting: its answer is there in the next life of the server too.
@@ -69,22 +71,41 @@ class ClientRun(msgspec.Struct, eq=False):
     input_bytes: int
     nbytes: int
     request: Request | None = None
-    waits: list[PendingReply] = []
-    done: bool = False
     failure: protocol.Failure | None = None
     frames: Sequence[Any] = ()
     trace: str = ""
-    store: dict[str, str] = {}
+    store: dict[str, str] = msgspec.field(default_factory=dict)
     remote: InvocableFunction | None = None
     task: asyncio.Task[WorkerCall] | None = None
     ends_s: float | None = None
     stored_bytes: int = 0
-    lasting: bool = False
     moved_bytes: int = 0
     begun_s: float = 0.0
-    steps_s: dict[str, float] = {}
+    steps_s: dict[str, float] = msgspec.field(default_factory=dict)
     bound: InvocationDigest | None = None
     binding: asyncio.Task[None] | None = None
+
+    @property
+    def caller(self) -> ConnectedClient:
+        return self.client
+
+    @property
+    def idempotency_key(self) -> str:
+        return self.key
+
+    @property
+    def final(self) -> bool:
+        return self.failure is None or self.failure.retry_s is None
+
+    @property
+    def reply_bytes(self) -> int:
+        return self.nbytes
+
+    @property
+    def kept_bytes(self) -> int:
+        if self.failure is not None:
+            return FAILURE_BYTES
+        return ENTRY_BYTES + OUTPUT_BYTES * len(self.frames) + self.nbytes
 
     @property
     def charge_key(self) -> str:
@@ -92,31 +113,23 @@ class ClientRun(msgspec.Struct, eq=False):
         return "" if self.bound is None else self.bound.charge
 
 
-class PendingReply(msgspec.Struct, eq=False):
-    """What a program has asked for and not yet received. nbytes: of its client's credit that it takes. sent: on which
-    channel its answer was sent last."""
-
-    session: ClientSession
-    number: int
-    run: ClientRun
-    nbytes: int
-    sent: ReplyChannel | None = None
-
-
 @dataclass(slots=True, eq=False)
-class ClientSession:
-    """A program. channel: its newest one. tasks: questions of other kinds that take a while.
+class ClientSession(WaitingSession):
+    """A program.
 
     Fields:
-        lost_s: since when it cannot be reached, None if it can.
+        tasks: its questions of other kinds, which take a while. lost_s: since when it cannot be reached.
     """
 
-    id: str
-    client: ConnectedClient
+    caller: ConnectedClient
     channel: ReplyChannel
-    waits: dict[int, PendingReply] = field(default_factory=dict)
+    id: str
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    lost_s: float | None = None
+    lost_s: float = 0.0
+
+    @property
+    def client(self) -> ConnectedClient:
+        return self.caller
 
     @property
     def idle(self) -> bool:
@@ -165,7 +178,7 @@ class OpenCounts:
 
 
 @dataclass(slots=True, eq=False)
-class ConnectedClient:
+class ConnectedClient(Caller[ClientRun]):
     """A key's owner: all its programs together, and what they take.
 
     Fields:
@@ -177,9 +190,9 @@ class ConnectedClient:
 
     name: str
     limits: protocol.Limits
-    finished: IdempotencyCache[ClientRun]
-    runs: dict[str, ClientRun] = field(default_factory=dict)
-    requests: OpenCounts = field(default_factory=lambda: OpenCounts("requests, unanswered or not received,"))
+    requests: OpenCounts = field(
+        default_factory=lambda: OpenCounts("requests, unanswered or not received,"), kw_only=True
+    )
     storing: OpenCounts = field(default_factory=lambda: OpenCounts("requests with outputs to be stored", alone=True))
     questions: OpenCounts = field(default_factory=lambda: OpenCounts("questions", alone=True))
     sessions: OrderedDict[str, ClientSession] = field(default_factory=OrderedDict)

@@ -15,7 +15,6 @@ import pytest
 
 import kaas
 from kaas.client import remote_calls
-from kaas.client.credit import PART
 from kaas.errors import (
     DeadlineExceeded,
     InvalidConfig,
@@ -29,6 +28,7 @@ from kaas.errors import (
 )
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys
+from kaas.wire.rpc.credit import PART
 from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
 from tests.client.fake_server import LIMITS, FakeServer
 from tests.patience import PATIENCE_S

@@ -8,7 +8,7 @@ import kaas
 from kaas.server import session_manager
 from kaas.server.building.building import LONGEST_LABEL
 from kaas.server.replies import LONGEST_MESSAGE
-from kaas.server.reply_tracker import FAILURE_BYTES
+from kaas.server.sessions import FAILURE_BYTES
 from kaas.server.usage.usage_file import read_usage
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import NAME_BYTES, encode_task

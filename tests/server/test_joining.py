@@ -11,10 +11,10 @@ import pytest
 from kaas.errors import QueueFull
 from kaas.server import invocations as runs_module
 from kaas.server.building.uploads import AT_ONCE_BYTES
-from kaas.server.idempotency_cache import IdempotencyCache
 from kaas.server.invocations import Invocations
 from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient
 from kaas.wire import protocol
+from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 from tests.patience import PATIENCE_S
 
 NBYTES = 2 * AT_ONCE_BYTES
@@ -34,9 +34,9 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
         tracker = Mock()
         runs = Invocations(Mock(), Mock(), Mock(), Mock(), tracker)
         client = ConnectedClient(
-            "ada", protocol.Limits(8, NBYTES + 1, NBYTES), IdempotencyCache(0, 1.0, lambda *_: None)
+            "ada", protocol.Limits(8, NBYTES + 1, NBYTES), finished=IdempotencyCache(0, 1.0, lambda *_: None)
         )
-        session = ClientSession("s", client, Mock())
+        session = ClientSession(client, Mock(), "s")
         client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0, 0)
         frames = [b"", bytes(NBYTES)]
         runs.ask(session, protocol.Invoke(1, "f", key="key"), frames)

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidRequest, QueueFull
-from kaas.server.idempotency_cache import IdempotencyCache
 from kaas.server.sessions import ConnectedClient, OpenCounts
 from kaas.wire import protocol
+from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 LIMITS = protocol.Limits(requests=2, credit_bytes=100, frame_bytes=1000)
 
 
 def client() -> ConnectedClient:
     finished: IdempotencyCache[Any] = IdempotencyCache(0, 0.0)
-    return ConnectedClient("alice", LIMITS, finished)
+    return ConnectedClient("alice", LIMITS, finished=finished)
 
 
 @pytest.mark.parametrize("kind", ["requests", "questions", "storing"])

@@ -66,6 +66,11 @@ class Credit:
         """It waits no more."""
         self.waiting = deque(entry for entry in self.waiting if entry[0] is not room)
 
+    def renew(self, limits: Limits) -> None:
+        """A server that was met (again) grants so much. What it still keeps it sends again."""
+        self.limits = limits
+        self.forget_answered()
+
     # --- acknowledging
 
     def answered(self, number: int, nbytes: int = 0) -> bool:

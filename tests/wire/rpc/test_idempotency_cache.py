@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.server.idempotency_cache import IdempotencyCache
+from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 
 def test_the_oldest_go_first() -> None:

@@ -1,0 +1,255 @@
+"""The waits of sessions for runs: each call has one run, each run one reply, and each wait gets that reply once.
+
+A *run* is what a call leads to. Calls with the same idempotency key share a run, also after it has ended, as long as
+its reply is kept. A *wait* is one session's call, from its arrival until the session has acknowledged the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from kaas.wire.rpc.idempotency_cache import IdempotencyCache
+
+
+class WaitState(Enum):
+    """Where a session's wait for a reply stands."""
+
+    RUNNING = "there is no reply yet"
+    READY = "there is a reply, which is to be sent on the session's next connection"
+    SENT = "the reply was sent on the session's newest connection, and is not acknowledged"
+    CLOSED = "acknowledged, or nobody is to get it"
+
+
+class WaitEvent(Enum):
+    """What happens to a wait. The methods of `ServerHalf` have the same names in lower case."""
+
+    ENDED = "its run has a reply"
+    CANCEL = "its session wants it no more: the reply is that it was cancelled"
+    RECEIVED = "its session has acknowledged the reply"
+    GREETED = "its session has another connection"
+    LOST = "its session has none"
+    FORGET = "its session has ended"
+
+
+_S, _E = WaitState, WaitEvent
+TRANSITIONS: dict[tuple[WaitState, WaitEvent], frozenset[WaitState]] = {
+    (_S.RUNNING, _E.ENDED): frozenset({_S.SENT, _S.READY, _S.CLOSED}),  # CLOSED: found again by its key
+    (_S.RUNNING, _E.CANCEL): frozenset({_S.SENT, _S.READY}),
+    (_S.RUNNING, _E.FORGET): frozenset({_S.CLOSED}),
+    (_S.READY, _E.GREETED): frozenset({_S.SENT, _S.READY}),  # READY: the connection has ended already
+    (_S.READY, _E.RECEIVED): frozenset({_S.CLOSED}),  # it came through before the connection ended
+    (_S.READY, _E.FORGET): frozenset({_S.CLOSED}),
+    (_S.READY, _E.LOST): frozenset({_S.READY, _S.CLOSED}),  # CLOSED: found again by its key
+    (_S.SENT, _E.GREETED): frozenset({_S.SENT, _S.READY}),  # sent again
+    (_S.SENT, _E.RECEIVED): frozenset({_S.CLOSED}),
+    (_S.SENT, _E.LOST): frozenset({_S.READY, _S.CLOSED}),
+    (_S.SENT, _E.FORGET): frozenset({_S.CLOSED}),
+}
+"""(state, event) -> the states that may follow. Any other event leaves a wait where it stands."""
+
+
+class Run(msgspec.Struct, eq=False, kw_only=True):
+    """What calls lead to. An adapter's run is a subclass with what is to be run.
+
+    Fields:
+        waits: of sessions that have no reply yet. done: there is a reply. lasting: the reply is kept on disk too.
+    """
+
+    waits: list[Wait] = []
+    done: bool = False
+    lasting: bool = False
+
+    @property
+    def caller(self) -> Caller[Any]:
+        """Return the owner of the run and of its key."""
+        raise NotImplementedError
+
+    @property
+    def idempotency_key(self) -> str:
+        """Return the key by which others find the run; "" if it has none."""
+        raise NotImplementedError
+
+    @property
+    def final(self) -> bool:
+        """Return True if the reply is also that to later calls with the key: False of one that may be asked again."""
+        return True
+
+    @property
+    def reply_bytes(self) -> int:
+        """Return the bytes of the reply, which its waits take of the credit."""
+        return 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes that the reply takes in the idempotency cache."""
+        return 0
+
+
+class Wait(msgspec.Struct, eq=False):
+    """A session's call.
+
+    Fields:
+        nbytes: of its caller's credit that it takes. sent: the channel on which its reply was sent last; None if it
+            was not sent, or not on one that stands.
+    """
+
+    session: WaitingSession
+    number: int
+    run: Any
+    nbytes: int
+    sent: Any = None
+
+    @property
+    def state(self) -> WaitState:
+        if self.session.waits.get(self.number) is not self:
+            return WaitState.CLOSED
+        if not self.run.done:
+            return WaitState.RUNNING
+        return WaitState.SENT if self.sent is self.session.channel and not self.session.lost else WaitState.READY
+
+
+class Account(Protocol):
+    """The credit of a caller."""
+
+    nbytes: int
+
+    def take(self, nbytes: int) -> None: ...
+
+    def give_back(self, nbytes: int) -> None: ...
+
+
+R = TypeVar("R", bound=Run)
+
+
+@dataclass(slots=True, eq=False)
+class Caller(Generic[R]):
+    """An owner of sessions and of keys.
+
+    Fields:
+        finished: runs with a key that have ended. runs: those in progress, by key. requests: credit of the waits.
+    """
+
+    finished: IdempotencyCache[R] = field(kw_only=True)
+    requests: Account = field(kw_only=True)
+    runs: dict[str, R] = field(default_factory=dict, kw_only=True)
+
+    def known(self, key: str) -> R | None:
+        """Return the run of a key, in progress or ended; None if there is none, or no key."""
+        return (self.runs.get(key) or self.finished.get(key)) if key else None
+
+
+@dataclass(slots=True, eq=False)
+class WaitingSession:
+    """A program, over all of its connections.
+
+    Fields:
+        channel: its newest connection. waits: by its own numbers. lost: it has no connection at the moment.
+    """
+
+    caller: Caller[Any]
+    channel: Any
+    waits: dict[int, Wait] = field(default_factory=dict, kw_only=True)
+    lost: bool = field(default=False, kw_only=True)
+
+
+class ServerHalf(Generic[R]):
+    """Events in; waits that are to be sent, and runs that nobody waits for, out. Use it from one thread only.
+
+    `sent` is to be called for each wait that was sent.
+    """
+
+    def wait(self, session: WaitingSession, number: int, run: R, nbytes: int) -> Wait | None:
+        """A session waits for a run, or for its reply, and takes nbytes of credit. Return the wait if it is to be sent
+        at once."""
+        wait = session.waits[number] = Wait(session, number, run, nbytes)
+        session.caller.requests.take(nbytes)
+        if run.done:
+            return wait
+        run.waits.append(wait)
+        return None
+
+    def ended(self, run: R, now_s: float) -> list[Wait]:
+        """A run has its reply, which is kept if others may find it by its key. Return the waits that are to be sent;
+        after that, `settle` them."""
+        run.done = True
+        waits, run.waits = run.waits, []
+        caller, key = run.caller, run.idempotency_key
+        if key and caller.runs.get(key) is run:
+            del caller.runs[key]
+            if (waits or run.lasting) and run.final:
+                caller.finished.add(key, run, run.kept_bytes, now_s)
+        return waits
+
+    def settle(self, run: R, waits: Iterable[Wait]) -> None:
+        """After `ended`, and after the waits of connected sessions were sent: the reply takes credit instead of the
+        call. A session without a connection that finds the reply by its key waits no more: it asks again."""
+        for wait in waits:
+            run.caller.requests.nbytes += run.reply_bytes - wait.nbytes
+            wait.nbytes = run.reply_bytes
+            if wait.session.lost and self.kept(run):
+                self._close(wait)
+
+    def sent(self, wait: Wait, *, through: bool) -> None:
+        """A reply was sent on its session's channel. through: False if that has ended."""
+        wait.sent = wait.session.channel if through else None
+
+    def greeted(self, session: WaitingSession, channel: Any) -> list[Wait]:
+        """A session has a connection, its first or another. Return the waits that are to be sent on it."""
+        session.channel, session.lost = channel, False
+        return [wait for wait in session.waits.values() if wait.run.done and wait.sent is not channel]
+
+    def received(self, session: WaitingSession, numbers: Iterable[int]) -> list[R]:
+        """A session has acknowledged replies. Return their runs. A number that comes again, or that has no reply yet,
+        means nothing."""
+        runs = []
+        for number in numbers:
+            wait = session.waits.get(number)
+            if wait is not None and wait.run.done:
+                runs.append(wait.run)
+                self._close(wait)
+        return runs
+
+    def cancel(self, session: WaitingSession, number: int, cancelled: R) -> tuple[Wait | None, R | None]:
+        """A session wants a call no more. cancelled: a run that is done, with the reply that the session gets.
+
+        Return the wait that is to be sent, None if it has a reply already; and the run if no session waits for it now.
+        """
+        wait = session.waits.get(number)
+        if wait is None or wait.run.done:
+            return None, None
+        run = wait.run
+        run.waits.remove(wait)
+        wait.run = cancelled
+        session.caller.requests.nbytes -= wait.nbytes
+        wait.nbytes = 0
+        return wait, None if run.waits else run
+
+    def lost(self, session: WaitingSession) -> None:
+        """A session has no connection. Replies that it finds again by their keys take none of its credit."""
+        session.lost = True
+        for wait in [wait for wait in session.waits.values() if self.kept(wait.run)]:
+            self._close(wait)
+
+    def forget(self, session: WaitingSession) -> list[R]:
+        """A session has ended. Return the runs that nobody waits for now."""
+        return [run for wait in list(session.waits.values()) if (run := self._close(wait)) is not None]
+
+    def kept(self, run: R) -> bool:
+        """Return True if a call with the run's key finds its reply."""
+        key = run.idempotency_key
+        return bool(key) and run.caller.finished.get(key) is run
+
+    def _close(self, wait: Wait) -> R | None:
+        """Return the run if it goes on and nobody waits for it now."""
+        session, run = wait.session, wait.run
+        del session.waits[wait.number]
+        session.caller.requests.give_back(wait.nbytes)
+        if run.done:
+            return None
+        run.waits.remove(wait)
+        return None if run.waits else run
