@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from kaas.errors import InvalidRequest, KaasError
 from kaas.pool.core.core import Pool
-from kaas.pool.core.records import Request
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
@@ -276,7 +276,7 @@ class Clients:
     def _release(self, session: _Session, number: int, request: Request) -> None:
         """Tell when nobody reads a request's Blocks any more."""
         if self._service.pool.holds(request):
-            request.left = partial(self._released, session, number)
+            request.on_end = partial(self._released, session, number)
         else:
             self._released(session, number)
 

@@ -13,7 +13,7 @@ from kaas.config import Config
 from kaas.errors import InvalidRequest, PoolStopped
 from kaas.pool.clients import Clients, ObjectDirectory
 from kaas.pool.core.core import Pool
-from kaas.pool.core.records import Request
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.payloads import OrderPayload, Payload
 from kaas.pool.executors.residents import Residents
@@ -225,11 +225,11 @@ class Service:
         label = ", ".join(dict.fromkeys(function.label for function in functions))
         order = CacheOrder(OrderPayload(functions, message, refs), label, upkeep.client)
         if upkeep.action == "unpin":
-            self.pool.unpin(target or None, upkeep.device)
+            self.pool.caches.unpin(target or None, upkeep.device)
         if upkeep.action == "pin":
-            await self.pool.pin(target, order, upkeep.device)
+            await self.pool.caches.pin(target, order, upkeep.device)
         else:
-            await self.pool.upkeep(order, upkeep.device)
+            await self.pool.caches.carry_out(order, upkeep.device)
 
     async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
         """
@@ -264,7 +264,8 @@ class Service:
         if not 0 < seconds <= LONGEST_TRACE_S:
             message = f"a trace takes a number of seconds up to {LONGEST_TRACE_S:g}, not {seconds!r}"
             raise InvalidRequest(message)
-        return await self.pool.trace(seconds)
+        self.pool.check_open()
+        return await self.pool.reports.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
         """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, KeyReused, PoolStopped, UsageUnavailable
-from kaas.pool.core.records import Request
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.tracing import TraceStep
@@ -340,7 +340,7 @@ class Invocations:
         run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
         if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
-            request.left = partial(self._left, run, request, outcome)
+            request.on_end = partial(self._left, run, request, outcome)
             self._tracker.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))

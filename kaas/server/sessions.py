@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kaas.errors import InvalidRequest, QueueFull
-from kaas.pool.core.records import Request
+from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.server.binding import InvocationDigest
 from kaas.server.building.remote_function import InvocableFunction

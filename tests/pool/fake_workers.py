@@ -12,7 +12,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import DeviceLost, KaasError
 from kaas.executor.cache.tiers import TierUse
-from kaas.pool.core import core
+from kaas.pool.core import core, runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
 from kaas.scheduling.events import StartWorker
@@ -157,4 +157,4 @@ async def failure_of(task: asyncio.Task[Any]) -> BaseException:
     return caught.value
 
 
-TIMED_OUT = DeviceLost("'endless' ran longer than its limit", code=core.TIMED_OUT)
+TIMED_OUT = DeviceLost("'endless' ran longer than its limit", code=runs.TIMED_OUT)

@@ -67,7 +67,7 @@ def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.backend.objects.hold("s", [X])
         await stage.submit(1, beside=[Named(X.key)], ref=X)
-        [request] = stage.service.pool._requests.values()
+        [request] = stage.service.pool._requests.by_id.values()
         assert list(request.call.payload.refs) == [X]
         assert request.call.uses[0].key == X.key
 

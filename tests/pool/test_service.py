@@ -35,7 +35,7 @@ def test_an_invocation(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         answer = invoke(stage, invocation(session="of Ray"))
         await settle()
-        [request] = stage.service.pool._requests.values()
+        [request] = stage.service.pool._requests.by_id.values()
         assert (request.call.label, request.call.client, request.call.session) == (
             SIGNATURE.task.label,
             "alice",

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kaas.errors import DeviceUnavailable
-from kaas.pool.core.records import Request
+from kaas.pool.core.requests import Request, RequestState
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.server.session_manager import KeptLimits, SessionManager
@@ -69,7 +69,7 @@ class FakeServer:
         self.manager = SessionManager(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
 
     def _begin(self, call: WorkerCall) -> Request:
-        self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture()))
+        self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture(), RequestState.QUEUED))
         return self.requests[-1]
 
     async def _store(self, _: str, named: Sequence[NewObject], __: Any) -> None:

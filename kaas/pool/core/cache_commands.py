@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeVar
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
 from kaas.pool.background import Background
-from kaas.pool.core.records import Request, WorkerRecord
+from kaas.pool.core.requests import Request, RequestState
+from kaas.pool.core.runs import Runs
+from kaas.pool.core.workers import WorkerRecord
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply, WorkerTransport
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.scheduling.events import Evict, Prefetch, WorkerKind
-from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import PinStatus
 
 Way = Callable[[int], Coroutine[Any, Any, WorkerReply]]
@@ -21,17 +22,15 @@ Way = Callable[[int], Coroutine[Any, Any, WorkerReply]]
 
 
 class CacheHost(Protocol):
-    """What is needed of the pool around it."""
+    """The part of the pool that CacheCommands calls."""
 
-    def lost(self, worker: WorkerRecord, error: DeviceLost) -> None:
-        """A worker lost its device and must end."""
+    def check_open(self) -> None:
+        """Check that the pool takes commands.
+
+        Raises:
+            KaasError
+        """
         ...
-
-    def gone(self, worker: WorkerRecord, reason: str) -> None:
-        """A worker must end."""
-        ...
-
-    def tell_residency(self, worker: WorkerRecord, record: RunRecord | None) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +49,17 @@ class _Pin:
 
 
 class CacheCommands:
-    """workers: those of the pool, which changes them. limit_s: how long one may answer nothing while it has orders."""
+    """The commands about the caches of a pool's workers. Use an object of this class from one event loop only.
+
+    Args:
+        runs: ends a worker that fails, and tells the policy what a worker loads. workers: those of the pool, which
+            changes them. limit_s: the longest that a worker may reply nothing while it has commands.
+    """
 
     def __init__(
         self,
         host: CacheHost,
+        runs: Runs,
         workers: Mapping[int, WorkerRecord],
         devices: int,
         transport: WorkerTransport,
@@ -63,6 +68,7 @@ class CacheCommands:
         limit_s: float,
     ) -> None:
         self._host = host
+        self._runs = runs
         self._workers = workers
         self._devices = devices
         self._transport = transport
@@ -81,8 +87,9 @@ class CacheCommands:
 
         Raises:
             InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
-            KaasError: what the first worker that failed says.
+            PoolStopped: the pool is closed. KaasError: what the first worker that failed says.
         """
+        self._host.check_open()
         if device is not None and not 0 <= device < self._devices:
             raise InvalidRequest(f"the pool has devices 0 to {self._devices - 1}, no {device}")
         workers = [worker for worker in self._executors() if device in (None, worker.device.index)]
@@ -94,17 +101,23 @@ class CacheCommands:
                 raise result
         return [worker.id for worker in workers]
 
-    async def write_back(self, worker: WorkerRecord, key: bytes) -> None:
-        """
+    async def write_back(self, worker: int, key: bytes) -> None:
+        """Have a worker write back an output that stayed with it.
+
         Raises:
             KaasError: what the worker says; DeviceUnavailable if it ended.
         """
+        if worker not in self._workers:
+            raise DeviceUnavailable(f"worker {worker} has ended")
         # shorter, since what runs on another worker may wait for this one
         limit_s = self._limit_s / 2
-        await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
+        await self._do(self._workers[worker], "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
 
-    async def discard(self, worker: WorkerRecord, keys: Sequence[bytes]) -> None:
-        await self._follow(worker, lambda number: self._transport.discard(number, keys))
+    def discard(self, worker: int, keys: Sequence[bytes]) -> None:
+        """Have a worker forget outputs that stayed with it: no request will ask for them."""
+        if worker in self._workers:
+            forget = self._follow(self._workers[worker], lambda number: self._transport.discard(number, keys))
+            self._background.run(forget)
 
     def _executors(self) -> Iterator[WorkerRecord]:
         return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
@@ -129,22 +142,30 @@ class CacheCommands:
         except WorkerLost as lost:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
         except WorkerSilent as silent:
-            self._host.gone(worker, str(silent))
+            self._runs.gone(worker, str(silent))
             raise DeviceUnavailable(f"{name}: {silent}") from silent
         if isinstance(reply.error, DeviceLost):
             alone = worker.id in self._workers and not worker.running
-            self._host.lost(worker, reply.error)
+            self._runs.lost(worker, reply.error)
             if not alone:
                 raise DeviceUnavailable(f"{name}: {reply.error.message}") from reply.error
         if reply.error is not None:
             raise reply.error
         if reply.record is not None and reply.record.tiers:
             self._ledger.write(LedgerEntry(function, client, worker.device.index, None, tiers=reply.record.tiers))
-        self._host.tell_residency(worker, reply.record)
+        self._runs.tell_residency(worker, reply.record)
 
     # --- pins
 
-    def keep(self, target: bytes, order: CacheOrder, device: int | None = None, done_by: Sequence[int] = ()) -> None:
+    async def pin(self, target: bytes, order: CacheOrder, device: int | None = None) -> None:
+        """Carry out an order, and once more on each worker that comes later. target: names the order.
+
+        Raises:
+            As `carry_out`; then nothing is done later.
+        """
+        self._keep(target, order, device, await self.carry_out(order, device))
+
+    def _keep(self, target: bytes, order: CacheOrder, device: int | None, done_by: Sequence[int]) -> None:
         """Carry out an order once more on each worker that a device, or any, gets from now on.
 
         Args:
@@ -159,8 +180,8 @@ class CacheCommands:
             elif worker is not None and worker.settled.is_set():
                 self._background.run(self._repeat(worker, pin, order))
 
-    def forget(self, target: bytes | None = None, device: int | None = None) -> None:
-        """The reverse of `keep`, for one target or all, on one device or each."""
+    def unpin(self, target: bytes | None = None, device: int | None = None) -> None:
+        """End what `pin` has begun, for one target or all, on one device or each."""
         for place in list(self._pins):
             if target in (None, place[0]) and device in (None, place[1]):
                 del self._pins[place]
@@ -220,11 +241,13 @@ class CacheCommands:
         except KaasError as error:  # there is nobody to tell but who looks at the figures
             self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
 
-    def arrived(self, request: Request) -> None:
+    def began(self, request: Request) -> None:
+        """Take in that a request is in the queue."""
         if self._prefetches:
             self._references.add(request)
 
-    def left(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
+        """Take in that a request is ENDED."""
         if self._prefetches:
             self._references.remove(request)
 
@@ -249,7 +272,9 @@ class RequestsByObject:
     def find(self, key: bytes) -> WorkerCall | None:
         """The call of the latest request that reads the object and whose inputs exist."""
         named = self._requests.get(key, {})
-        return next((request.call for request in reversed(named.values()) if request.inputs_exist), None)
+        return next(
+            (request.call for request in reversed(named.values()) if request.state is not RequestState.WAITING), None
+        )
 
 
 T = TypeVar("T")

@@ -51,8 +51,16 @@ class Quarantine:
         """
         self._allowed, self._client_allowed = allowed, client_allowed
         self._store, self._wall_s = store, wall_s
-        kept = {} if store is None else store.read(FAULTS)
-        self._records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in kept.items()}
+        self._records: dict[str, _Record] = {}
+        if store is not None:
+            self.open(store)
+
+    def open(self, store: Store) -> None:
+        """Take the faults from a store, and keep later ones there."""
+        self._store = store
+        self._records = {
+            key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()
+        }
 
     def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
         """A function ended a device, alone on it. Whether it is in quarantine now."""

@@ -1,7 +1,7 @@
-"""Who is to blame for the end of a worker, and what becomes of the requests that ran there.
+"""What becomes of the requests of a worker that ended: an error, or another run, alone.
 
-A device does not tell whose kernel it was: with neighbours each request is a suspect, and runs again alone. What goes
-wrong then is its own.
+A device does not report which kernel broke it. If several requests ran there, each is a suspect and runs again alone;
+a request that breaks its device while it runs alone is at fault.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class Verdict(Enum):
     """What becomes of a request whose worker ended."""
 
     AGAIN = "again"
-    """It runs again, alone, and its retries are what they were: nothing says that it had a part in this."""
+    """The request runs again, alone, and keeps its retries: nothing says that it caused the end."""
     CHARGED = "charged"
-    """It runs again, alone, with one retry less."""
+    """The request runs again, alone, with one retry less."""
     FAULT = "fault"
-    """It ended the device itself, and fails with the cause."""
+    """The request ended the device itself, and fails with the cause."""
     DIED = "died"
-    """Nobody knows why its worker ended, and its retries are used up."""
+    """The cause is unknown, and the request's retries are used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +28,41 @@ class Case:
     """A request at the end of the worker that ran it.
 
     Fields:
-        beside: how many others ran there then. told: it has itself told of the device's loss.
-        alone: it was to have its worker for itself, since it is a suspect. pure: running it twice harms nobody.
-        retries: how often it may yet run again for reasons that nobody knows.
+        beside: how many other requests or cache commands ran on the worker then.
+        reported: the request's own reply reported the loss of the device.
+        alone: the request was dispatched to run alone, since it is a suspect.
+        pure: a second run of the request does no harm.
+        retries: how often the request may run again for unknown causes.
     """
 
     beside: int
-    told: bool
+    reported: bool
     alone: bool
     pure: bool
     retries: int
 
 
 def judge(case: Case) -> Verdict:
-    """Each request is run again at most once without a charge, so that all of this ends, whatever a policy does."""
-    if case.told and not case.beside:
+    """Return what becomes of a request.
+
+    Each request runs again at most once without a charge, so that retries end whatever a policy does.
+    """
+    if case.reported and not case.beside:
         return Verdict.FAULT
     if case.beside and case.pure and not case.alone:
         return Verdict.AGAIN
     return Verdict.CHARGED if case.retries > 0 else Verdict.DIED
 
 
-def charged_s(case: Case, verdict: Verdict, run_s: float, suspect_s: float, left: bool) -> float:
-    """Device seconds that a request is charged that does not run again after its worker ended.
+def charged_s(case: Case, verdict: Verdict, run_s: float, suspect_s: float, abandoned: bool) -> float:
+    """Return the device seconds that a client is charged for a request at the end of its worker.
 
-    A request that is not known to have ended the worker pays for none of it: its run came to nothing through another's
-    fault. A run that went on though its caller had left is paid as if it had ended.
+    A request that is not known to have ended the worker pays nothing: its run came to nothing through another's fault.
+    An ABANDONED run is paid as if it had ended by itself.
 
     Args:
-        run_s: since its dispatch. suspect_s: of its earlier runs whose workers ended. left: nobody waits for it.
+        run_s: since the dispatch. suspect_s: of earlier runs whose workers ended. abandoned: no caller waits.
     """
     if verdict is Verdict.FAULT or (verdict is Verdict.DIED and not case.beside):
         return run_s + suspect_s
-    return run_s if left else 0.0
+    return run_s if abandoned else 0.0

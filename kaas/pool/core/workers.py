@@ -1,36 +1,148 @@
-"""The pool's workers, each from the decision to start it to its end."""
+"""The pool's workers, each from the decision to start it to its end, and the limit of a run's duration."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kaas.pool.background import Background
-from kaas.pool.core.records import WorkerRecord
-from kaas.pool.executors.transport import WorkerTransport
-from kaas.scheduling.events import PhysicalDevice, StartWorker, WorkerKind
+from kaas.pool.core.requests import Request, Requests
+from kaas.pool.executors.transport import Survivor, WorkerTransport
+from kaas.scheduling.events import (
+    PhysicalDevice,
+    Residency,
+    Running,
+    StartWorker,
+    WorkerAdopted,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.wire.status.status import DeviceStatus, PinStatus, WorkerInfo
+
+GRACE_S = 2.0
+"""The pool ends an executor this much later than the run limit: the executor can end the run itself, with less damage
+and a better message. Also how long the pool waits for the reply of a request that ran for too long, once the replies of
+others have reported the loss of the device."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """A worker from the decision to start it to its end.
+
+    Fields:
+        info: None until the worker is ready. settled: set once the worker is ready, or never will be.
+        running: the requests on the worker, by number. lost: those that have reported the loss of the device.
+        cached_bytes: sizes of the cached objects, on the device and in host memory.
+        client, serves: the client that the worker serves, and the label of its eTask; "" if it serves all.
+        start_s: seconds that the start of one client's executor took, until the first request is charged with them.
+    """
+
+    id: int
+    device: PhysicalDevice
+    kind: WorkerKind = WorkerKind.EXECUTOR
+    client: str = ""
+    serves: str = ""
+    info: WorkerInfo | None = None
+    stopping: bool = False
+    running: dict[int, Request] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    cached_bytes: tuple[int, ...] = ()
+    start_s: float = 0.0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """The worker in words, for errors."""
+        return f"worker {self.id} (pid {self.info.pid if self.info else 0}) on device {self.device.index}"
+
+    @property
+    def state(self) -> str:
+        """The worker's state as `kaas.status()` shows it."""
+        if self.stopping:
+            return "stopping"
+        if self.info is None:
+            return "starting"
+        return "busy" if self.running else "idle"
+
+    def arrival(self, now_s: float, cache_bytes: int | None) -> WorkerReady:
+        """Return the event that tells a policy of the worker. cache_bytes: limit of the worker's cache, if any."""
+        assert self.info is not None, "it is ready"
+        memory_bytes = _cache_bytes(self.info, cache_bytes)
+        return WorkerReady(now_s, self.id, self.kind, self.device.index, self.info.slots, memory_bytes)
+
+
+def _cache_bytes(info: WorkerInfo, cache_bytes: int | None) -> int:
+    return info.memory_bytes if cache_bytes is None else min(cache_bytes, info.memory_bytes)
+
+
+def adopted(
+    survivor: Survivor, device: PhysicalDevice, requests: Requests, now_s: float, cache_bytes: int | None
+) -> tuple[WorkerRecord, list[WorkerAdopted | Residency]]:
+    """Return the record of a worker that outlived an earlier process of the pool, and the events for the policy.
+
+    Each run of the worker becomes an ABANDONED request: no caller waits for it.
+    """
+    start, info = survivor.start, survivor.info
+    worker = WorkerRecord(start.worker, device, start.kind, start.client, info=info)
+    worker.settled.set()
+    running = []
+    for slot, call in survivor.running.items():
+        request = requests.adopt(call, worker.id, device.index, slot, now_s)
+        worker.running[request.id] = request
+        running.append(Running(request.id, slot, call.client, call.function))
+    size, serves = (info.slots, _cache_bytes(info, cache_bytes)), (start.client, start.function)
+    arrival = WorkerAdopted(now_s, worker.id, start.kind, device.index, *size, *serves, tuple(running))
+    cached = [Residency(now_s, worker.id, survivor.cached, ())] if survivor.cached else []
+    return worker, [arrival, *cached]
+
+
+def device_status(
+    device: PhysicalDevice, workers: Iterable[WorkerRecord], pins: tuple[PinStatus, ...], reason: str
+) -> DeviceStatus:
+    """Return a device as `kaas.status()` shows it. workers: of the pool. reason: of its last worker's loss, or ""."""
+    here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
+    if not here:
+        return DeviceStatus(device.index, device.kind, "lost" if reason else "unused", pins=pins, reason=reason)
+    worker = here[0]
+    return DeviceStatus(
+        device.index,
+        device.kind,
+        worker.state,
+        worker.id,
+        worker.info,
+        tuple(worker.running),
+        pins,
+        worker.kind.value,
+        worker.client,
+        worker.serves,
+        tuple(each.id for each in here[1:]),
+        "" if worker.info is not None else reason,
+    )
 
 
 class WorkerHost(Protocol):
-    """Who is told of them."""
+    """The part of the pool that a WorkerManager calls."""
 
     def ready(self, worker: WorkerRecord) -> None:
-        """A worker can run requests."""
+        """Take in that a worker can run requests."""
         ...
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:
-        """A worker has ended; that may be known already. The answer to the news is `WorkerManager.drop`."""
+        """Take in that a worker has ended, perhaps for the second time; call `WorkerManager.drop`."""
         ...
 
 
 class WorkerManager:
-    """Belongs to one event loop.
+    """Starts and ends workers. Use an object of this class from one event loop only.
 
     Args:
-        start_limit_s: for a worker's start.
+        start_limit_s: the longest that the start of a worker may take.
 
     Fields:
-        workers: by number; others only look.
+        workers: by number; other classes only read.
     """
 
     def __init__(
@@ -44,7 +156,7 @@ class WorkerManager:
         self.workers: dict[int, WorkerRecord] = {}
 
     def start(self, decision: StartWorker, device: PhysicalDevice, serves: str) -> None:
-        """serves: the label of the only function that it is for, "" if it is for all."""
+        """Start a worker. serves: the label of its only function, "" for a worker of all functions."""
         worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves)
         self.workers[worker.id] = worker
         self._background.run(self._live(worker, decision))
@@ -54,10 +166,10 @@ class WorkerManager:
         try:
             async with asyncio.timeout(self._start_limit_s):
                 worker.info = await self._transport.start(decision)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
+        except Exception as error:  # noqa: BLE001 - any error means that there is no worker
             self._host.gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             return
-        if decision.client and worker.kind is WorkerKind.EXECUTOR:  # the transport of eTasks does it itself
+        if decision.client and worker.kind is WorkerKind.EXECUTOR:  # the transport of eTasks charges the start itself
             worker.start_s = self._loop.time() - began_s
         if worker.id in self.workers:
             worker.settled.set()
@@ -68,12 +180,12 @@ class WorkerManager:
         self._host.gone(worker, await self._transport.ended(worker.id))
 
     def adopt(self, worker: WorkerRecord) -> None:
-        """It runs already, since an earlier process of the pool."""
+        """Add a worker that runs already, since an earlier process of the pool."""
         self.workers[worker.id] = worker
         self._background.run(self._outlive(worker))
 
     def stop(self, worker: WorkerRecord) -> None:
-        """It ends once it is idle."""
+        """End a worker once it is idle."""
         worker.stopping = True
         if worker.info is None:
             self._loop.call_soon(self._host.gone, worker, "stopped")
@@ -81,7 +193,7 @@ class WorkerManager:
             self.end(worker)
 
     def end(self, worker: WorkerRecord) -> None:
-        """An idle one ends, in good order."""
+        """End an idle worker, in good order."""
         self._background.run(self._end(worker))
 
     async def _end(self, worker: WorkerRecord) -> None:
@@ -89,7 +201,7 @@ class WorkerManager:
         self._host.gone(worker, f"stopped, and {trouble}" if trouble else "stopped")
 
     def drop(self, worker: WorkerRecord) -> bool:
-        """It has ended or must end, and does so at once. Whether that is news."""
+        """Remove a worker and kill its process. Return True if the worker was not removed before."""
         worker.settled.set()
         if self.workers.pop(worker.id, None) is None:
             return False
@@ -97,10 +209,66 @@ class WorkerManager:
         return True
 
     async def close(self) -> None:
-        """All end; idle ones of eTasks, which may have something to put away, in good order."""
+        """End all workers; idle ones of eTasks, which may have something to put away, in good order."""
         etasks = [worker for worker in self.workers.values() if worker.kind is WorkerKind.ETASK]
         idle = [worker.id for worker in etasks if worker.info is not None and not worker.running]
         await asyncio.gather(*map(self._transport.stop, idle))
         for worker in self.workers.values():
             self._transport.kill(worker.id)
             worker.settled.set()
+
+
+class RunLimits:
+    """One timer for the run limit of all requests, since a request hardly ever reaches the limit.
+
+    Use an object of this class from one event loop only.
+
+    Args:
+        limit_s: of a run, from its dispatch. workers: those of the pool, which changes them.
+        overrun: ends a request that has run for too long, and its worker.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        workers: Mapping[int, WorkerRecord],
+        overrun: Callable[[Request, WorkerRecord], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._limit_s = limit_s
+        self._workers = workers
+        self._overrun = overrun
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf  # time of the next check; infinite while nothing runs
+
+    def begun(self, request: Request) -> None:
+        """Take in that a request runs from now on."""
+        due_s = request.dispatched_s + self._limit_s  # the earliest time: `check` knows the worker's grace too
+        if due_s < self._due_s:
+            self._check_at(due_s)
+
+    def check(self) -> None:
+        """End the requests that have run for too long."""
+        now_s = self._loop.time()
+        try:
+            for request, worker, due_s in list(self.runs()):
+                # the worker may be gone already, because of the limit of a request in another slot
+                if due_s <= now_s and request.worker == worker.id:
+                    self._overrun(request, worker)
+        finally:
+            self._check_at(min((due_s for _, _, due_s in self.runs()), default=math.inf))
+
+    def _check_at(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = time_s
+        self._timer = self._loop.call_at(time_s, self.check) if time_s < math.inf else None
+
+    def runs(self) -> Iterator[tuple[Request, WorkerRecord, float]]:
+        """Yield each run with the time when it must have ended. A run that has reported its device's loss is over."""
+        for worker in self._workers.values():
+            limit_s = self._limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
+            for request in worker.running.values():
+                if request.id not in worker.lost:
+                    yield request, worker, request.dispatched_s + limit_s

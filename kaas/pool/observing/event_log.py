@@ -6,7 +6,8 @@ import logging
 from collections import Counter
 
 from kaas.errors import DeviceLost, ETaskFailed, KaasError
-from kaas.pool.core.records import Request, WorkerRecord
+from kaas.pool.core.requests import Request
+from kaas.pool.core.workers import WorkerRecord
 
 STOPPED, NOT_STARTED, DEVICE_LOST, DIED = "stopped", "not started", "device lost", "died"
 """Why workers end, as metrics have it."""

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kaas.pool.background import Background
-from kaas.pool.core.records import Request, WorkerRecord, device_status
+from kaas.pool.core.requests import Request, Requests
+from kaas.pool.core.workers import WorkerRecord, device_status
 from kaas.pool.observing.event_log import EventLog
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.pool.observing.metrics import TIERS, Measured
@@ -23,7 +24,7 @@ class Reports:
 
     def __init__(
         self,
-        requests: Mapping[int, Request],
+        requests: Requests,
         workers: Mapping[int, WorkerRecord],
         devices: Sequence[PhysicalDevice],
         background: Background,
@@ -59,7 +60,7 @@ class Reports:
 
     def measured(self) -> Measured:
         """For metrics, which do not begin anew when statistics do."""
-        queued = sum(request.worker is None for request in self._requests.values())
+        queued = len(self._requests.queued())
         here = [self.device(device) for device in self._devices]
         cached = [worker.cached_bytes for worker in self._workers.values()]
         tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}

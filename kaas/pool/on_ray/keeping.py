@@ -64,7 +64,7 @@ class KeptOutputs:
         if self._kept > len(self._residents) // KEPT_PER_SWEEP:
             self._kept = 0
             for worker, keys in self._residents.nameless(self._names()).items():
-                self._service.pool.discard(worker, keys)
+                self._service.pool.caches.discard(worker, keys)
         surplus = self._residents.surplus()
         if surplus is not None:
             self._own.wanted.remote(surplus)
@@ -75,6 +75,6 @@ class KeptOutputs:
         if worker is None:
             return
         try:
-            await self._service.pool.write_back(worker, key)
+            await self._service.pool.caches.write_back(worker, key)
         except KaasError:
             self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew

@@ -6,7 +6,7 @@ import pytest
 
 from kaas.config import ClientSettings
 from kaas.errors import QueueFull
-from kaas.pool.core.backlog import Backlog
+from kaas.pool.core.requests import Backlog
 from kaas.scheduling.events import ClientKnown
 from kaas.scheduling.policies.fair_share import FairShare
 

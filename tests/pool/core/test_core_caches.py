@@ -32,8 +32,8 @@ def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy()
     Listening.heard = []
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.upkeep(CacheOrder("all"))
-        await pool.upkeep(CacheOrder("one", "f", "bob"), device=1)
+        await pool.caches.carry_out(CacheOrder("all"))
+        await pool.caches.carry_out(CacheOrder("one", "f", "bob"), device=1)
         assert [(order, worker) for worker, order in workers.orders] == [("all", 0), ("all", 1), ("one", 1)]
         assert [(event.worker, event.loaded, event.evicted) for event in Listening.heard] == [
             (0, (b"x",), ()),
@@ -42,7 +42,7 @@ def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy()
         ]
         for device in (-1, 2):
             with pytest.raises(InvalidRequest, match="devices 0 to 1"):
-                await pool.upkeep(CacheOrder("none"), device=device)
+                await pool.caches.carry_out(CacheOrder("none"), device=device)
         stats = pool.stats()
         assert not stats.outcomes
         assert {(t.function, t.client, t.device, t.tier, t.objects) for t in stats.tiers} == {
@@ -61,19 +61,19 @@ def test_an_order_that_fails() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         error = UnknownSymbol("no such kernel", symbol="sale", near=("scale",))
         with pytest.raises(UnknownSymbol):
-            await pool.upkeep(CacheOrder(WorkerReply(error=error)))
+            await pool.caches.carry_out(CacheOrder(WorkerReply(error=error)))
         assert not workers.killed
         with pytest.raises(DeviceLost):
-            await pool.upkeep(
+            await pool.caches.carry_out(
                 CacheOrder(WorkerReply(error=DeviceLost("illegal address", call="c", code=700, code_name="n")))
             )
         assert workers.killed == [0]
         await settle()
-        await pool.upkeep(CacheOrder("next"))
+        await pool.caches.carry_out(CacheOrder("next"))
         assert workers.orders[-1] == (1, "next")
         workers.die(1, "killed")
         with pytest.raises(DeviceUnavailable):
-            await pool.upkeep(CacheOrder("late"))
+            await pool.caches.carry_out(CacheOrder("late"))
 
     play(scenario)
 
@@ -82,7 +82,7 @@ def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call(retries=0)))
         with pytest.raises(DeviceUnavailable, match="illegal address") as caught:
-            await pool.upkeep(CacheOrder(WorkerReply(error=LOST)))
+            await pool.caches.carry_out(CacheOrder(WorkerReply(error=LOST)))
         assert caught.value.__cause__ is LOST
         assert workers.killed == [0]
         await settle()
@@ -93,7 +93,9 @@ def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
 
 
 @pytest.mark.usefixtures("no_grace")
-@pytest.mark.parametrize("order", [lambda pool: pool.upkeep(CacheOrder("o")), lambda pool: pool.write_back(0, b"k")])
+@pytest.mark.parametrize(
+    "order", [lambda pool: pool.caches.carry_out(CacheOrder("o")), lambda pool: pool.caches.write_back(0, b"k")]
+)
 def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitable[None]]) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         workers.slow[0] = asyncio.get_running_loop().create_future()
@@ -101,7 +103,7 @@ def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitab
             await order(pool)
         assert workers.killed == [0]
         await settle()
-        await pool.upkeep(CacheOrder("next"))
+        await pool.caches.carry_out(CacheOrder("next"))
         assert workers.orders[-1] == (1, "next")
 
     play(scenario, run_limit_s=0.02)
@@ -112,13 +114,13 @@ def test_an_order_waits_for_its_worker_to_start() -> None:
     workers.hang_at_start = True
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        waiting = await begin(pool.upkeep(CacheOrder("early")))
+        waiting = await begin(pool.caches.carry_out(CacheOrder("early")))
         assert not workers.orders
         await pool.close()
         with pytest.raises(DeviceUnavailable):
             await waiting
         with pytest.raises(PoolStopped):
-            await pool.upkeep(CacheOrder("late"))
+            await pool.caches.carry_out(CacheOrder("late"))
 
     play(scenario, workers=workers)
 
@@ -129,12 +131,12 @@ def pins(pool: Pool) -> list[list[tuple[str, str, str]]]:
 
 def test_pins_are_repeated_on_new_workers() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.pin(b"both", CacheOrder("pin both", "f"))
-        await pool.pin(b"one", CacheOrder("pin one"), 1)
-        await pool.pin(b"gone", CacheOrder("never again"))
-        pool.unpin(b"gone")
-        await pool.pin(b"some", CacheOrder("pin on 1"))
-        pool.unpin(b"some", 0)
+        await pool.caches.pin(b"both", CacheOrder("pin both", "f"))
+        await pool.caches.pin(b"one", CacheOrder("pin one"), 1)
+        await pool.caches.pin(b"gone", CacheOrder("never again"))
+        pool.caches.unpin(b"gone")
+        await pool.caches.pin(b"some", CacheOrder("pin on 1"))
+        pool.caches.unpin(b"some", 0)
         assert pins(pool) == [
             [("f", "held", "")],
             [("f", "held", ""), (b"one".hex(), "held", ""), (b"some".hex(), "held", "")],
@@ -150,7 +152,7 @@ def test_pins_are_repeated_on_new_workers() -> None:
         await settle()
         assert sorted(workers.orders) == [(3, "pin both"), (4, "pin both"), (4, "pin on 1"), (4, "pin one")]
         workers.orders.clear()
-        pool.unpin()
+        pool.caches.unpin()
         workers.die(4, "killed")
         await settle()
         assert not workers.orders
@@ -161,7 +163,7 @@ def test_pins_are_repeated_on_new_workers() -> None:
 
 def test_a_pin_that_a_new_worker_cannot_hold_is_seen_to_be_lost() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.pin(b"weights", CacheOrder("pin"))
+        await pool.caches.pin(b"weights", CacheOrder("pin"))
         workers.hang_at_start = True
         workers.die(0, "killed")
         await settle()
@@ -178,7 +180,7 @@ def test_a_pin_that_a_new_worker_cannot_hold_is_seen_to_be_lost() -> None:
         await settle()
         assert pins(pool) == [[lost]]
         assert not workers.orders
-        await pool.pin(b"weights", CacheOrder("pin"))
+        await pool.caches.pin(b"weights", CacheOrder("pin"))
         assert [state for _, state, _ in pins(pool)[0]] == ["held"]
 
     play(scenario)
@@ -187,7 +189,7 @@ def test_a_pin_that_a_new_worker_cannot_hold_is_seen_to_be_lost() -> None:
 def test_a_pin_whose_worker_is_replaced_meanwhile_is_carried_out_again() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         workers.slow[1] = asyncio.get_running_loop().create_future()
-        pinning = await begin(pool.pin(b"weights", CacheOrder("pin")))
+        pinning = await begin(pool.caches.pin(b"weights", CacheOrder("pin")))
         workers.die(0, "killed")
         await settle()
         assert workers.orders == [(0, "pin"), (1, "pin")]
@@ -202,7 +204,7 @@ def test_a_pin_whose_worker_is_replaced_meanwhile_is_carried_out_again() -> None
 
 def test_a_pin_whose_worker_dies_while_it_loads_is_carried_out_by_the_next() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.pin(b"weights", CacheOrder("pin"))
+        await pool.caches.pin(b"weights", CacheOrder("pin"))
         workers.slow[1] = asyncio.get_running_loop().create_future()
         workers.die(0, "killed")
         await settle()
@@ -222,7 +224,7 @@ def test_a_pin_that_fails_is_none() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         workers.refuses = KaasError("too large")
         with pytest.raises(KaasError, match="too large"):
-            await pool.pin(b"weights", CacheOrder("pin"))
+            await pool.caches.pin(b"weights", CacheOrder("pin"))
         assert pins(pool) == [[]]
 
     play(scenario)
@@ -266,7 +268,7 @@ def test_decisions_about_caches_are_carried_out_for_what_requests_can_name() -> 
         assert not [decided for decided in workers.decided if isinstance(decided[1], dict)]
         workers.reply()
         await second
-        assert not pool._caches._references._requests
+        assert not pool.caches._references._requests
 
     play(scenario, policy=Eager)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceLost
-from kaas.pool.core import core
+from kaas.pool.core import runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerReply
 from kaas.scheduling.events import Decision, Event, RequestArrived, StopWorker
@@ -118,7 +118,7 @@ def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
 
 
 TOO_LONG = DeadlineExceeded("'endless' ran longer than the run limit", kernels=("spin",))
-TOO_LONG.__cause__ = DeviceLost("launch timed out", code=core.TIMED_OUT)
+TOO_LONG.__cause__ = DeviceLost("launch timed out", code=runs.TIMED_OUT)
 EXCEEDED = WorkerReply(error=TOO_LONG, lost="'endless' ran longer than its limit")
 
 

@@ -206,7 +206,7 @@ def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
         task = await begin(pool.submit(call(retries=0)))
         for _ in range(2):
             with pytest.raises(DeviceUnavailable):
-                await pool.upkeep(CacheOrder(WorkerReply(error=LOST)))
+                await pool.caches.carry_out(CacheOrder(WorkerReply(error=LOST)))
             await settle()
         error = await failure_of(task)
         assert isinstance(error, ExecutorDied)
@@ -449,10 +449,10 @@ def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
 
 
 def test_nobody_pays_for_a_process_that_was_killed_beside_another() -> None:
-    case = Case(beside=1, told=False, alone=True, pure=True, retries=0)
-    assert charged_s(case, Verdict.DIED, 2.0, 1.0, left=False) == 0.0
-    assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, left=True) == 2.0
-    assert charged_s(replace(case, beside=0), Verdict.DIED, 2.0, 1.0, left=False) == 3.0
+    case = Case(beside=1, reported=False, alone=True, pure=True, retries=0)
+    assert charged_s(case, Verdict.DIED, 2.0, 1.0, abandoned=False) == 0.0
+    assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, abandoned=True) == 2.0
+    assert charged_s(replace(case, beside=0), Verdict.DIED, 2.0, 1.0, abandoned=False) == 3.0
 
 
 # --- limits of queues

@@ -13,7 +13,7 @@ from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, b
 def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(WorkerCall("ktask", "a", None, 0)))
-        pool._limits.look()  # which then waits for the kTask, and it has some time more
+        pool._runs.limits.check()  # which then waits for the kTask, and it has some time more
         error = await failure_of(await begin(pool.submit(etask("a"))))
         assert isinstance(error, DeadlineExceeded)
         assert workers.killed == [1]
@@ -27,7 +27,7 @@ def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
             await begin(pool.submit(WorkerCall(label, "a", None, 0)))
         workers.reply(WorkerReply(error=TIMED_OUT, lost=TIMED_OUT.message))
         await settle()
-        assert [request.call.label for request, _, _ in pool._limits.runs()] == ["first"]
+        assert [request.call.label for request, _, _ in pool._runs.limits.runs()] == ["first"]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 

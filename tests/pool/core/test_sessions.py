@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool.core.accounts import ClientAccounts
+from kaas.pool.core.accounts import ClientAccounts, Sessions
 from kaas.pool.core.core import Pool
-from kaas.pool.core.sessions import Sessions
 from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
@@ -82,7 +81,7 @@ def test_what_a_program_had_goes_with_it(times: int) -> None:
         }
         pool.session_ended("2")
         assert Listening.heard[-1] == ClientGone(0.0, "bob")
-        assert (pool._backlog._total, pool._requests) == (0, {})
+        assert (pool._backlog._total, pool._requests.by_id) == (0, {})
 
     play(scenario, policy=Listening, clients={"alice": ClientSettings(weight=2.0)})
 

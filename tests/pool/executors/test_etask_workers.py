@@ -81,9 +81,9 @@ def test_orders_about_caches_are_for_executors() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(etask("a")))
         with pytest.raises(DeviceUnavailable):
-            await pool.upkeep(CacheOrder("order"))
+            await pool.caches.carry_out(CacheOrder("order"))
         await begin(pool.submit(WorkerCall("ktask", "a", None, 0)))
-        await pool.pin(b"target", CacheOrder("order"))
+        await pool.caches.pin(b"target", CacheOrder("order"))
         await begin(pool.submit(etask("b")))
         await settle()
         assert [worker for worker, _ in workers.orders] == [1]

@@ -1,0 +1,259 @@
+"""Runs of requests on workers, each from its dispatch to the worker's reply or the worker's end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
+
+from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, KaasError
+from kaas.pool.background import Background
+from kaas.pool.core.quarantine import Quarantine
+from kaas.pool.core.requests import Request, Requests, RequestState, unmeasured
+from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
+from kaas.pool.core.workers import GRACE_S, RunLimits, WorkerManager, WorkerRecord
+from kaas.pool.executors.transport import WorkerLost, WorkerReply, WorkerTransport
+from kaas.pool.immediate_future import ImmediateFuture
+from kaas.pool.observing import event_log
+from kaas.pool.observing.event_log import EventLog
+from kaas.scheduling.events import Event, Outcome, RequestCancelled, RequestDone, Residency, WorkerGone, WorkerKind
+from kaas.wire.specs import RunRecord
+
+TIMED_OUT = 702
+"""CUDA_ERROR_LAUNCH_TIMEOUT"""
+
+
+class RunHost(Protocol):
+    """The part of the pool that Runs calls; `core.Pool` says more of each."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def answer(self, request: Request, result: WorkerReply | KaasError) -> None: ...
+
+    def end(self, request: Request, result: WorkerReply | KaasError) -> None: ...
+
+    def charge(self, request: Request, device_s: float, *, abandoned: bool) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class Runs:
+    """The runs of a pool. Use an object of this class from one event loop only.
+
+    Fields:
+        limits: ends the runs that exceed the pool's run limit.
+    """
+
+    def __init__(
+        self,
+        host: RunHost,
+        transport: WorkerTransport,
+        background: Background,
+        manager: WorkerManager,
+        requests: Requests,
+        quarantine: Quarantine,
+        events: EventLog,
+        run_limit_s: float,
+    ) -> None:
+        self._host = host
+        self._transport = transport
+        self._background = background
+        self._manager = manager
+        self._workers = manager.workers
+        self._requests = requests
+        self._quarantine = quarantine
+        self._events = events
+        self._run_limit_s = run_limit_s
+        self._loop = asyncio.get_running_loop()
+        self.limits = RunLimits(run_limit_s, self._workers, self._overrun, self._loop)
+
+    def dispatch(self, request: Request, worker: WorkerRecord, slot: int) -> None:
+        """Run a request in a slot of a worker."""
+        self._requests.move(request, RequestState.RUNNING)
+        request.worker, request.device, request.slot = worker.id, worker.device.index, slot
+        request.dispatched_s = self._loop.time()
+        worker.running[request.id] = request
+        self.run(request, worker)
+
+    def run(self, request: Request, worker: WorkerRecord) -> None:
+        """Send a request to its worker, or wait for the reply of a request that an adopted worker runs already."""
+        run = self._transport.run(worker.id, request.slot, request.call)
+        self.limits.begun(request)
+        if not isinstance(run, ImmediateFuture):
+            run = ImmediateFuture.of(self._background.begin(run))
+        ran = partial(self._ran, request, worker)
+        if run.done():
+            self._loop.call_soon(ran, run)  # in a later turn, since events never nest
+        else:
+            run.add_done_callback(ran)
+
+    def _ran(self, request: Request, worker: WorkerRecord, run: ImmediateFuture[WorkerReply]) -> None:
+        """Take in that a run has ended, or its worker."""
+        if run.cancelled():
+            return  # by the pool's own end
+        try:
+            self._replied(request, worker, run.result())
+        except WorkerLost as lost:
+            self.gone(worker, str(lost))
+        except Exception as error:  # noqa: BLE001 - as in `Pool.handle`
+            self._host.fail(error)
+
+    def _replied(self, request: Request, worker: WorkerRecord, reply: WorkerReply) -> None:
+        if worker.id not in self._workers:
+            return
+        if isinstance(reply.error, DeviceLost):
+            worker.lost.add(request.id)
+            self.lost(worker, reply.error, reported_by=request)
+        elif reply.lost:  # the request ran for too long, or ended just before another broke the device
+            request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
+            self._host.answer(request, reply.error or reply)
+            if isinstance(reply.error, DeadlineExceeded):
+                self._blame(request, worker, reply.error.message, function=len(worker.running) == 1)
+            cause = reply.error.__cause__ if reply.error is not None else None
+            self.gone(worker, reply.lost, cause if isinstance(cause, DeviceLost) else None)
+        else:
+            self._done(request, worker, reply)
+
+    def _done(self, request: Request, worker: WorkerRecord, reply: WorkerReply) -> None:
+        abandoned = request.state is RequestState.ABANDONED
+        del worker.running[request.id]
+        record = request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
+        self._host.end(request, reply.error or reply)
+        outcome = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
+        device_s = worker.start_s + record.charged_s
+        worker.start_s = 0.0
+        self.tell_residency(worker, reply.record)
+        was_last = worker.stopping and not worker.running
+        outcome = Outcome.ABANDONED if abandoned else outcome
+        self._host.handle(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
+        self._host.charge(request, device_s, abandoned=abandoned)
+        if was_last:
+            self._manager.end(worker)
+
+    def tell_residency(self, worker: WorkerRecord, record: RunRecord | None) -> None:
+        """Tell the policy which objects a worker has loaded and evicted."""
+        if record is not None:
+            worker.cached_bytes = record.cached_bytes
+        if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
+            self._host.handle(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
+
+    # --- the end of a worker
+
+    def lost(self, worker: WorkerRecord, error: DeviceLost, reported_by: Request | None = None) -> None:
+        """Take in that a worker lost its device.
+
+        If a request ran for too long there, the worker ends only when that request has its own error: the request is
+        not run again.
+        """
+        if error.fields.get("code") == TIMED_OUT and worker.running.keys() - worker.lost:
+            self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
+        else:
+            self.gone(worker, error.message, error, reported_by)
+
+    def _overrun(self, request: Request, worker: WorkerRecord) -> None:
+        """End a request that exceeds the run limit, and its worker."""
+        limit_s, label = self._run_limit_s, request.call.label
+        message = f"{label!r} ran longer than the pool's run limit of {limit_s} s"
+        waited_s = self._loop.time() - request.arrived_s
+        error = DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s)
+        self._host.answer(request, error)
+        if worker.kind is WorkerKind.EXECUTOR:
+            self._blame(request, worker, message, function=False)  # perhaps its process has failed
+        self.gone(worker, message)
+
+    def gone(
+        self, worker: WorkerRecord, reason: str, cause: DeviceLost | None = None, reported_by: Request | None = None
+    ) -> None:
+        """Take in that a worker ended or must end; later calls for the same worker do nothing.
+
+        Args:
+            reason: in words. cause: the loss of its device, if the worker ended because of that.
+            reported_by: the request whose reply reported that loss.
+        """
+        if not self._manager.drop(worker) or self._host.stopped:
+            return
+        self._events.ended(worker, reason, cause)
+        now_s, ends = self._loop.time(), list[tuple[Request, Case, float]]()
+        # a loss that no request reported was reported by a cache command, which ran beside the requests
+        beside = len(worker.running) - 1 + (cause is not None and reported_by is None)
+        for request in worker.running.values():
+            pure, retries = request.call.kind is WorkerKind.EXECUTOR, request.call.retries - request.retries_used
+            case = Case(beside, request is reported_by, request.alone, pure, retries)
+            ends.append((request, case, self._charge(request, case, now_s - request.dispatched_s)))
+        charges = tuple((request.id, device_s) for request, _, device_s in ends if device_s)
+        self._host.handle(WorkerGone(now_s, worker.id, reason, charges))
+        for request, case, device_s in ends:
+            self._settle(request, worker, reason, cause, case, device_s)
+
+    def _charge(self, request: Request, case: Case, run_s: float) -> float:
+        """Charge a request's client, and return the device seconds."""
+        abandoned, record = request.state is RequestState.ABANDONED, request.record
+        if record is None:
+            device_s = charged_s(case, judge(case), run_s, request.suspect_s, abandoned)
+        else:
+            device_s = record.charged_s
+        if device_s:
+            self._host.charge(request, device_s, abandoned=abandoned)
+        return device_s
+
+    def _settle(
+        self,
+        request: Request,
+        worker: WorkerRecord,
+        reason: str,
+        cause: DeviceLost | None,
+        case: Case,
+        device_s: float,
+    ) -> None:
+        """Answer a request whose worker is gone, or queue it again. device_s: what its client is charged."""
+        call, verdict = request.call, judge(case)
+        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.beside):
+            self._blame(request, worker, reason, function=verdict is Verdict.FAULT)
+        final = verdict in (Verdict.FAULT, Verdict.DIED)
+        refusal = None if final else self._quarantine.refusal(call.identity, call.client)
+        if final or refusal is not None or request.state is not RequestState.RUNNING:
+            if request.record is None:
+                request.record = unmeasured(device_s)
+            own = cause if verdict is Verdict.FAULT else refusal
+            self._host.end(request, own or died(request, worker, reason, cause))
+        else:
+            request.retries_used += verdict is Verdict.CHARGED
+            request.suspect_s += self._loop.time() - request.dispatched_s
+            request.attempt += 1
+            self._requests.move(request, RequestState.RETRYING)
+            self._host.handle(request.arrival(self._loop.time()))
+
+    def _blame(self, request: Request, worker: WorkerRecord, what: str, *, function: bool) -> None:
+        """Count a fault of a request's client, and answer the queued requests that are refused from now on.
+
+        Args:
+            what: happened, for the story. function: count a fault of the request's function too.
+        """
+        call = request.call
+        story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
+        if function:
+            held = self._quarantine.fault(call.identity, call.label, story, call.client, call.task)
+            self._events.fault(request, worker, what, self._quarantine.faults(call.identity), held)
+        if self._quarantine.client_fault(call.client, f"{call.label}: {story}"):
+            event_log.client_held(request)
+        for queued in self._requests.queued():
+            refusal = self._quarantine.refusal(queued.call.identity, queued.call.client)
+            if refusal is not None and queued.state is not RequestState.ENDED:
+                self._host.answer(queued, refusal)
+                self._host.handle(RequestCancelled(self._loop.time(), queued.id))
+
+
+def died(request: Request, worker: WorkerRecord, reason: str, cause: DeviceLost | None) -> ExecutorDied:
+    """Return the error of a request whose worker ended for a reason that is not known to be the request's own."""
+    others = len(worker.running) - 1
+    beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
+    ended = f"{worker.name} ended while running it{beside}, attempt {request.attempt}: {reason}"
+    error = ExecutorDied(
+        f"{request.call.label!r}: {ended}", executor=worker.name, attempts=request.attempt, reason=reason
+    )
+    error.__cause__ = cause
+    return error
