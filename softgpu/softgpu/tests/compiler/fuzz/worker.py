@@ -98,7 +98,10 @@ class Trial:
 
     def launch(self, module: Any, kernel: KernelInfo, chance: random.Random) -> str:
         """How it ended; after "failed" and "cancelled" the context is of no use any more."""
-        function = _ok(driver.cuModuleGetFunction(module, kernel.name.encode()))
+        found = driver.cuModuleGetFunction(module, kernel.name.encode())
+        if found[0] == Error.CUDA_ERROR_INVALID_PTX:  # a kernel without code here is refused when it is taken
+            return "uncompiled"
+        function = _ok(found)
         parameters = [ctypes.create_string_buffer(self.argument(size, chance), size) for _, size in kernel.parameters]
         pointers = (ctypes.c_void_p * (len(parameters) + 1))(*(ctypes.addressof(p) for p in parameters))
         cancelled = threading.Event()
@@ -138,6 +141,7 @@ def _sensible(error: CompileError) -> None:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     trial = Trial(Path(sys.argv[1]), float(sys.argv[2]))
+    softgpu.set_echo(False)  # stdout is for verdicts
     for line in sys.stdin:
         name, _, number = line.strip().rpartition(" ")
         content = image(int(name), int(number)) if name else Path(number).read_bytes()

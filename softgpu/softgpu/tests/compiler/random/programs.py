@@ -7,6 +7,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from softgpu.tests.compiler.random import integers, reals  # noqa: F401 - they fill the table
 from softgpu.tests.compiler.random.ops import OPS
 from softgpu.tests.compiler.random.tree import (
     ACCUMULATORS,
