@@ -29,8 +29,8 @@ NOTES: Notes = {}
 PUT_BACK: list[Callable[[], None]] = []
 
 TO_EXECUTOR = {
-    "pool, Run": "pool: the policy's decision, the function told, a message",
-    "executor, got Run": "to the executor",
+    "pool, RunInvocation": "pool: the policy's decision, the function told, a message",
+    "executor, got RunInvocation": "to the executor",
     "executor, begins": "executor: inputs found",
     "executor, ends": "executor: copies, kernel, copies",
     "executor, Done": "executor: what it measured, a message",
