@@ -264,8 +264,7 @@ class Service:
         if not 0 < seconds <= LONGEST_TRACE_S:
             message = f"a trace takes a number of seconds up to {LONGEST_TRACE_S:g}, not {seconds!r}"
             raise InvalidRequest(message)
-        self.pool.check_open()
-        return await self.pool.reports.trace(seconds)
+        return await self.pool.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
         """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on."""

@@ -378,6 +378,15 @@ class Pool:
             self._policy.reset()
         return stats
 
+    async def trace(self, seconds: float) -> bytes:
+        """Return a trace of the requests answered in the next seconds, or until the pool ends.
+
+        Raises:
+            PoolStopped
+        """
+        self.check_open()
+        return await self.reports.trace(seconds)
+
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         """Return what `kaas.status()` shows of the pool. functions: labels of the registered ones."""
         counts = self._requests.counts()
