@@ -108,9 +108,7 @@ STILL_LONG = {
     "kaas.client.remote_calls": 500,
     "kaas.scheduling.policies.scheduler": 450,
     "kaas.scheduling.policies.placement": 430,
-    "kaas.server.usage.metering": 441,
     "kaas.api.ray_session": 432,
-    "kaas.server.invocations": 426,
     "softgpu.codegen.emitter": 407,
     "kaas.executor.cache.cache": 404,
 }

@@ -10,15 +10,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, KeyReused, PoolStopped, UsageUnavailable
+from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.tracing import TraceStep
 from kaas.pool.service import Service
-from kaas.server.binding import InvocationDigest, bound, request_digest
 from kaas.server.building.remote_function import InvocableFunction
-from kaas.server.building.uploads import AT_ONCE_BYTES
+from kaas.server.idempotency_keys import IdempotencyKeys
 from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
 from kaas.server.replies import failure_of
 from kaas.server.reply_tracker import ENDED, ReplyTracker
@@ -55,6 +54,7 @@ class Invocations:
         self._meter, self._steps, self._tracker = meter, steps, tracker
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._keys = IdempotencyKeys(holdings.values, tracker, self._task)
 
     def ask(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -76,50 +76,7 @@ class Invocations:
         if run is None:
             self._begin(session, message, frames)
         else:
-            self._ask_again(session, message, frames, run)
-
-    def _ask_again(
-        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
-    ) -> None:
-        """A request that is known by its key is waited for once more. Its inputs take credit while they are hashed.
-
-        Raises:
-            KeyReused, QueueFull
-        """
-        if run.asked != message.function:
-            raise _reused(run, f"to function {run.asked!r}")
-        if run.binding is None and _at_once(frames):
-            self._join(session, message, run, request_digest(message, frames))
-        else:
-            nbytes = sum(map(len, frames))
-            session.client.questions.check(session.client, nbytes)
-            session.client.questions.take(nbytes)
-            joining = self._task(self._join_later(session, message, frames, run))
-            joining.add_done_callback(lambda _: session.client.questions.give_back(nbytes))
-
-    async def _join_later(
-        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
-    ) -> None:
-        """Large inputs are hashed by another thread."""
-        try:
-            if run.binding is not None:
-                await asyncio.wait([run.binding])
-            digest = await asyncio.to_thread(request_digest, message, frames)
-            if message.number not in session.waits:  # else it was sent once more
-                self._join(session, message, run, digest)
-        except KaasError as error:
-            session.channel.send(failure_of(message.number, error))
-
-    def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
-        """
-        Raises:
-            KeyReused, QueueFull
-        """
-        if run.bound is not None and run.bound.request != digest:
-            raise _reused(run, "with other inputs, scalars or stored outputs")
-        client = session.client
-        client.requests.check(client, run.nbytes)
-        self._tracker.wait(session, message.number, run, run.nbytes)
+            self._keys.ask_again(session, message, frames, run)
 
     def _begin(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -156,26 +113,10 @@ class Invocations:
             client.storing.take(stored_bytes)
         if message.key:
             client.runs[message.key] = run
-            self._bind(run, message, frames, remote.key)
+            self._keys.bind(run, message, frames, remote.key)
         if request is not None:
             run.moved_bytes = input_bytes
             self._begun(run, request)
-
-    def _bind(self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
-        """Find out what the key of a request stands for, while the device is busy with it."""
-        contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
-        find = partial(bound, message, frames, function, dict(contents).__getitem__)
-        if _at_once(frames):
-            run.bound = find()
-        else:
-            run.binding = self._task(self._bind_later(run, find))
-
-    async def _bind_later(self, run: ClientRun, find: Callable[[], InvocationDigest]) -> None:
-        run.bound = await asyncio.to_thread(find)
-        run.binding = None
-
-    def _content(self, client: str, name: str) -> str:
-        return self._holdings.values.named(client, name).content.hash if name else ""
 
     def _request(
         self, client: str, message: protocol.Invoke, frames: Sequence[Any], remote: InvocableFunction
@@ -410,16 +351,6 @@ class Invocations:
         client, moved_bytes, record = run.client.name, run.moved_bytes, request.record
         nbytes = (run.input_bytes, run.nbytes, moved_bytes)
         self._meter.ended(client, run.label, run.charge_key, outcome, *nbytes, record, answer)
-
-
-def _at_once(frames: Sequence[Any]) -> bool:
-    """Whether a message is hashed here: another thread takes longer to wake up than that takes."""
-    return sum(map(len, frames)) <= AT_ONCE_BYTES
-
-
-def _reused(run: ClientRun, what: str) -> KeyReused:
-    message = f"key {run.key!r} is of another request, {what}: a new request wants a new key"
-    return KeyReused(message, key=run.key, function=run.asked)
 
 
 def _fail(run: ClientRun, error: Exception) -> None:

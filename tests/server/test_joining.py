@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from kaas.errors import QueueFull
-from kaas.server import invocations as runs_module
+from kaas.server import idempotency_keys
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocations import Invocations
 from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient
@@ -28,7 +28,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
         assert hashed.wait(PATIENCE_S)
         return ""
 
-    monkeypatch.setattr(runs_module, "request_digest", digest)
+    monkeypatch.setattr(idempotency_keys, "request_digest", digest)
 
     async def life() -> None:
         tracker = Mock()

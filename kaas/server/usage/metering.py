@@ -16,15 +16,14 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import Literal
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.server.state.reserve import Reserve, is_full
-from kaas.server.usage.quotas import Allowance, Quotas, Refusal, room
-from kaas.server.usage.usage import ASK_AGAIN, Charge, KeptByClient, Totals, Usage
+from kaas.server.usage.quotas import Allowance, Quotas
+from kaas.server.usage.stored_bytes import Kind, StoredBytes
+from kaas.server.usage.usage import ASK_AGAIN, Charge, Totals, Usage
 from kaas.server.usage.usage_file import Changes, Journal, UsageFile
 from kaas.wire.specs import RunRecord
 
@@ -35,23 +34,9 @@ HOLD_EVERY_S = 10.0
 
 _log = logging.getLogger(__name__)
 
-What = Literal["objects", "libraries"]
-QUOTA_OF = {"objects": "stored_bytes", "libraries": "library_bytes"}
-
 
 def unanswered() -> None:
-    """Of what is answered at another time."""
-
-
-@dataclass(slots=True)
-class _Held:
-    nbytes: int
-    byte_s: float
-    since_s: float
-
-    def count(self, now_s: float) -> None:
-        self.byte_s += self.nbytes * (now_s - self.since_s)
-        self.since_s = now_s
+    """Send no reply: the reply went out before, or goes out later."""
 
 
 class Meter:
@@ -76,7 +61,7 @@ class Meter:
         self._number = 0
         self._totals = Totals()
         self._allowances: dict[str, Allowance] = {}
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._stored = StoredBytes()
         self._changed: set[tuple[str, str]] = set()
         self._new_keys: dict[tuple[str, str], None] = {}  # charged since the file was written
         self._old_keys: set[tuple[str, str]] = set()  # there, and received since
@@ -97,7 +82,7 @@ class Meter:
         self._totals = kept.totals
         now_s = self._clock()
         for held in kept.holdings:  # until it is said again what is there, nothing is
-            self._held[held.client, held.what] = _Held(0, held.byte_s, now_s)
+            self._stored.restore(held.client, held.what, held.byte_s, now_s)
         for client, seconds in kept.recent.items():
             for second, nanoseconds in seconds:
                 self._spent(client, self._allowance(client), self._since(second), nanoseconds)
@@ -113,7 +98,7 @@ class Meter:
         self._thread = ThreadPoolExecutor(1, "usage")
 
     def _since(self, second: int) -> float:
-        """The end of a second of an earlier life, on this clock, as if it had been no later than now."""
+        """Return the end of a second of an earlier epoch, on this clock, and at most now."""
         return min(second + 1 - self._wall_offset_s, self._clock())
 
     async def close(self) -> None:
@@ -162,7 +147,7 @@ class Meter:
         refusal = allowance.admit(self._clock())
         if refusal is not None:
             self.refused(client, "", QuotaExceeded.__name__)
-            raise _exceeded(client, refusal)
+            raise refusal.error(client)
 
     def ended(
         self,
@@ -220,9 +205,10 @@ class Meter:
         return not repeated
 
     def _write_down(self, charge: Charge) -> None:
-        """
+        """Write a charge down; on a full disk, once more with the reserve released.
+
         Raises:
-            UsageUnavailable
+            UsageUnavailable: the charge cannot be written down.
         """
         try:
             try:
@@ -317,31 +303,14 @@ class Meter:
 
     # --- what is held
 
-    def room(self, client: str, what: What, more_bytes: int) -> None:
-        """
-        Raises:
-            QuotaExceeded: it may not have so many bytes more.
-        """
-        held = self._held.get((client, what))
-        limit = getattr(self._allowance(client).quotas, QUOTA_OF[what])
-        refusal = room(QUOTA_OF[what], limit, held.nbytes if held is not None else 0, more_bytes)
-        if refusal is not None:
-            raise _exceeded(client, refusal)
-
-    def holds(self, client: str, what: What, nbytes: int) -> None:
+    def holds(self, client: str, what: Kind, nbytes: int) -> None:
         """A client has so many bytes in all, from now on."""
-        now_s = self._clock()
-        held = self._held.setdefault((client, what), _Held(0, 0.0, now_s))
-        held.count(now_s)
-        held.nbytes = nbytes
+        self._stored.change(client, what, nbytes, self._clock())
         self._write_within(WRITE_EVERY_S)
 
     def usage(self, client: str | None = None) -> Usage:
         """Of one client, or all."""
-        now_s = self._clock()
-        for held in self._held.values():
-            held.count(now_s)
-        return Usage(self._totals.usage(client), self._holdings()).of(client)
+        return Usage(self._totals.usage(client), self._stored.kept(self._clock())).of(client)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Requests so far by client and outcome."""
@@ -350,9 +319,6 @@ class Meter:
             for outcome, count in flow.outcomes.items():
                 counts[client, outcome] = counts.get((client, outcome), 0) + count
         return counts
-
-    def _holdings(self) -> tuple[KeptByClient, ...]:
-        return tuple(KeptByClient(*name, held.nbytes, held.byte_s) for name, held in sorted(self._held.items()))
 
     # --- into the SQLite file
 
@@ -398,20 +364,17 @@ class Meter:
             self._used.update(changes.recent)
         if self._changed or self._used:
             self._write_within(WRITE_EVERY_S)
-        elif any(held.nbytes for held in self._held.values()):
+        elif self._stored.any:
             self._write_within(HOLD_EVERY_S)
 
     def _taken(self) -> Changes:
         """What has changed since this was asked last; what comes from now on goes to another segment."""
         self._end()
-        now_s = self._clock()
-        for held in self._held.values():
-            held.count(now_s)
         flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
         keys, old_keys = list(self._new_keys), self._old_keys
         recent = {client: self._recent(client) for client in self._used}
         self._changed, self._new_keys, self._old_keys, self._used = set(), {}, set(), set()
-        return Changes(self._number, flows, self._holdings(), keys, old_keys, recent)
+        return Changes(self._number, flows, self._stored.kept(self._clock()), keys, old_keys, recent)
 
     def _recent(self, client: str) -> list[tuple[int, int]]:
         """On the wall clock."""
@@ -432,10 +395,3 @@ def _measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
     brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
     device_s = record.device_s + record.stages.get("plan", 0.0)  # in which a new kTask's code is compiled
     return round(device_s * 1e9), by_value_bytes + brought
-
-
-def _exceeded(client: str, refusal: Refusal) -> QuotaExceeded:
-    again = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
-    when = f"; again in {refusal.retry_s:.3f} s" if again else ""
-    message = f"{client!r} may have {refusal.quota} of {refusal.limit:g} and has {refusal.used:g}{when}"
-    return QuotaExceeded(message, client=client, quota=refusal.quota, limit=refusal.limit, used=refusal.used, **again)

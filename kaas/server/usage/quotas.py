@@ -9,7 +9,7 @@ from math import floor, inf, isfinite
 
 import msgspec
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, QuotaExceeded
 
 WINDOW_S = 60
 """Of device seconds: they count for so long, and for up to a second more."""
@@ -90,6 +90,13 @@ class Refusal:
     limit: float
     used: float
     retry_s: float | None
+
+    def error(self, client: str) -> QuotaExceeded:
+        """Return what the client is told."""
+        again = {} if self.retry_s is None else {"retry_s": self.retry_s}
+        when = f"; again in {self.retry_s:.3f} s" if again else ""
+        message = f"{client!r} may have {self.quota} of {self.limit:g} and has {self.used:g}{when}"
+        return QuotaExceeded(message, client=client, quota=self.quota, limit=self.limit, used=self.used, **again)
 
 
 class Window:
@@ -181,10 +188,3 @@ class Allowance:
     def leave(self) -> None:
         """One that was taken in is answered."""
         self.open -= 1
-
-
-def room(quota: str, limit: int | None, held_bytes: int, more_bytes: int) -> Refusal | None:
-    """Whether a client that has so many bytes may have more."""
-    if limit is None or held_bytes + more_bytes <= limit:
-        return None
-    return Refusal(quota, limit, held_bytes, None)

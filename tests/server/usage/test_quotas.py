@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidConfig
-from kaas.server.usage.quotas import ROUNDING_S, UNLIMITED, WINDOW_S, Allowance, Quotas, Window, room
+from kaas.server.usage.quotas import ROUNDING_S, UNLIMITED, WINDOW_S, Allowance, Quotas, Window
 
 gaps = st.lists(st.floats(0, 5), min_size=1, max_size=60)
 
@@ -117,14 +117,6 @@ def test_other_quotas_count_at_once() -> None:
     assert allowance.admit(2.0) is None
     allowance.change(UNLIMITED, 2.0)
     assert all(allowance.admit(2.0) is None for _ in range(1000))
-
-
-def test_room() -> None:
-    assert room("stored_bytes", None, 1 << 50, 1) is None
-    assert room("stored_bytes", 10, 4, 6) is None
-    refusal = room("stored_bytes", 10, 4, 7)
-    assert refusal is not None
-    assert (refusal.quota, refusal.limit, refusal.used, refusal.retry_s) == ("stored_bytes", 10, 4, None)
 
 
 @pytest.mark.parametrize(
