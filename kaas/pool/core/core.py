@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from kaas.config import ClientSettings, Config
-from kaas.errors import DeadlineExceeded, DeviceUnavailable, KaasError, PoolStopped
+from kaas.errors import DeviceUnavailable, KaasError, PoolStopped
 from kaas.pool.background import Background
 from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
 from kaas.pool.core.policy_driver import PolicyDriver
 from kaas.pool.core.quarantine import Quarantine
-from kaas.pool.core.requests import IN_QUEUE, ON_WORKER, Backlog, Request, Requests, RequestState
+from kaas.pool.core.requests import IN_QUEUE, Backlog, Request, Requests, RequestState
 from kaas.pool.core.runs import Runs
 from kaas.pool.core.workers import GRACE_S, WorkerManager, WorkerRecord, adopted
 from kaas.pool.executors.transport import Survivor, WorkerCall, WorkerReply, WorkerTransport
@@ -261,15 +261,8 @@ class Pool:
 
     def _expire(self, request: Request) -> None:
         """Answer a request whose deadline has come."""
-        label, limit_s = request.call.label, request.call.deadline_s or 0.0
-        waited_s = max(limit_s, self._loop.time() - request.arrived_s)  # timers are early by a rounding error
-        message = f"{label!r} did not end in {limit_s} s: still "
-        if request.state in ON_WORKER:
-            message += f"running after {waited_s:.3f} s; its kernel has the device until it ends, "
-            message += f"at most to the run limit of {self._config.run_limit_s} s"
-        else:
-            message += f"queued after {waited_s:.3f} s"
-        self.answer(request, DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s))
+        error = request.deadline_exceeded(self._loop.time(), self._config.run_limit_s)
+        self.answer(request, error)
         self.handle(RequestCancelled(self._loop.time(), request.id))
 
     def session_ended(self, session: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kaas.config import ClientSettings
-from kaas.errors import QueueFull
+from kaas.errors import DeadlineExceeded, QueueFull
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.ledger import LedgerEntry
@@ -110,6 +110,18 @@ class Request(msgspec.Struct, eq=False):
             kind=call.kind,
             alone=self.alone,
         )
+
+    def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:
+        """Return the error of a request whose deadline has come."""
+        label, limit_s = self.call.label, self.call.deadline_s or 0.0
+        waited_s = max(limit_s, now_s - self.arrived_s)  # timers are early by a rounding error
+        message = f"{label!r} did not end in {limit_s} s: still "
+        if self.state in ON_WORKER:
+            message += f"running after {waited_s:.3f} s; its kernel has the device until it ends, "
+            message += f"at most to the run limit of {run_limit_s} s"
+        else:
+            message += f"queued after {waited_s:.3f} s"
+        return DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s)
 
     def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> LedgerEntry:
         """Return the ledger's entry of an answered request, and add the request's durations to the record."""

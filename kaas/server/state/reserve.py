@@ -6,13 +6,17 @@ import errno
 import logging
 import os
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 NAME = "reserve"
 RESERVE_BYTES = 16 << 20
 """A charge takes some 100 bytes: for a hundred thousand requests, until somebody makes room."""
 LEAST_BYTES = 64 << 10
 """Of a disk on which there is no room for all of it."""
+T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class Reserve:
         self._path = folder / NAME
         self._fd = -1
         self._nbytes = 0
+        self._releases = 0
+        self._lock = threading.RLock()
         self.held = self.used = False
 
     def open(self) -> None:
@@ -56,22 +62,44 @@ class Reserve:
             os.close(self._fd)
             self._fd = -1
 
+    def with_room(self, write: Callable[[], T]) -> T:
+        """Call a function that writes. If it finds the disk full, release the reserve and call it once more.
+
+        The reserve may also have been released by another thread since the first call, whose room counts as well.
+
+        Raises:
+            OSError, sqlite3.Error: of the function.
+        """
+        releases = self._releases
+        try:
+            return write()
+        except (OSError, sqlite3.Error) as error:
+            if not is_full(error):
+                raise
+            with self._lock:
+                if self._releases == releases and not self.release():
+                    raise
+        return write()
+
     def release(self) -> bool:
-        """Give the room away for what is written next. Whether there was any."""
-        if not self.held:
-            return False
-        os.ftruncate(self._fd, 0)
-        self.held, self.used = False, True
+        """Release the room for what is written next. Return whether there was any."""
+        with self._lock:
+            if not self.held:
+                return False
+            os.ftruncate(self._fd, 0)
+            self.held, self.used = False, True
+            self._releases += 1
         _log.error("the disk is full: charges and deletions go on in the reserve, uploads do not",
                    extra={"path": str(self._path), "reserve_bytes": self._nbytes})  # fmt: skip
         return True
 
     def full(self) -> bool:
         """Whether the disk is: the reserve was needed, and there is no room for it yet."""
-        if self.used and self._fd >= 0 and self._take():
-            self.used = False
-            _log.info("the disk has room again, and the reserve is held", extra={"path": str(self._path)})
-        return self.used
+        with self._lock:
+            if self.used and self._fd >= 0 and self._take():
+                self.used = False
+                _log.info("the disk has room again, and the reserve is held", extra={"path": str(self._path)})
+            return self.used
 
     def _take(self) -> bool:
         try:

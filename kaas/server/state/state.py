@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from kaas.errors import InvalidConfig, KaasError
 from kaas.server.state.mending import mend
-from kaas.server.state.reserve import Reserve, is_full
+from kaas.server.state.reserve import Reserve
 from kaas.server.state.set_aside import SetAside
 from kaas.store import SCHEMA, TABLES, SqliteStore
 
@@ -156,12 +156,7 @@ class State:
 
     def _remove(self, kind: str, keys: Sequence[str]) -> None:
         """Also on a full disk: nothing else makes room there."""
-        try:
-            self._store.remove(kind, keys)
-        except sqlite3.Error as error:
-            if not (is_full(error) and self.reserve.release()):
-                raise
-            self._store.remove(kind, keys)
+        self.reserve.with_room(lambda: self._store.remove(kind, keys))
 
     # --- files
 

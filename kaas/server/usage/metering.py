@@ -211,12 +211,7 @@ class Meter:
             UsageUnavailable: the charge cannot be written down.
         """
         try:
-            try:
-                self._write_charge(charge)
-            except OSError:
-                if not self.reserve.release():
-                    raise
-                self._write_charge(charge)
+            self.reserve.with_room(lambda: self._write_charge(charge))
         except OSError as error:
             self.unable = str(error)
             raise self._unavailable(error) from error

@@ -1,0 +1,65 @@
+"""The reserve on a server's disk, from two threads at a time."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kaas.server.state.reserve import Reserve
+
+
+@pytest.fixture
+def reserve(tmp_path: Path) -> Iterator[Reserve]:
+    reserve = Reserve(tmp_path)
+    reserve.open()
+    yield reserve
+    reserve.close()
+
+
+class Disk:
+    """Refuses the first writes with an error, and counts the calls."""
+
+    def __init__(self, refused: int, code: int = errno.ENOSPC) -> None:
+        self.refused, self.code, self.calls = refused, code, 0
+
+    def write(self) -> str:
+        self.calls += 1
+        if self.calls <= self.refused:
+            raise OSError(self.code, "refused")
+        return "written"
+
+
+def test_a_write_succeeds_in_the_room_of_the_reserve(reserve: Reserve) -> None:
+    assert reserve.with_room(Disk(1).write) == "written"
+    assert not reserve.held
+    assert not reserve.full()
+    assert reserve.held
+
+
+def test_a_write_succeeds_in_room_that_another_thread_released_meanwhile(reserve: Reserve) -> None:
+    disk = Disk(1)
+
+    def write() -> str:
+        if not disk.calls:
+            assert reserve.release()
+        return disk.write()
+
+    assert reserve.with_room(write) == "written"
+
+
+@pytest.mark.parametrize(("disk", "calls"), [(Disk(2), 2), (Disk(1, errno.EIO), 1)])
+def test_a_write_fails_without_room_and_for_other_reasons(reserve: Reserve, disk: Disk, calls: int) -> None:
+    with pytest.raises(OSError, match="refused"):
+        reserve.with_room(disk.write)
+    assert disk.calls == calls
+
+
+def test_a_reserve_that_is_used_up_helps_no_second_time(reserve: Reserve) -> None:
+    assert reserve.release()
+    disk = Disk(1)
+    with pytest.raises(OSError, match="refused"):
+        reserve.with_room(disk.write)
+    assert disk.calls == 1
