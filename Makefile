@@ -6,18 +6,20 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
-TWO    := -n 2 --dist loadfile --no-loadscope-reorder
-LOCK   := uv pip compile pyproject.toml --extra ray --no-emit-package softgpu --universal --python-version 3.11 --generate-hashes \
+TWO    := -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+CASES  := softgpu/softgpu/tests/driver/cases -o python_files='case_*.py' -m 'not alone'
+FIRST   = $(shell cat tests/libraries/built_first.txt)
+LOCK   := uv pip compile pyproject.toml --no-emit-package softgpu --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 
 export PYTHONUNBUFFERED = 1
 # with its default Ray leaves a token in the home folder
-test bench: export RAY_AUTH_MODE ?= disabled
+test test-all bench: export RAY_AUTH_MODE ?= disabled
 # the tests start hundreds of processes: where this is set, each would compile KaaS anew
-test: export PYTHONDONTWRITEBYTECODE =
+test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libs extras demo test check fuzz bench dist gpu gpu-expected kernels map tables lock clean
+.PHONY: help setup libs extras demo quick test test-all check fuzz bench dist gpu gpu-expected kernels map tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +37,24 @@ extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the 
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
-test: libs ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
-	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO))
+quick: $(VENV)/.quick ## the tests that start no Ray, no server, no compiler: a minute and a half on 2 cores
+	@$(BIN)/python -m softgpu.build
+	@$(BIN)/python -m pytest --lane quick $(TWO) $(ARGS)
+
+# ARGS choose tests of all lanes; without them the kernels that the tests use are built while other tests run
+test: setup ## what decides whether a commit is right, in two processes; ARGS='-k graph -x' is passed to pytest, in one
+ifdef ARGS
+	@$(BIN)/python -m pytest $(ARGS)
+else
+	@$(BIN)/python -m pytest $(CASES)
+	@$(BIN)/python -m cutlass_blas build -j 1 $(FIRST) & built=$$!; \
+	  $(BIN)/python -m pytest --lane test $(TWO) && wait $$built
+endif
+
+test-all: libs ## every test; a soak; images and programs by the thousand
+	@$(BIN)/python -m pytest $(TWO)
+	@$(MAKE) --no-print-directory fuzz
+	@$(BIN)/python -m benchmarks.soak --minutes 2
 
 dist: setup ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
 	@$(BIN)/hatchling build -t wheel -d dist
@@ -76,9 +94,10 @@ tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/ben
 	@$(BIN)/python -m benchmarks.page
 
 lock: ## lock files from pyproject.toml (needs uv)
-	$(LOCK) --upgrade --group build -o requirements/run.txt
-	$(LOCK) --group dev -c requirements/run.txt -o requirements/dev.txt
-	sed -n '/^nvidia-/d; /^[a-z]/s/ *\\$$//p' requirements/dev.txt | $(LOCK) --group extras -c - -o requirements/extras.txt
+	$(LOCK) --extra ray --upgrade --group build -o requirements/run.txt
+	$(LOCK) --extra ray --group dev -c requirements/run.txt -o requirements/dev.txt
+	$(LOCK) --group quick --group build -c requirements/dev.txt -o requirements/quick.txt
+	sed -n '/^nvidia-/d; /^[a-z]/s/ *\\$$//p' requirements/dev.txt | $(LOCK) --extra ray --group extras -c - -o requirements/extras.txt
 	@! grep -n '://' requirements/*.txt
 
 clean: ## removes the virtual environment and all caches
@@ -103,8 +122,15 @@ $(VENV)/.run: requirements/run.txt pyproject.toml softgpu/pyproject.toml | $(BIN
 	@$(PIP) --no-deps --no-build-isolation --editable softgpu --editable .
 	@touch $@
 
+$(VENV)/.quick: requirements/quick.txt pyproject.toml softgpu/pyproject.toml | $(BIN)/activate
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip >/dev/null
+	@echo "installing what the quick tests need into $(VENV) (about 300 MB, once) ..."
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/quick.txt
+	@$(PIP) --no-deps --no-build-isolation --editable softgpu --editable .
+	@touch $@
+
 $(VENV)/.dev: requirements/dev.txt $(TVM)/pyproject.toml $(BLAS)/pyproject.toml $(VENV)/.run
 	@echo "installing the tools of development, TVM and nvcc among them (another 1300 MB, once) ..."
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
 	@$(PIP) --no-deps --no-build-isolation --editable $(TVM) --editable $(BLAS)
-	@touch $@
+	@touch $@ $(VENV)/.quick

@@ -12,6 +12,7 @@ import pytest
 
 import softgpu as software
 from tests.hanging import HangingTests
+from tests.lanes import Lane, add_option
 from tests.wheels import build
 
 # Ray reads these when it is imported or started; with the default of this one it would leave a token in the home folder
@@ -26,7 +27,7 @@ if find_spec("hypothesis"):  # not on every machine whose GPU is tested
     from hypothesis import HealthCheck, settings
 
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
+    settings.register_profile("quick", settings.get_profile("any machine"), max_examples=25)
 
 SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
@@ -91,9 +92,18 @@ def own_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--lane`."""
+    add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that hangs fails."""
+    """A test that hangs fails, and a lane runs what is in it."""
     config.pluginmanager.register(HangingTests())
+    lane = config.getoption("lane")
+    config.pluginmanager.register(Lane(lane))
+    if find_spec("hypothesis"):
+        settings.load_profile("quick" if lane == "quick" else "any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

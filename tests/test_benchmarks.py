@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from benchmarks import page
 from benchmarks.__main__ import names
 
@@ -52,6 +54,7 @@ def test_a_row_has_the_meaning_the_limit_and_what_was_measured() -> None:
     assert "| wrong answers |" in made
 
 
+@pytest.mark.processes
 def test_a_result_replaces_the_last_one_and_says_where_it_was_measured(tmp_path: Path) -> None:
     for replay in (1.0, 2.0):
         given = {"benchmark": "launch", "bars": {"replay": [replay, "<=", 1.5]}, "detail": {}}

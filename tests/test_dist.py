@@ -12,6 +12,8 @@ import pytest
 
 from tests.wheels import ROOT, install, run
 
+pytestmark = pytest.mark.full
+
 COMPILERS = {"cc", "gcc", "clang", "c99", "tcc"}
 
 

@@ -143,6 +143,7 @@ def test_what_decides_is_pure(module: str) -> None:
     assert all(within(name, (*DECIDERS, *PURE)) for name in ours)
 
 
+@pytest.mark.processes
 def test_importing_kaas_is_light() -> None:
     program = "import kaas, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -169,6 +170,7 @@ def test_compilers_and_libraries_use_public_names(module: str) -> None:
     assert set(names_of_kaas(ast.parse(OTHER_MODULES[module].read_text()))) <= public
 
 
+@pytest.mark.processes
 def test_making_kernels_of_the_blas_library_is_light() -> None:
     """Whoever makes its kernels needs no device, no Ray, no arrays and no compiler; nor does who names them."""
     program = """

@@ -51,7 +51,8 @@ def test_locks_hold_what_the_project_asks_for() -> None:
     dev += [need for folder in OTHERS for need in other(folder)["dependencies"] if not need.startswith("kaas")]
     run = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["ray"]]
     run = [need for need in [*run, *other("softgpu")["dependencies"]] if not need.startswith("softgpu")]
-    for lock, needs in (("run.txt", run), ("dev.txt", dev), ("extras.txt", extras)):
+    quick = [need for need in [*run, *groups["quick"]] if not need.startswith("ray")]
+    for lock, needs in (("run.txt", run), ("quick.txt", quick), ("dev.txt", dev), ("extras.txt", extras)):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
 
@@ -74,8 +75,10 @@ def test_no_page_or_message_tells_to_install_by_a_name_that_is_not_ours() -> Non
 
 
 def test_locks_agree() -> None:
-    run, dev = (locked(ROOT / "requirements" / name) for name in ("run.txt", "dev.txt"))
+    run, quick, dev = (locked(ROOT / "requirements" / name) for name in ("run.txt", "quick.txt", "dev.txt"))
     assert run.items() <= dev.items()
+    assert quick.items() <= dev.items()
+    assert not {"ray", "apache-tvm"} & quick.keys()
 
 
 def test_extras_change_no_package_of_the_locks_but_nvidia_s() -> None:
@@ -99,11 +102,25 @@ def test_make_installs_nothing_without_its_hash() -> None:
 
 def test_targets_are_there_and_listed() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "extras", "libs", "demo", "test", "check", "bench", "dist", "gpu", "help"):
+    for target in (
+        "setup",
+        "extras",
+        "libs",
+        "demo",
+        "quick",
+        "test",
+        "test-all",
+        "check",
+        "bench",
+        "dist",
+        "gpu",
+        "help",
+    ):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.processes
 def test_wheels_without_kernels_are_made_before_what_needs_a_compiler_for_them() -> None:
     told = subprocess.run(["make", "--dry-run", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert 0 < told.index("hatchling build") < told.index("tvm_backend &&") < told.index("cutlass_blas build")

@@ -83,6 +83,7 @@ def test_what_is_wrong_is_said(
     assert type(caught.value) is expected_error
 
 
+@pytest.mark.processes
 def test_a_file_runs_without_any_compiler(tmp_path: Path) -> None:
     adder(1).save(tmp_path / "adder.kaas")
     x = inputs(1)["x"]

@@ -16,6 +16,8 @@ from kaas.store import SqliteStore
 from kaas.worker.processes import pidfd
 from tests.patience import readable
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 BEGINS = """
 import kaas

@@ -29,6 +29,8 @@ from kaas.worker.processes import pidfd
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S, readable
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 DEVICES = [kaas.Device("software", DEVICE_BYTES)] * 2
 LARGE_DEVICE = kaas.Device("software", 512 << 20)

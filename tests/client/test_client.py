@@ -245,6 +245,7 @@ def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, cli
 # --- what it needs
 
 
+@pytest.mark.processes
 def test_a_client_is_light() -> None:
     program = (
         "import sys, kaas; kaas.Client; kaas.AsyncClient; print(*{n.partition('.')[0] for n in sys.modules});"

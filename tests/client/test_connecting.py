@@ -79,6 +79,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 # --- a server that hangs up
 
 
+@pytest.mark.slow
 def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

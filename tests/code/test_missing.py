@@ -53,6 +53,7 @@ def test_without_cupy_nothing_is_a_kernel_of_it(monkeypatch: pytest.MonkeyPatch)
         kaas.Library.from_cupy(kernel)
 
 
+@pytest.mark.processes
 def test_nvrtc() -> None:
     root = Path(kaas.__file__).parent.parent
     ended = subprocess.run([sys.executable, "-c", WITHOUT_NVRTC], cwd=root, capture_output=True, text=True, check=True)

@@ -24,6 +24,7 @@ import tvm_backend
 from benchmarks.models import MODELS, Model, relative_error, same_top1
 from benchmarks.models import __main__ as timed
 from kaas.executor.local import executor_for
+from tests.lanes import spread
 from tests.patience import PATIENCE_S
 
 # what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
@@ -72,14 +73,14 @@ def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("local_device")
-@pytest.mark.parametrize(("name", "batch"), CASES)
+@pytest.mark.parametrize(("name", "batch"), spread(CASES, 3))
 def test_run_local(name: str, batch: int) -> None:
     model = MODELS[name]
     check(model, compiled(name).run_local(*model.inputs(batch).values()), model.answers(batch))
 
 
 @pytest.mark.usefixtures("pool")
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", spread(SUITE, 2))
 def test_saved_loaded_registered_and_called(name: str, tmp_path: Path) -> None:
     """Each batch size finds its kTask by the shapes of the inputs."""
     model = MODELS[name]
@@ -100,7 +101,7 @@ def test_registered_as_compiled_and_called() -> None:
 
 
 @pytest.mark.usefixtures("local_device")
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", spread(SUITE, 2))
 def test_from_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
     model = MODELS[name]

@@ -44,6 +44,7 @@ def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.processes
 def test_the_server_runs_without_ray() -> None:
     assert "80 pictures" in run_alone("examples/server.py")
 

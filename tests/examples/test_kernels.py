@@ -33,6 +33,7 @@ def test_every_source_has_its_ptx(source: Path) -> None:
     assert (ROOT / source).with_suffix(".ptx").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_ptx_is_up_to_date(source: Path, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ print(run_local(kaas.KTask([fill], [b]))["b"].sum())
 """
 
 
+@pytest.mark.processes
 def test_a_new_process_needs_no_preparation() -> None:
     command = [sys.executable, "-c", ALONE, str(KERNELS / "simple.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -107,6 +108,7 @@ except kaas.errors.DeadlineExceeded as error:
 """
 
 
+@pytest.mark.processes
 def test_an_endless_kernel_ends_at_its_limit() -> None:
     endless = KERNELS.parents[2] / "softgpu" / "softgpu" / "tests" / "compiler" / "kernels" / "endless.ptx"
     done = subprocess.run(

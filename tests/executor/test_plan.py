@@ -221,6 +221,7 @@ executor.close()
 """
 
 
+@pytest.mark.processes
 def test_a_sticky_error_marks_the_executor_lost() -> None:
     import subprocess
     import sys

@@ -89,6 +89,7 @@ assert (result.outputs["b"] == 7).all()
 """
 
 
+@pytest.mark.processes
 def test_each_is_told_its_own_time() -> None:
     command = [sys.executable, "-c", MODELLED, str(KERNELS / "simple.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -132,6 +132,7 @@ def check(result: RunResult, expected: dict[str, Any], when: str) -> None:
         np.testing.assert_array_equal(result.outputs[name], array, err_msg=f"{name}, {when}")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -161,6 +162,7 @@ def crowded(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
     made.close()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -181,6 +181,7 @@ except DeviceLost as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "run"),
     [("cancel", "graph"), ("launch_failure", "graph"), ("device_lost", "graph"), ("launch_failure", "profile")],

@@ -46,6 +46,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("description", "printed"),
     [

@@ -83,6 +83,7 @@ def test_text_and_symbol_table_tell_the_same(image: Image) -> None:
     assert set(variables.found) == {Variable(name, name in ZEROS) for name in OF_THE_KERNELS}
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize("option", ["-cubin", "-ptx", "-fatbin"])

@@ -42,6 +42,7 @@ def endless(symbol: str, limit_s: float | None = None) -> RunRequest:
     return RunRequest(kaas.KTask([kernel], [started], name=f"{symbol} for ever"), {}, {}, limit_s=limit_s)
 
 
+@pytest.mark.slow
 def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
     executor, case = opened(run_limit_s=LIMIT_S), chain(library)
     right(case, executor.run)
@@ -60,6 +61,7 @@ def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
     right(case, opened(run_limit_s=LIMIT_S).run)
 
 
+@pytest.mark.slow
 def test_the_kernels_are_known_before_anybody_is_told(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +85,7 @@ def test_the_kernels_are_known_before_anybody_is_told(
     assert caught.value.kernels == ("scale",)
 
 
+@pytest.mark.slow
 def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
     executor = opened(slots=3)
     neighbour, hung = endless("apart"), endless("together", limit_s=LIMIT_S)

@@ -40,6 +40,7 @@ def small(kind: str) -> Iterator[Executor]:
     made.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_a_kernel_that_fails_loses_the_device_for_its_process(kind: str, symbol: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.faults", kind, symbol]
@@ -81,6 +82,7 @@ def test_an_input_that_cannot_be_had(small: Executor) -> None:
     check(small, MIB, 3)
 
 
+@pytest.mark.processes
 def test_memory_that_others_took(kind: str) -> None:
     """In a process that has used the device for nothing else."""
     command = [sys.executable, "-m", "tests.gpu.taken", kind]

@@ -86,6 +86,7 @@ def closure(pairs: set[tuple[int, int]], count: int) -> set[tuple[int, int]]:
     return closed
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(task=ktasks())
 def test_edges_order_exactly_what_conflicts(task: kaas.KTask) -> None:

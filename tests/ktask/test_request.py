@@ -161,6 +161,7 @@ def test_subclasses_of_arrays() -> None:
         input_bytes(buffer, np.ma.zeros((2, 3), np.float32))
 
 
+@pytest.mark.processes
 def test_inputs_do_not_wait_for_imports() -> None:
     """A first request would pay for it: numpy.ma takes 40 ms, and whoever has a masked array has imported it."""
     program = (

@@ -15,6 +15,7 @@ import pytest
 import kaas
 from cutlass_blas import __main__ as command
 from cutlass_blas import adapter, building, compiling, instances, provider, sources, store
+from cutlass_blas.building import jobs
 from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
@@ -356,6 +357,15 @@ def test_the_command_builds_and_lists(
     with pytest.raises(SystemExit):
         command.main(["build", "-j", "0"])
     assert "-j is 1 or more, not 0" in capsys.readouterr().err
+
+
+def test_kernels_of_the_core_share_its_adapter_if_that_is_named() -> None:
+    of_core, other = CORE[0].name, "hgemm_nt_64x64x32_2_float32_c2"
+    shared = [job.file for job in jobs(["adapter", of_core, other])]
+    assert len(shared) == 4
+    assert shared[0] == jobs()[0].file
+    assert set(shared) > {job.file for job in jobs([other])}
+    assert len(jobs([of_core])) == 2
 
 
 def test_importing_is_light_and_needs_no_compiler() -> None:

@@ -11,9 +11,13 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from cutlass_blas import building, store
 from cutlass_blas.instances import parse
 from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.full
 
 SOURCE = Path(__file__).parents[2] / "libraries" / "cutlass_blas"
 NAME = "sgemm_nn_64x64x8_2"

@@ -16,6 +16,7 @@ from cutlass_blas import adapter, instances, sources, store
 from cutlass_blas.instances import CORE, Instance, parse
 from kaas import errors
 from softgpu.image import PTX_KIND, entries
+from tests.lanes import spread
 
 SCALARS = {"s": "<f", "d": "<d", "c": "<2f", "z": "<2d", "h": "<f", "b": "<f", "t": "<f"}
 NO_STRIDES = (0, 0, 0, 0)
@@ -115,7 +116,7 @@ def scalar(instance: Instance, value: int) -> bytes:
     return form.pack(*[value + part for part in range(len(form.unpack(bytes(form.size))))])
 
 
-@pytest.mark.parametrize("instance", CORE, ids=IDS)
+@pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
 def test_params_are_those_of_the_kernel(instance: Instance) -> None:
     """Host and device have the struct from two compilations."""
     launch, text = problem(instance, 0, 1), ptx(instance.name)
@@ -126,7 +127,7 @@ def test_params_are_those_of_the_kernel(instance: Instance) -> None:
     assert launch.block == instance.threads
 
 
-@pytest.mark.parametrize("instance", CORE, ids=IDS)
+@pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
 def test_params_hold_what_they_were_asked_for(instance: Instance) -> None:
     launch, other = problem(instance, 0, 1), problem(instance, 0, 1, mark=7)
     size = len(scalar(instance, 0))

@@ -11,6 +11,8 @@ from kaas.errors import DeadlineExceeded
 from tests.outcomes.test_paying import ENDLESS, spinning
 from tests.patience import until
 
+pytestmark = pytest.mark.processes
+
 LIMIT_S = 4.0
 
 

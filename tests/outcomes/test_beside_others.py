@@ -11,6 +11,8 @@ import pytest
 
 import kaas
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from kaas.server.canary import CLIENT
 from kaas.wire import protocol
 from tests.server.conftest import Serve
+
+pytestmark = pytest.mark.processes
 
 ASKED = 100
 

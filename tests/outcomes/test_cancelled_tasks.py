@@ -10,7 +10,7 @@ import pytest
 import kaas
 from tests.api.conftest import scale_task, spin_task
 
-pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("softgpu", "pool")]
 
 
 def test_a_task_that_has_not_begun_cancels_nothing() -> None:

@@ -34,6 +34,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_it_is_checked_without_a_server(config: Path) -> None:
     ended = kaas_serve(config, "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -43,6 +44,7 @@ def test_it_is_checked_without_a_server(config: Path) -> None:
     assert not (config.parent / "state").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -72,6 +74,7 @@ def test_slips_are_refused(config: Path, line: str, words: str, check: list[str]
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("check", [["--check"], []])
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])  # addresses of documentation, which no machine has
 def test_an_address_of_another_machine_is_refused(config: Path, host: str, check: list[str]) -> None:
@@ -82,6 +85,7 @@ def test_an_address_of_another_machine_is_refused(config: Path, host: str, check
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 def test_a_folder_of_keys_that_is_not_there_is_named(config: Path) -> None:
     config.write_text("keys: kees\n")
     ended = kaas_serve(config, "--check")
@@ -93,6 +97,7 @@ def test_a_folder_of_keys_that_is_not_there_is_named(config: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_an_administrator_who_is_nobody_is_refused(config: Path) -> None:
     config.write_text(config.read_text().replace("[ada]", "[ada, boss]"))
     ended = kaas_serve(config, "--check")

@@ -250,6 +250,7 @@ print("all well")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", ["MEMCHECK", "STRICT"])
 def test_checked_kernels_meet(mode: str) -> None:
     """The barrier of a grid is no memory of the program, nor a race of launches that follow each other."""

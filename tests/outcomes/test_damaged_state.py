@@ -91,6 +91,7 @@ def places(path: Path) -> Iterator[int]:
     yield from range(2 * PAGE - 20, path.stat().st_size, PAGE)
 
 
+@pytest.mark.slow
 def test_a_byte_that_flips_costs_what_it_has_hit(made: Path, tmp_path: Path) -> None:
     lost = []
     for number, at in enumerate(places(made / CLIENTS)):
@@ -249,6 +250,7 @@ def test_stray_files_beside_the_journal(tmp_path: Path) -> None:
 # --- a server
 
 
+@pytest.mark.processes
 def test_a_server_with_all_of_it_damaged_serves(serve: Serve) -> None:
     first = serve()
     with client(first, "alice") as alice:

@@ -10,7 +10,7 @@ import kaas
 from kaas.errors import DeviceLost, Quarantined
 from tests.api.conftest import crash_task
 
-pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("softgpu", "pool")]
 
 
 @pytest.fixture(scope="module")

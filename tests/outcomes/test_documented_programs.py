@@ -29,6 +29,8 @@ from tests.compilers.onnx_cases import classifier
 from tests.patience import PATIENCE_S
 from tests.wheels import ROOT, build, install, run
 
+pytestmark = pytest.mark.full
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVED = "tcp://10.0.0.5:7600"

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
+
 from softgpu.build import build
 from tests.patience import PATIENCE_S
 
@@ -61,6 +63,7 @@ print(len(functions), sealed, writable)
 """
 
 
+@pytest.mark.processes
 def test_no_writable_page_of_the_driver_holds_the_compilers_functions() -> None:
     nbytes = max(end for _, end in loaded(build().read_bytes()))
     command = [sys.executable, "-c", LOOK, str(nbytes)]

@@ -37,12 +37,14 @@ def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
     return ended.stderr.strip()
 
 
+@pytest.mark.processes
 def test_a_configuration_that_lies_here_is_named_and_not_taken(tmp_path: Path) -> None:
     assert "--config" not in told("serve", folder=tmp_path)
     (tmp_path / "kaas.yaml").write_text("keys: keys\n")
     assert "--config kaas.yaml takes the one that lies here" in told("serve", folder=tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", [("status", "--ray"), ("demo",), ("stats", "--ray"), ("status",)])
 def test_a_command_says_that_ray_is_not_installed(command: tuple[str, ...]) -> None:
     names = ("--name", f"nobody's {token_hex(4)}") if command[0] != "demo" else ()
@@ -51,6 +53,7 @@ def test_a_command_says_that_ray_is_not_installed(command: tuple[str, ...]) -> N
     assert "pip install ray" in line
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("call", ["init()", "etask"])
 def test_a_program_is_told_that_ray_is_not_installed(call: str) -> None:
     program = f"import kaas\ntry: kaas.{call}\nexcept kaas.errors.MissingPackage as error: print(error, error.install)"
@@ -60,12 +63,14 @@ def test_a_program_is_told_that_ray_is_not_installed(call: str) -> None:
     assert "ray=False" in ended.stdout
 
 
+@pytest.mark.processes
 def test_a_pool_runs_without_ray_installed() -> None:
     program = f"import kaas; print(kaas.init(ray=False, name='test {token_hex(4)}')); kaas.shutdown()"
     ended = ran(WITHOUT_RAY + program)
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ray", [("--no-ray",), ()])
 def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> None:
     server = serve()
@@ -77,6 +82,7 @@ def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> Non
     assert f"--name '{server.name}'" not in told("status", *named, *ray, before=WITHOUT_RAY)
 
 
+@pytest.mark.processes
 def test_a_client_s_file_that_is_there_already(tmp_path: Path) -> None:
     new_client(tmp_path / "keys", "bob", tmp_path / "ada.toml")
     line = told("keys", "new", "ada", folder=tmp_path)
@@ -93,6 +99,7 @@ def test_the_server_s_file_of_a_client_is_not_the_client_s(tmp_path: Path) -> No
         kaas.Client("tcp://127.0.0.1:7600", keys=tmp_path / "keys" / "clients" / "ada.toml")
 
 
+@pytest.mark.processes
 def test_a_server_without_a_list_of_code_tells_what_to_list(serve: Serve) -> None:
     task = scaled()
     server = serve({"code": {}})
@@ -109,6 +116,7 @@ def test_a_server_without_a_list_of_code_tells_what_to_list(serve: Serve) -> Non
         assert client.register(task).keys == (task.key,)
 
 
+@pytest.mark.processes
 def test_how_a_client_s_function_is_called(serve: Serve) -> None:
     server = serve()
     with (

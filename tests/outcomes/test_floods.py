@@ -63,6 +63,7 @@ def there(connection: socket.socket) -> bool:
         connection.settimeout(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", [ELSEWHERE, LOCAL])
 def test_bare_connects_do_not_end_a_handshake_that_has_begun(tmp_path: Path, address: str) -> None:
     """The network between takes longer for one answer than the flood for as many connections as are kept."""

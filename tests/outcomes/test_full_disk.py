@@ -30,6 +30,7 @@ def client(server: Server, name: str) -> kaas.Client:
     return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
 
 
+@pytest.mark.processes
 def test_a_server_whose_disk_is_full(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
         pytest.skip("this user may not mount a disk in a namespace")

@@ -14,6 +14,8 @@ from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import STEPS, WIDTH, Server, scaled
 
+pytestmark = pytest.mark.processes
+
 CANARY = np.full(WIDTH, 7, np.float32)
 NUMBERS = {"a literal": kaas.u64(1 << 40), "a signed one": kaas.i64(1 << 40), "a scalar": kaas.Scalar("address", "u64")}
 

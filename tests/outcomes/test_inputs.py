@@ -28,7 +28,7 @@ MATRIX = np.arange(N, dtype=np.float32).reshape(ROWS, COLUMNS)
 Run = Callable[[Any], Any]
 
 
-pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("softgpu", "pool")]
 
 
 def _local(x: Any) -> Any:

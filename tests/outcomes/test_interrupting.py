@@ -13,6 +13,8 @@ import pytest
 
 from tests.patience import PATIENCE_S, readable
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 BEGINS = """
 import signal

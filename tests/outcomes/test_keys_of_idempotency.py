@@ -15,6 +15,8 @@ from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 SMALL, LARGE = WIDTH, 1 << 20
 
 

@@ -7,11 +7,14 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import kaas
 from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, refused, scaled
+
+pytestmark = pytest.mark.processes
 
 LISTENS = "0A"
 

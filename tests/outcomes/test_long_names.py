@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import kaas
 from kaas.server import session_manager
 from kaas.server.building.building import LONGEST_LABEL
@@ -14,6 +16,8 @@ from kaas.wire import protocol
 from kaas.wire.sent_ktasks import NAME_BYTES, encode_task
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, Speaker, scaled
+
+pytestmark = pytest.mark.processes
 
 LONG = 1 << 20
 PTX = """

@@ -21,6 +21,8 @@ from kaas.cli.main import app
 from tests.api.conftest import numbers, scale_task
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 NAME = "looked at"
 LITERALS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64", "c128", "boolean")

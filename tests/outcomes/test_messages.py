@@ -45,6 +45,7 @@ def test_another_configuration_is_told_with_both_values_and_what_to_do() -> None
     kaas.Config(policy="cfs_affinity", slots=2).refuse_other("kaas", running)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", ["inspect", "check", "run"])
 def test_a_file_of_something_else_is_named(tmp_path: Path, command: str) -> None:
     path = tmp_path / "notes.kaas"

@@ -18,6 +18,8 @@ from tests.providers import write_metadata
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server
 
+pytestmark = pytest.mark.processes
+
 PROVIDER = """
 import os, subprocess
 from pathlib import Path

@@ -11,6 +11,8 @@ import pytest
 from tests.code.present import present
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 if not present("numba_cuda"):
     pytest.skip("needs numba-cuda and what it compiles with", allow_module_level=True)
 if any(found.name.startswith("nvidia-nvjitlink") for found in distributions()):

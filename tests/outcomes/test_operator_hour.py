@@ -26,6 +26,8 @@ from tests.outcomes.test_unusable_device import get
 from tests.patience import PATIENCE_S, until
 from tests.server.servers import DEVICE, ROOT, WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 ONES = np.ones(WIDTH, np.float32)
 EVENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .*")
 

@@ -19,6 +19,8 @@ from kaas.wire.key_files import OwnKeys
 from tests.patience import until
 from tests.server.servers import WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 ONES = np.ones(WIDTH, np.float32).tobytes()
 FAIL = {"fail": "tests.server.steps:fail"}
 

@@ -37,6 +37,7 @@ def test_an_output_that_no_thread_writes_is_zero() -> None:
     assert not kaas.run_local(sum_of(0), {"x": SECRET})["y"].any()
 
 
+@pytest.mark.processes
 def test_a_pool_gives_no_bytes_of_another_ktask() -> None:
     device = kaas.Device("software", memory_bytes=64 << 20)
     kaas.init(ray=False, name="outcomes-outputs", config=kaas.Config(devices=(device,)))

@@ -13,6 +13,8 @@ from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import Server
 
+pytestmark = pytest.mark.processes
+
 
 def client(server: Server, name: str) -> kaas.Client:
     return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)

@@ -14,6 +14,8 @@ from kaas.errors import DeadlineExceeded, DeviceLost, Quarantined, QuotaExceeded
 from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, scaled
 
+pytestmark = pytest.mark.processes
+
 LIMIT_S = 0.5
 ENDLESS = 1 << 60
 

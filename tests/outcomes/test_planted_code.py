@@ -52,6 +52,7 @@ def test_a_link_of_another_user_is_no_cache_folder(
     assert cache_root() == temporary
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["a link", *OTHERS_MAY_WRITE])
 def test_a_planted_driver_library_is_built_anew(tmp_path: Path, how: str | int) -> None:
     source = tmp_path / "driver.c"

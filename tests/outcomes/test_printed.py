@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kaas.worker.executor_worker import BYTES_PER_MINUTE
 from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import sys

@@ -45,6 +45,7 @@ def test_a_configuration_that_promises_more_than_the_machine_has_is_told_so(tmp_
     assert "that this machine has: lower limits and quotas" in said
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("stored_bytes", "level"), [(1 << 20, "INFO"), (1 << 50, "WARNING")])
 def test_a_server_that_starts_says_it_in_its_log(tmp_path: Path, stored_bytes: int, level: str) -> None:
     quotas = {"stored_bytes": stored_bytes, "library_bytes": 1 << 20}

@@ -19,6 +19,8 @@ from kaas.wire.sent_ktasks import encode_task
 from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, scaled
 
+pytestmark = pytest.mark.processes
+
 Serve = Callable[..., Server]
 
 LARGE = 60_000

@@ -43,6 +43,7 @@ def has(client: kaas.Client) -> tuple[int, int]:
     return len(client.functions()), len(client.objects())
 
 
+@pytest.mark.processes
 def test_a_name_that_is_given_again_has_nothing_of_the_client_that_was_revoked(serve: Serve) -> None:
     server = serve()
     with connected(server, "alice.keys") as alice, connected(server, "bob.keys") as bob:
@@ -67,6 +68,7 @@ def test_a_name_that_is_given_again_has_nothing_of_the_client_that_was_revoked(s
         assert has(bob) == (1, 1)
 
 
+@pytest.mark.processes
 def test_so_has_one_that_is_given_while_the_server_is_down(serve: Serve) -> None:
     server = serve()
     with connected(server, "alice.keys") as alice:
@@ -79,6 +81,7 @@ def test_so_has_one_that_is_given_while_the_server_is_down(serve: Serve) -> None
         assert has(second) == (0, 0)
 
 
+@pytest.mark.processes
 def test_what_a_purged_client_had_is_gone(serve: Serve) -> None:
     server = serve()
     with connected(server, "alice.keys") as alice:
@@ -89,6 +92,7 @@ def test_what_a_purged_client_had_is_gone(serve: Serve) -> None:
     assert "alice" not in keys(server, "list").splitlines()[3]
 
 
+@pytest.mark.processes
 def test_a_rotated_key_keeps_what_its_client_has(serve: Serve) -> None:
     server = serve()
     file = server.keys / "clients" / "alice.toml"
@@ -108,6 +112,7 @@ def test_a_rotated_key_keeps_what_its_client_has(serve: Serve) -> None:
         kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=0.5).functions()
 
 
+@pytest.mark.processes
 def test_files_of_keys_that_older_versions_have_made(serve: Serve) -> None:
     """They say nothing of a tenant."""
     server = serve()
@@ -147,6 +152,7 @@ def test_the_list_says_who_may_come(tmp_path: Path) -> None:
     assert isinstance(wrong.exception, KaasError)
 
 
+@pytest.mark.processes
 def test_programs_of_a_revoked_client_are_put_out(serve: Serve) -> None:
     server = serve()
     with closing(server.speaker("alice")) as alice:

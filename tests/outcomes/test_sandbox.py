@@ -112,6 +112,7 @@ def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
     return found
 
 
+@pytest.mark.processes
 def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = intrude(tmp_path, monkeypatch, {})
     nothing = {"PermissionError", "ZeroDivisionError"}  # the latter for a list of files that is empty
@@ -119,6 +120,7 @@ def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(found) == 21
 
 
+@pytest.mark.processes
 def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the intruder looks in the right places. Two attempts would end it if they succeeded."""
     harmless = INTRUDER.replace("attempt(os.fork)", "'a child'").replace("attempt(os.setsid)", "'a session'")

@@ -9,7 +9,7 @@ import kaas
 from kaas.errors import UnexpectedInput
 from tests.api.conftest import STEPS
 
-pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("softgpu", "pool")]
 
 
 def test_scalars_stand_beside_the_inputs() -> None:

@@ -26,6 +26,7 @@ def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
+@pytest.mark.processes
 def test_usage_of_a_server_without_keys_is_refused_with_a_sentence(serve: Serve) -> None:
     server = serve()
     ended = ran("usage", "--server", server.endpoint)
@@ -37,6 +38,7 @@ def test_usage_of_a_server_without_keys_is_refused_with_a_sentence(serve: Serve)
     assert ended.stderr.startswith("InvalidConfig: without keys a client speaks to this machine only")
 
 
+@pytest.mark.processes
 def test_a_call_s_future_has_the_traceparent_of_the_server_s_span(serve: Serve) -> None:
     server = serve()
     with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
@@ -66,6 +68,7 @@ def test_signatures_that_are_nowhere(path: Any) -> None:
         kaas.remote.signing.read_signatures(path)
 
 
+@pytest.mark.processes
 def test_signing_needs_no_import_of_its_own() -> None:
     program = "import kaas; print(kaas.remote.signing.read_signatures.__name__)"
     command = [sys.executable, "-c", program]

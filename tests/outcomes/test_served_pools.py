@@ -9,6 +9,7 @@ import sys
 
 import msgspec
 import numpy as np
+import pytest
 
 import kaas
 from kaas.wire import protocol
@@ -16,6 +17,8 @@ from tests.outcomes.test_paying import ENDLESS, spinning
 from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, scaled
+
+pytestmark = pytest.mark.processes
 
 ONES = np.ones(WIDTH, np.float32)
 VISIT = """

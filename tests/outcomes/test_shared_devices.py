@@ -43,6 +43,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 # --- n functions that fit on n devices have a device each
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", POLICIES)
 def test_as_many_functions_as_devices_load_their_constants_once(policy: str) -> None:
     """They are called one after the other, and each takes most of a device."""
@@ -81,6 +82,7 @@ def test_nothing_is_loaded_twice(policy: str, sizes_mb: list[float], slots: int,
 # --- clients of equal weight have equal device time
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", FAIR)
 def test_a_client_that_copies_and_one_that_computes_get_equal_device_time(policy: str, tmp_path: Path) -> None:
     """Both always have requests waiting, until one has none: so long their times are compared, on a device whose copies
@@ -158,6 +160,7 @@ def test_loads_count_as_kernels_do(policy: str, weight: int) -> None:
     assert had["loads"] / weight == pytest.approx(had["runs"], rel=0.1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", FAIR)
 def test_kernels_that_never_end_count_as_others_do(policy: str) -> None:
     """Their client waits until the other one has had the device for as long as they had it."""
@@ -185,6 +188,7 @@ def spinning(steps: int) -> kaas.KTask:
 # --- a request that passes by costs others little
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_temporary_costs_each_other_function_one_reload_at_most(slots: int) -> None:
     """Two fit beside each other, and one of them beside the temporary: the other one is loaded again, once."""

@@ -7,12 +7,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import kaas
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
+
+pytestmark = pytest.mark.processes
 
 EVIL = "\x1b[2J\x1b]0;title\x07\nforged"
 DATA = np.ones(WIDTH, np.float32).tobytes()

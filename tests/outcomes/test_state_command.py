@@ -32,6 +32,7 @@ def said(command: str, *arguments: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.processes
 def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: Serve) -> None:
     server = serve()
     keys = server.folder / "alice.keys"

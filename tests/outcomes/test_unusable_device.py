@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import DEVICE, Server, refused
 
-pytestmark = pytest.mark.skipif(gpu_count() > 0, reason="it has a GPU that could be used")
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(gpu_count() > 0, reason="it has a GPU that could be used")]
 
 
 @pytest.mark.parametrize("devices", [[{"kind": "gpu"}], [DEVICE, {"kind": "gpu"}]])

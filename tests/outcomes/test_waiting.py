@@ -20,6 +20,8 @@ from tests.api.conftest import spin_task
 from tests.patience import PATIENCE_S, until
 from tests.server.servers import DEVICE, Server
 
+pytestmark = pytest.mark.processes
+
 Ask = Callable[..., kaas.Future]
 
 SHORT, LONG = 3_000_000, 3_000_000_000

@@ -16,6 +16,8 @@ import kaas
 from tests.patience import PATIENCE_S, until
 from tests.server.servers import ROOT, WIDTH, Server, scaled
 
+pytestmark = pytest.mark.processes
+
 TEXT = np.frombuffer(b"1 " * WIDTH, np.uint8)
 STEPS = {name: f"tests.server.steps:{name}" for name in ("from_text", "total")}
 

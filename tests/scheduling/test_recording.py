@@ -128,6 +128,7 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
     assert replay(path, POLICIES[policy]) == told
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("policy", POLICIES)
 def test_another_process_decides_the_same(policy: str, tmp_path: Path) -> None:
     """Where sets of names have another order."""

@@ -7,9 +7,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
 from tests.server.conftest import Serve
+
+pytestmark = pytest.mark.processes
 
 PTX = (Path(__file__).parents[1] / "api" / "kernels" / "steps.ptx").read_bytes()
 LIBRARY = b"ptx:%d:" % len(PTX) + PTX

@@ -21,6 +21,8 @@ from tests.api.conftest import STEPS, N, add_task, numbers
 from tests.server.servers import Server, Speaker
 from tests.server.state.states import hash_of
 
+pytestmark = pytest.mark.processes
+
 A, B = numbers(seed=1), numbers(seed=2)
 LARGE = np.random.default_rng(0).bytes(3 << 20)
 CODE = encode_library(STEPS)

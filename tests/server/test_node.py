@@ -24,7 +24,10 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
 LONGEST = 145
 """Lines of the client."""
 
-pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm"),
+]
 
 Node = Callable[..., str]
 

@@ -23,6 +23,8 @@ from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 ONES = np.ones(WIDTH, np.float32).tobytes()
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.server.test_short_benchmarks import broken, reported
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.ray
 def test_a_request_over_an_actor_call() -> None:

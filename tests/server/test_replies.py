@@ -49,6 +49,7 @@ except kaas.KaasError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("memcheck", [True, False])
 def test_a_fault_tells_no_addresses_and_nothing_of_other_memory(memcheck: bool) -> None:
     code = FAULT.format(memcheck=memcheck)

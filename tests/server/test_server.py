@@ -30,6 +30,8 @@ from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 ONES = np.ones(WIDTH, np.float32).tobytes()
 
 

@@ -20,6 +20,8 @@ from tests.server.conftest import Serve
 from tests.server.servers import STEPS, WIDTH, Server, Speaker, scaled
 from tests.server.test_invocations import FakeServer, Program, play
 
+pytestmark = pytest.mark.processes
+
 ONES = np.ones(WIDTH, np.float32).tobytes()
 LIMITS = {"requests": 8, "credit_bytes": 16 * len(ONES), "lost_s": 1.0, "answers_bytes": 1 << 20}
 

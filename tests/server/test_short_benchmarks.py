@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parent.parent.parent
 

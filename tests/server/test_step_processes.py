@@ -60,6 +60,7 @@ def end_of(pid: int) -> Awaitable[object]:
     return ended.wait()
 
 
+@pytest.mark.processes
 def test_one_that_has_ended_while_idle_is_replaced() -> None:
     async def scenario(steps: Steps) -> None:
         first = await pid_of(steps)
@@ -72,6 +73,7 @@ def test_one_that_has_ended_while_idle_is_replaced() -> None:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 8 << 20])
 def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
     async def scenario(steps: Steps) -> None:
@@ -86,6 +88,7 @@ def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("step", ["end", "leave"])
 def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> None:
     async def scenario(steps: Steps) -> None:
@@ -97,6 +100,7 @@ def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> N
     with_steps(scenario)
 
 
+@pytest.mark.processes
 def test_all_end_with_their_server_also_if_one_has_before() -> None:
     async def scenario() -> None:
         steps = Steps(NAMED, 2, PATIENCE_S)
@@ -111,6 +115,7 @@ def test_all_end_with_their_server_also_if_one_has_before() -> None:
     run(scenario())
 
 
+@pytest.mark.processes
 def test_one_that_is_not_waited_for_is_ended() -> None:
     async def scenario(steps: Steps) -> None:
         ended = end_of(await pid_of(steps))
@@ -122,6 +127,7 @@ def test_one_that_is_not_waited_for_is_ended() -> None:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
 def test_values_of_all_sizes_come_and_go(size: int) -> None:
     values = {"x": os.urandom(size), "": b"more"}
@@ -135,6 +141,7 @@ def test_values_of_all_sizes_come_and_go(size: int) -> None:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("step", "said"), UNSAID.items())
 def test_what_cannot_be_said_fails_one_step_and_not_its_process(step: str, said: str) -> None:
     async def scenario(steps: Steps) -> None:
@@ -146,6 +153,7 @@ def test_what_cannot_be_said_fails_one_step_and_not_its_process(step: str, said:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 def test_names_are_text() -> None:
     async def scenario(steps: Steps) -> None:
         assert list(await steps.run("name_by_number", {"x": b"", "y": b""})) == ["0", "1"]
@@ -153,6 +161,7 @@ def test_names_are_text() -> None:
     with_steps(scenario)
 
 
+@pytest.mark.processes
 def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
     async def scenario(steps: Steps) -> None:
         assert (await steps.run("same", {"x": b"x"}))["x"].data == b"x"
@@ -160,6 +169,7 @@ def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
     with_steps(scenario, named={"same": "tests.server.starting_steps:same"})
 
 
+@pytest.mark.processes
 def test_one_that_ends_before_each_step_is_replaced_once() -> None:
     async def scenario(steps: Steps) -> None:
         for _ in range(2):  # with one that is idle, and with none
@@ -182,6 +192,7 @@ def files_left(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_without_files_for_a_process_a_step_fails(count: int) -> None:
     async def scenario() -> None:
@@ -205,6 +216,7 @@ def test_a_step_is_a_function_of_a_module() -> None:
     assert caught.value.field == "steps.name"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("target", "field", "said"),
     [
@@ -222,12 +234,14 @@ def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: 
     assert not {"tests.server.broken_steps", "tests.server.leaving_steps"} & sys.modules.keys()
 
 
+@pytest.mark.processes
 def test_modules_that_take_too_long_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="take longer than") as caught:
         run(Steps(NAMED, 1, 0.0).open())
     assert caught.value.field == "steps"
 
 
+@pytest.mark.processes
 def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
     said = refused(tmp_path, {"steps": {"bad": "tests.server.steps:nothing"}, "log": {"level": "error"}})
     assert said == (
@@ -236,17 +250,20 @@ def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
     server = serve({"steps": {"same": "tests.server.printing_steps:same"}, "log": {"level": "error"}})
     assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
 
 
+@pytest.mark.processes
 def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path) -> None:
     serve()
     settings = {"steps": {"bad": "tests.server.broken_steps:f"}, "log": {"level": "error"}}
     assert refused(tmp_path, settings).startswith("UsageUnavailable: ")
 
 
+@pytest.mark.processes
 def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
     def gone(pid: int) -> bool:
         return not Path(f"/proc/{pid}").exists()

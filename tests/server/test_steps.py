@@ -15,6 +15,8 @@ from tests.server.conftest import Serve
 from tests.server.servers import STEPS as CODE
 from tests.server.servers import WIDTH, Server, Speaker, scaled
 
+pytestmark = pytest.mark.processes
+
 STEPS = {
     name: f"tests.server.steps:{name}"
     for name in ("from_text", "total", "fail", "end", "wait", "halves", "whole_numbers", "folded")

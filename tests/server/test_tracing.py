@@ -27,6 +27,8 @@ from kaas.wire.trace_context import continued
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
 
+pytestmark = pytest.mark.processes
+
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 # --- the caller's trace

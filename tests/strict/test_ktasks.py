@@ -7,6 +7,8 @@ import pytest
 from softgpu.tests.driver.test_memcheck import run
 from softgpu.tests.driver.test_strict import SEEDS
 
+pytestmark = pytest.mark.processes
+
 ARENA = """
 import numpy as np
 import kaas

@@ -16,6 +16,8 @@ from softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
 from tests.ahead import begun
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "tests/examples/test_gpu_cases.py",

@@ -259,6 +259,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.processes
 def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     pool, crash = Pool(), FunctionSignature.of(crash_task())
     address = pool.address

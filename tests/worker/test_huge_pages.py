@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 CODE = """
 import threading
 from kaas.worker.huge_pages import HUGE_BYTES, use_huge_pages

@@ -68,6 +68,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.processes
 def test_a_child_is_ready_in_a_session_of_its_own() -> None:
     child = Child("a_child", "stay", {"EXTRA": "told"})
     orders, pid, session, extra = child.wait_ready().split()
@@ -76,6 +77,7 @@ def test_a_child_is_ready_in_a_session_of_its_own() -> None:
     assert how_it_ended(child.process.wait()) == "killed by SIGKILL"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("orders", "error", "told"),
     [("fail", DeviceUnavailable, "no such"), ("die", KaasError, "5"), ("mute", KaasError, "killed by SIGKILL")],
@@ -88,6 +90,7 @@ def test_a_child_that_cannot_start_says_why(orders: str, error: type[KaasError],
         run(Child("a_child", orders).ready())
 
 
+@pytest.mark.processes
 def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
     async def ready(child: Child) -> bytes:
         return await child.ready()
@@ -99,6 +102,7 @@ def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
         child.process.wait()
 
 
+@pytest.mark.processes
 def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
     """A compiler, say, whoever ends first and however."""
     (tmp_path / "a_compiling_child.py").write_text(COMPILING)
@@ -118,6 +122,7 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
         run(ended(end))
 
 
+@pytest.mark.processes
 def test_so_is_the_end_of_one_that_was_never_ready_known() -> None:
     async def watch(waits: int) -> None:
         child = Child("a_child", f"hold {waits}", files=[waits])
@@ -131,6 +136,7 @@ def test_so_is_the_end_of_one_that_was_never_ready_known() -> None:
     os.close(waits)
 
 
+@pytest.mark.processes
 def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, str(pid))
@@ -154,6 +160,7 @@ def test_where_no_process_can_be_started_an_error_says_so(monkeypatch: pytest.Mo
         Child("a_child", "stay")
 
 
+@pytest.mark.processes
 def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
     async def watch() -> int:
         loop = asyncio.get_running_loop()
@@ -172,6 +179,7 @@ def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
     assert run(watch()) == -signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_children_end_with_a_parent_that_is_killed() -> None:
     paths = os.pathsep.join(sys.path)
     parent = subprocess.Popen(
@@ -201,6 +209,7 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
     run(greet())
 
 
+@pytest.mark.processes
 def test_a_process_has_as_many_files_as_it_may() -> None:
     program = "from kaas.worker.processes import open_all_files; open_all_files(); print(*getrlimit(RLIMIT_NOFILE))"
     limits = "from resource import *; setrlimit(RLIMIT_NOFILE, (100, 200));"

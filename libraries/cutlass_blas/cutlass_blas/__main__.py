@@ -19,7 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cutlass_blas", description="The built-in BLAS library of KaaS.")
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="build what is not there yet (needs nvcc and the headers of CUTLASS)")
-    build.add_argument("names", nargs="*", metavar="NAME", help="kernels; the whole core if none is named")
+    build.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="kernels, and adapter for the one of the core; everything if none is named",
+    )
     build.add_argument("-j", "--at-once", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     build.add_argument("--into", type=Path, metavar="FOLDER", help="instead of this user's cache")
     commands.add_parser("list", help="the names of the core")

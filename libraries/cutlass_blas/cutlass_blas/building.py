@@ -31,15 +31,24 @@ class Progress:
     seconds: float
 
 
+ADAPTER = "adapter"
+"""Names the adapter of the core among what is to be built."""
+
+
 def jobs(names: Iterable[str] = ()) -> tuple[Job, ...]:
-    """What makes these instances and other device code usable. With no names: the core and all other device code.
+    """Return what makes these instances and other device code usable; the core and all other code if none is named.
+
+    An instance gets an adapter of its own, unless it is of the core and `ADAPTER` is named too.
 
     Raises:
         UnknownSymbol: there is nothing of such a name.
     """
-    wanted = tuple(names)
-    kernels = wanted or (*EXTRAS, *(instance.name for instance in CORE))
-    adapters = [(parse(name),) for name in wanted if name not in EXTRAS] if wanted else [CORE]
+    wanted = tuple(names) or (ADAPTER, *EXTRAS, *(instance.name for instance in CORE))
+    kernels = [name for name in wanted if name != ADAPTER]
+    alone = [parse(name) for name in kernels if name not in EXTRAS]
+    adapters: list[tuple[Instance, ...]] = [(instance,) for instance in alone]
+    if ADAPTER in wanted:
+        adapters = [CORE, *((instance,) for instance in alone if instance not in CORE)]
     # the adapter of the core takes longest: first, lest the others wait for it
     return (
         *(Job(store.adapter_file(instances), _adapter(instances)) for instances in adapters),

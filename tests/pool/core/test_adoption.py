@@ -136,6 +136,7 @@ def test_a_survivor_that_ends_is_replaced_and_what_it_ran_is_not_run_again() -> 
     play(scenario, Survivor(StartWorker(3, WorkerKind.EXECUTOR, 0), INFO, {0: LEFT}))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_left_has_the_run_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "GRACE_S", 0.0)
 

@@ -189,6 +189,7 @@ def test_deadline_in_the_queue_and_while_running() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_grace")
 def test_run_limit_ends_the_worker() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:

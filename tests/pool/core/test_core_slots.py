@@ -84,6 +84,7 @@ def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_grace")
 def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -99,6 +100,7 @@ def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_grace")
 def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -153,6 +155,7 @@ def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_grace")
 def test_nobody_waits_for_ever_for_who_ran_too_long() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:

@@ -494,6 +494,7 @@ def test_queues_have_limits() -> None:
     play(scenario, queue_limit=3, clients={"alice": ClientSettings(max_queued=1)}, policy=Careful)
 
 
+@pytest.mark.slow
 def test_everything_is_released_when_the_pool_ends_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "GRACE_S", 0.0)
 

@@ -376,6 +376,7 @@ def scenarios(draw: st.DrawFn, policy: str) -> Told:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -269,6 +269,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Keys(tmp_path / "of" / "server").named("bob") is not None
 
 
+@pytest.mark.processes
 def test_an_error_of_the_command_is_one_line() -> None:
     command = [sys.executable, "-m", "kaas.cli", "keys", "new", "a/b"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -277,6 +278,7 @@ def test_an_error_of_the_command_is_one_line() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_a_client_needs_neither_ray_nor_a_device_for_its_keys() -> None:
     program = "import kaas.server.peers.keys, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

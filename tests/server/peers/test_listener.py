@@ -192,6 +192,7 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
     assert opened.received.qsize() == 1
 
 
+@pytest.mark.slow
 def test_too_many_keys_that_are_not_known_shut_their_address(
     opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +501,7 @@ def test_half_of_the_descriptors_is_for_those_inside(
         echoes(client)
 
 
+@pytest.mark.processes
 def test_idle_connections_take_little_memory(folder: Path, alice: OwnKeys) -> None:
     many = 200
     opened = Open(Keys(folder), connections=many + 1)

@@ -31,7 +31,7 @@ def allowed() -> bool:
     return subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not allowed(), reason="may not make network namespaces")
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(not allowed(), reason="may not make network namespaces")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,6 +324,7 @@ def test_who_registers_at_once_gets_one_function(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.processes
 def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:

@@ -304,6 +304,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("answers", [1, 40, 300])
 def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, answers: int) -> None:
     """Two lives of a real process; the first is killed at some point after so many answers."""
@@ -355,6 +356,7 @@ async def test_an_answer_is_sent_when_its_charge_is_written_down_and_counted_wha
     await meter.close()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
     meter = opened(folder)
@@ -368,6 +370,7 @@ async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
     await meter.close()
 
 
+@pytest.mark.slow
 @in_loop
 async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
     meter = opened(folder)

@@ -30,6 +30,8 @@ from tests.open_files import connections_on
 from tests.patience import PATIENCE_S, readable, until
 from tests.wire.connections.routers import NODE, Running
 
+pytestmark = pytest.mark.processes
+
 LOCAL = "127.0.0.1"
 
 

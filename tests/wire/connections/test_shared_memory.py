@@ -85,6 +85,7 @@ def test_a_small_value_takes_no_large_file(outbox: Outbox) -> None:
     assert outbox.put(bytes(10 << 20)).block.fd == large.block.fd
 
 
+@pytest.mark.slow
 def test_idle_memory_is_limited() -> None:
     before = open_files()
     outbox = Outbox(limit_idle_bytes=1 << 20)
@@ -140,6 +141,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.processes
 def test_between_processes() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -212,6 +214,7 @@ def test_small_files_of_many_senders_do_not_use_up_the_descriptors_of_who_reads(
     assert open_files() <= before + MAPPED_AT_MOST
 
 
+@pytest.mark.slow
 def test_mappings_are_limited() -> None:
     before = mapped()
     outbox, inbox = Outbox(), Inbox(limit_bytes=1 << 20)

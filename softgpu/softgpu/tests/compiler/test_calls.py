@@ -90,6 +90,7 @@ ret;
     assert out[0] == 993
 
 
+@pytest.mark.slow
 def test_functions_one_after_the_other_share_their_local_memory(gpu: Any) -> None:
     """Each keeps its own while it calls others; together they would need far more than a thread may have."""
     functions = ".func (.reg .u32 r) f0(.reg .u32 a) { add.u32 r, a, 1; ret; }\n"

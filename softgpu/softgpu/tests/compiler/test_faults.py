@@ -64,6 +64,7 @@ def test_behind_and_inside_the_nearest_buffer(gpu: Any) -> None:
         gpu.run(STORE, "store", 1, 32, np.uint64(0x1000), np.uint32(0))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("order", ["first", "last", "twice"])
 def test_other_crashes_go_to_the_handlers_of_others(runner: ctypes.CDLL, tmp_path: Path, order: str) -> None:
     """Python's faulthandler, installed before or after the first launch, still tells of a crash that is Python's."""

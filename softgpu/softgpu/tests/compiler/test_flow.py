@@ -147,6 +147,7 @@ def check(gpu: Any, program: tuple[Node, ...], block: int) -> None:
         assert out[thread].tolist() == expected, thread
 
 
+@pytest.mark.slow
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )

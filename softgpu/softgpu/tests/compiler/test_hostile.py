@@ -17,6 +17,8 @@ from softgpu.tests.compiler.harness import HEADER
 from softgpu.tests.compiler.test_refusals import entry
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 DECLARED = ".reg .b32 %r; .reg .b64 %w; .reg .pred %p;\n"
 HUGE = 1 << 60
 

@@ -92,6 +92,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.processes
 def test_writers_that_are_killed_leave_whole_entries_and_a_bounded_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,6 +202,7 @@ def test_images_that_hold_no_ptx(gpu: Gpu) -> None:
     refused(gpu, MEMORY.encode()[:3000], INVALID_PTX, "ends inside")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="makes a fatbin with nvcc")
 def test_fatbins(gpu: Gpu, tmp_path: Path) -> None:
     source = Path(__file__).parent / "kernels" / "divergence.cu"
@@ -299,6 +301,7 @@ if sys.argv[2] == "unload":
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", ["unload", "exit"])
 def test_what_is_announced_is_given_up(way: str, tmp_path: Path) -> None:
     """When its module goes, or the process, only what has begun is finished."""
@@ -322,6 +325,7 @@ print(any(name.startswith(("softgpu.ptx", "softgpu.codegen")) for name in sys.mo
 """
 
 
+@pytest.mark.processes
 def test_who_finds_code_in_the_cache_imports_no_compiler(tmp_path: Path) -> None:
     """An executor starts often where devices fail, and requests wait for it."""
     command = [sys.executable, "-c", FINDS, str(tmp_path)]

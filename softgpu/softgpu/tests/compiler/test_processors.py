@@ -35,6 +35,7 @@ def gpu(request: pytest.FixtureRequest, runner: ctypes.CDLL, tmp_path_factory: p
     return Gpu(runner, tmp_path_factory.mktemp("cache"), processor=target.of(request.param))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:

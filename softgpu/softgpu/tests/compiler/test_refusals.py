@@ -47,6 +47,7 @@ TOO_LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "words"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
 def test_what_is_too_large(gpu: Any, text: str, words: str) -> None:
     with pytest.raises(CompileError, match=rf"line \d+: .*{words}") as caught:

@@ -138,6 +138,7 @@ def ptx(program: tuple[Op, ...]) -> str:
     return HEADER + "\n".join([*lines, "ret;", "}"])
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )

@@ -14,6 +14,8 @@ from softgpu.tests.driver.fake import build_fake
 from tests.ahead import begun
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.full
+
 CASES = Path(__file__).with_name("cases")
 ROOT = Path(__file__).parents[4]
 

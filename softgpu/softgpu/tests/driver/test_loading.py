@@ -35,6 +35,7 @@ def python(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.processes
 def test_loading_twice() -> None:
     code = """
 import softgpu
@@ -52,6 +53,7 @@ except SoftgpuError as error:
     assert "it cannot get" in said
 
 
+@pytest.mark.processes
 def test_devices_with_a_model_faults_and_strictness(tmp_path: Path) -> None:
     code = """
 import softgpu
@@ -78,6 +80,7 @@ print(int(driver.cuMemAlloc(8)[0]))
     assert said == ["there are no software devices in this process yet", "(1048576, 1048576)", "[2, 0]", "0"]
 
 
+@pytest.mark.processes
 def test_calls_before_cu_init() -> None:
     code = """
 import softgpu
@@ -91,6 +94,7 @@ print(softgpu.last_error())
     assert python(code).splitlines() == ["3 3 3", "0 201", "no context is current in this thread"]
 
 
+@pytest.mark.processes
 def test_without_configured_devices() -> None:
     code = """
 from softgpu import build, open_library
@@ -108,6 +112,7 @@ def test_impossible_devices(devices: list[int]) -> None:
         softgpu.load(devices)
 
 
+@pytest.mark.processes
 def test_a_real_driver_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "real.c").write_text(TRIVIAL % 0)
     driver_build.build([tmp_path / "real.c"], tmp_path)
@@ -127,6 +132,7 @@ print(softgpu.loaded_devices())
     assert second == "(1048576,)"
 
 
+@pytest.mark.processes
 def test_a_driver_library_without_a_gpu_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "real.c").write_text(TRIVIAL % 100)
     library = driver_build.build([tmp_path / "real.c"], tmp_path)
@@ -134,6 +140,7 @@ def test_a_driver_library_without_a_gpu_does_not_count(tmp_path: Path) -> None:
     assert python(code, LD_LIBRARY_PATH=str(library.parent)) == "(1048576,)"
 
 
+@pytest.mark.processes
 def test_a_changed_source_is_built_anew(tmp_path: Path) -> None:
     source = tmp_path / "driver.c"
     source.write_text(TRIVIAL % 0)
@@ -145,6 +152,7 @@ def test_a_changed_source_is_built_anew(tmp_path: Path) -> None:
     assert driver_build.build([source], tmp_path) != first
 
 
+@pytest.mark.processes
 def test_many_builders_at_once(tmp_path: Path) -> None:
     source = tmp_path / "driver.c"
     source.write_text(TRIVIAL % 0)
@@ -161,6 +169,7 @@ def test_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         driver_build.build(directory=tmp_path)
 
 
+@pytest.mark.processes
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     source = tmp_path / "driver.c"
     source.write_text("this is not C")
@@ -169,6 +178,7 @@ def test_a_compiler_that_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.processes
 def test_the_driver_compiles_without_warnings(tmp_path: Path) -> None:
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-c")
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
@@ -192,6 +202,7 @@ def toolkit_header() -> Path | None:
     return next(Path(word) for word in listed.stdout.split() if word.endswith("/cuda.h"))
 
 
+@pytest.mark.processes
 def test_prototypes_are_those_of_the_toolkit() -> None:
     """Every function of ours has the type that cuda.h gives it. Without a toolkit there is nothing to compare."""
     header = toolkit_header()

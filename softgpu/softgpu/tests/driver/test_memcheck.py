@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[4]
 
 OVERRUN = """

@@ -6,6 +6,8 @@ import pytest
 
 from softgpu.tests.driver.test_memcheck import run
 
+pytestmark = pytest.mark.processes
+
 SEEDS = ("0", "1", "5")
 
 STREAMS = """

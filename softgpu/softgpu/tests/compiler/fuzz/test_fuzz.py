@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from softgpu.tests.compiler.fuzz.campaign import campaign
+
+pytestmark = pytest.mark.processes
 
 IMAGES = 300
 

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from softgpu.tests.compiler.random import lanes
@@ -47,6 +48,7 @@ def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

@@ -57,6 +57,7 @@ def graph() -> Any:
     return ok(driver.cuGraphCreate(0))
 
 
+@pytest.mark.alone
 def test_allocated_used_and_freed_in_one_graph(graph: Any) -> None:
     node, address = add(graph)
     filled = fill(graph, address, 7, node)
@@ -80,6 +81,7 @@ def test_allocated_used_and_freed_in_one_graph(graph: Any) -> None:
     ok(driver.cuDeviceGraphMemTrim(0))
 
 
+@pytest.mark.alone
 def test_what_the_graph_leaves_is_the_programs(graph: Any) -> None:
     node, address = add(graph)
     fill(graph, address, 3, node)
@@ -97,6 +99,7 @@ def test_what_the_graph_leaves_is_the_programs(graph: Any) -> None:
     fails(BAD, driver.cuMemFree, address)
 
 
+@pytest.mark.alone
 def test_another_graph_frees_it(graph: Any) -> None:
     _, address = add(graph)
     other = ok(driver.cuGraphCreate(0))

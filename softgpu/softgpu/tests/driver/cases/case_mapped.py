@@ -206,6 +206,7 @@ def grow(device: Device, *, in_place: bool) -> None:
     fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuMemGetAddressRange, address)
 
 
+@pytest.mark.alone
 def test_cuda_core_grows_a_buffer() -> None:
     device = Device(0)
     device.set_current()

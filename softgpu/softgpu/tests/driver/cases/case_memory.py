@@ -50,6 +50,7 @@ def test_bytes_are_counted_in_units_of_512() -> None:
     assert free_bytes() == before
 
 
+@pytest.mark.alone
 def test_memory_ends_exactly_where_the_device_does() -> None:
     total = DEVICE_BYTES[0]
     whole = ok(driver.cuMemAlloc(total))
@@ -101,6 +102,7 @@ def test_pool_counts_and_keeps_what_its_threshold_allows(pool: Any) -> None:
     assert pool_counters(pool)[:3] == (0, 0, 0)
 
 
+@pytest.mark.alone
 def test_cached_blocks_make_room(pool: Any) -> None:
     ok(driver.cuMemPoolSetAttribute(pool, POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(1 << 40)))
     kept = ok(driver.cuMemAllocFromPoolAsync(DEVICE_BYTES[0] // 2, pool, NO_STREAM))
@@ -185,6 +187,7 @@ def test_overlapping_copies_keep_their_bytes() -> None:
     assert (seen[1:] == np.arange(99)).all()
 
 
+@pytest.mark.alone
 def test_copies_between_devices(ctx: Any) -> None:
     near, seen = device_array(np.arange(16, dtype=np.int32))
     peer = ok(driver.cuDevicePrimaryCtxRetain(1))

@@ -48,6 +48,7 @@ def test_devices() -> None:
     fails(Error.CUDA_ERROR_INVALID_DEVICE, driver.cuDeviceGetP2PAttribute, access, 0, 0)
 
 
+@pytest.mark.alone
 def test_primary_contexts() -> None:
     assert ok(driver.cuDevicePrimaryCtxGetState(1)) == (0, 0)
     ok(driver.cuDevicePrimaryCtxSetFlags(1, 4))

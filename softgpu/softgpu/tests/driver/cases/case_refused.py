@@ -21,6 +21,7 @@ def found(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
     return address
 
 
+@pytest.mark.alone
 @pytest.mark.refusals
 def test_every_refused_call_says_its_name(library: ctypes.CDLL, capfd: pytest.CaptureFixture[str]) -> None:
     library.softgpu_last_error.restype = ctypes.c_char_p

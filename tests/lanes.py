@@ -1,0 +1,110 @@
+"""Which tests run: `--lane quick` for `make quick`, `--lane test` for `make test`; `all`, the default, leaves none out.
+
+A test is in the quick lane unless it has one of the markers of OUTSIDE["quick"] or stands in a file that imports what
+`make quick` does not install. So a new test of plain Python is quick without a mark, and a test that starts a program
+fails there until it is marked.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Generator, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUTSIDE = {"quick": {"full", "processes", "ray", "slow"}, "test": {"full"}, "all": set[str]()}
+"""lane -> markers of the tests that the lane leaves to the next one."""
+NOT_INSTALLED = {"cupy", "cutlass_blas", "numba", "onnx", "ray", "torch", "triton", "tvm", "tvm_backend"}
+"""What a file of the quick lane may not import at its top; a folder whose conftest.py does is left out whole."""
+STARTS = {"os.posix_spawn", "subprocess.Popen"}
+"""Audit events of a program that starts. A fork of the test's own process is cheap, and allowed."""
+
+
+def spread(cases: Iterable[Any], count: int) -> list[Any]:
+    """Return the cases of a parametrized test, of which all but `count`, evenly spread, are marked `full`.
+
+    A tuple is the arguments of one case.
+    """
+    listed = list(cases)
+    step = max(1.0, len(listed) / count)
+    chosen = {int(step * i) for i in range(min(count, len(listed)))}
+    return [case if i in chosen else _full(case) for i, case in enumerate(listed)]
+
+
+def _full(case: Any) -> Any:
+    return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.full)
+
+
+@cache
+def file_marks(path: Path) -> frozenset[str]:
+    """Return the markers that a test file gives to all its tests; `compilers` if it imports what is not installed.
+
+    The file is read and not imported, since what it imports may be missing.
+    """
+    marks = set[str]()
+    for statement in ast.parse(path.read_text()).body:
+        match statement:
+            case ast.Import(names=names):
+                imported = {name.name.split(".")[0] for name in names}
+            case ast.ImportFrom(module=module):
+                imported = {(module or "").split(".")[0]}
+            case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+                imported = set()
+                marks |= {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
+            case _:
+                continue
+        if imported & NOT_INSTALLED:
+            marks.add("compilers")
+    return frozenset(marks)
+
+
+def is_outside(path: Path, lane: str) -> bool:
+    """Return whether nothing of a test file, or of a folder with its conftest.py, is in the lane."""
+    outside = OUTSIDE[lane] | ({"compilers"} if lane == "quick" else set())
+    read = path / "conftest.py" if path.is_dir() else path
+    return read.is_file() and read.suffix == ".py" and bool(file_marks(read) & outside)
+
+
+class Lane:
+    """The plugin: leaves out what is outside of the lane, and in the quick one refuses to start programs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._test = ""
+        if name == "quick":
+            sys.addaudithook(self._audit)
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave a file or a folder out, before it is imported."""
+        return is_outside(collection_path, self.name) or None
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave single tests out."""
+        outside = OUTSIDE[self.name]
+        left = [item for item in items if outside & {mark.name for mark in item.iter_markers()}]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item not in set(left)]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Know which test runs."""
+        self._test = item.nodeid
+        try:
+            return (yield)
+        finally:
+            self._test = ""
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._test and event in STARTS:
+            message = f"{self._test} starts a program, {str(arguments)[:200]}: mark it pytest.mark.processes"
+            raise RuntimeError(message)
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Add `--lane`."""
+    parser.addoption("--lane", choices=sorted(OUTSIDE), default="all", help="which tests run: see tests/lanes.py")
