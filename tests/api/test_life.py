@@ -308,10 +308,12 @@ result = ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 
 print((result == numbers() * 2).all(), [device.kind for device in kaas.status().devices])
 address = ray.get_runtime_context().gcs_address
 without = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
-for environment in (without, {**without, "RAY_AUTH_MODE": "token"}):
-    command = [sys.executable, "-m", "kaas.cli", "status", "--address", address]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    print(ended.returncode, "set RAY_AUTH_MODE=token" in ended.stderr, "software" in ended.stdout)
+command, kept = [sys.executable, "-m", "kaas.cli", "status", "--address", address], {"stdout": -1, "stderr": -1}
+both = [subprocess.Popen(command, env=environment, text=True, **kept)
+        for environment in (without, {**without, "RAY_AUTH_MODE": "token"})]
+for process in both:
+    out, err = process.communicate()
+    print(process.returncode, "set RAY_AUTH_MODE=token" in err, "software" in out)
 kaas.shutdown()
 print(ray.is_initialized())
 """

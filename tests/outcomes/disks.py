@@ -33,11 +33,14 @@ def within(server: Server, path: Path) -> Path:
 
 
 def fill(path: Path) -> None:
-    """Take all the room there is, as another program's file: at once, so that what others release after it stays."""
+    """Take the room that there is now, as another program's file; what others release later stays."""
     with path.open("wb", buffering=0) as file:
-        while free := (disk := os.fstatvfs(file.fileno())).f_bfree:
+        disk = os.fstatvfs(file.fileno())
+        for blocks in range(disk.f_bfree, 0, -1):
             try:
-                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free * disk.f_frsize)
-            except OSError as error:  # another process has written meanwhile
+                os.posix_fallocate(file.fileno(), 0, blocks * disk.f_frsize)
+            except OSError as error:  # another process has written since
                 if error.errno != errno.ENOSPC:
                     raise
+            else:
+                break

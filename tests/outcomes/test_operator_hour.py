@@ -86,6 +86,7 @@ def test_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         executors_die(server, boss, function)
         functions_fault(server, boss, alice)
         the_disk_is_full(server, boss, function)
+        devices_are_up(boss)  # else the other one would be lost with it
         compiler.breaks()
         a_device_is_lost(server, boss, alice, function)
         boss.drain()
@@ -107,9 +108,14 @@ def test_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert any(words in line for line in log), words
 
 
+def devices_are_up(boss: kaas.Client) -> None:
+    until(lambda: all("pid" in device for device in boss.status()["devices"]))
+
+
 def executors_die(server: Server, boss: kaas.Client, function: Any) -> None:
     """Twice, and calls succeed."""
     for _ in range(2):
+        devices_are_up(boss)
         starts = sample(server, 'kaas_worker_starts_total{device="0"}')
         os.kill(boss.status()["devices"][0]["pid"], signal.SIGKILL)
         assert (function.call(x=ONES).result() == 2).all()
@@ -134,8 +140,8 @@ def functions_fault(server: Server, boss: kaas.Client, alice: kaas.Client) -> No
 def the_disk_is_full(server: Server, boss: kaas.Client, function: Any) -> None:
     """Of another program's file: calls succeed on the reserve, and all is well once there is room."""
     file = within(server, server.folder / "state" / "another programs")
+    fill(file)
     while not boss.health()["disk_full"]:
-        fill(file)
         assert (function.call(x=ONES).result() == 2).all()
     code, said = get(server, "/readyz")
     assert (code, "its disk is full" in said) == (200, True)

@@ -101,14 +101,16 @@ def test_a_wrong_key_or_port_is_a_sentence(node: Node, server: Server, tmp_path:
     )
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    for address, keys, words in (
+    cases = (
         (server.address, tmp_path / "unknown.toml", "the server does not take this key"),
         (server.address, tmp_path / "stranger.toml", "the server hangs up: it may have another key"),
         (free, server.keys("ada"), "no server is there"),
-    ):
-        with pytest.raises(AssertionError) as raised:
-            node("call.mjs", address, "health", str(keys))
-        assert f"Unreachable: the server at {address} cannot be reached: {words}" in str(raised.value)
+    )
+    with ThreadPoolExecutor(len(cases)) as threads:
+        calls = [threads.submit(node, "call.mjs", address, "health", str(keys)) for address, keys, _ in cases]
+    for call, (address, _, words) in zip(calls, cases, strict=True):
+        assert isinstance(call.exception(), AssertionError)
+        assert f"Unreachable: the server at {address} cannot be reached: {words}" in str(call.exception())
 
 
 def test_failures_are_errors(node: Node, server: Server) -> None:

@@ -132,7 +132,7 @@ def test_what_was_cancelled_can_be_asked_again_at_once(alice: Speaker) -> None:
 
 def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve) -> None:
     device, steps = {"kind": "software", "memory_bytes": 256 << 20}, {"steps": STEPS, "step_processes": 1}
-    speaker = serve({**steps, "pool": {"devices": [device], "run_limit_s": 10.0}}).speaker()
+    speaker = serve({**steps, "pool": {"devices": [device], "run_limit_s": 4.0}}).speaker()
     speaker.register(scaled())
     chain(speaker, "wait")
     number = speaker.number()
