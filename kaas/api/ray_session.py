@@ -13,15 +13,14 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar, TypeVar
 
-import msgspec
 import ray
-from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kaas.api.session import HERE, Session, needs_ray, program_name
 from kaas.config import Config
 from kaas.errors import ExecutorDied, InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
 from kaas.ktask.request import outputs_type
+from kaas.pool.on_ray import programs
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources, existing
 from kaas.pool.on_ray.pool_actor import PoolActor
 from kaas.wire import specs
@@ -84,7 +83,7 @@ class RaySession(Session):
     @classmethod
     def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:
         """A session that the pool knows of."""
-        session = cls(name, _client(), pool=pool, invoke=pool.invoke, started_ray=started_ray)
+        session = cls(name, programs.client(program_name()), pool=pool, invoke=pool.invoke, started_ray=started_ray)
         return session.watch().attend()
 
     @property
@@ -228,7 +227,7 @@ class RaySession(Session):
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
         self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
-        _forget_program(self.name)
+        programs.forget_program(self.name)
         if self.started_ray:
             ray.shutdown()
 
@@ -249,7 +248,7 @@ def open_session(name: str, wanted: Config | None, address: str | None, here: bo
     pool, opened = _open_pool(name, wanted, here)
     if session is None or session.pool != pool:
         session = RaySession.to(name, pool, started)
-    _note_program(session)
+    programs.note_program(session.name, session.client)
     return session, opened
 
 
@@ -321,7 +320,7 @@ def attach(name: str, address: str) -> None:
         _reach(address, logging_level=logging.WARNING)
     session = attach_running(name)
     assert isinstance(session, RaySession), "the caller refuses pools of another kind"
-    _note_program(session)
+    programs.note_program(session.name, session.client)
 
 
 def attach_running(name: str) -> Session:
@@ -353,60 +352,11 @@ def session_for(pool: str | None) -> Session:
         NotInitialized
     """
     session = HERE.session
-    if session is not None and session.alive() and not (session.gone and _in_ray_worker()):
+    if session is not None and session.alive() and not (session.gone and programs.in_ray_worker()):
         return session
-    if not ray.is_initialized() or not _in_ray_worker():  # a driver has to call init
+    if not ray.is_initialized() or not programs.in_ray_worker():  # a driver has to call init
         raise NotInitialized("call kaas.init() first")
-    return attach_running(pool or _program_pool())
-
-
-class _Program(msgspec.Struct):
-    """What the tasks of a Ray job are told of the program that started them: its pool, and its client there."""
-
-    pool: str
-    client: str
-
-
-def _note_program(session: RaySession) -> None:
-    """Let the tasks of this process's Ray job find its pool. A task does so only for a program that has none."""
-    noted = msgspec.json.encode(_Program(session.name, session.client))
-    internal_kv._internal_kv_put(_job_key(), noted, not _in_ray_worker(), namespace=NAMESPACE)
-
-
-def _program() -> _Program | None:
-    """What `_note_program` noted."""
-    noted = internal_kv._internal_kv_get(_job_key(), namespace=NAMESPACE)
-    return None if noted is None else msgspec.json.decode(noted, type=_Program)
-
-
-def _program_pool() -> str:
-    """
-    Raises:
-        NotInitialized
-    """
-    program = _program()
-    if program is None:
-        raise NotInitialized("call kaas.init() first, in the program that started this task or here")
-    return program.pool
-
-
-def _forget_program(name: str) -> None:
-    program = _program()
-    if program is not None and program.pool == name:
-        internal_kv._internal_kv_del(_job_key(), namespace=NAMESPACE)
-
-
-def _job_key() -> bytes:
-    return f"program of job {ray.get_runtime_context().get_job_id()}".encode()
-
-
-def _client() -> str:
-    """The client of this Ray job, the same in its program and in all of its tasks."""
-    job = ray.get_runtime_context().get_job_id()
-    if not _in_ray_worker():
-        return f"{program_name()} job {job}"
-    program = _program()
-    return f"job {job}" if program is None else program.client
+    return attach_running(pool or programs.program_pool())
 
 
 def ray_session_for(pool: str | None, what: str) -> RaySession:
@@ -419,10 +369,6 @@ def ray_session_for(pool: str | None, what: str) -> RaySession:
     if not isinstance(session, RaySession):
         raise needs_ray(what, session.name)
     return session
-
-
-def _in_ray_worker() -> bool:
-    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 def plain(error: KaasError) -> KaasError:

@@ -87,7 +87,7 @@ class AsyncClient:
         room = calls.submit(call)
         if room is not None:
             await self._room(room, call.nbytes, deadline_s)
-            calls.submit_late(call)
+            calls.queue.submit(call)
         return await Future(call, call.make)
 
     async def _room(self, room: PendingReply, nbytes: int, deadline_s: float | None) -> None:
@@ -97,7 +97,7 @@ class AsyncClient:
                 await Future(room, tuple)
         except BaseException as error:
             if room.ended and not room.cancelled and room.error is None:
-                self._client.calls.leave_room(nbytes)  # it was given just as nobody wanted it any more
+                self._client.calls.queue.give(nbytes)  # it was given just as nobody wanted it any more
             if isinstance(error, TimeoutError) and error is not room.error:
                 raise DeadlineExceeded(
                     f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s

@@ -179,10 +179,10 @@ class Client:
         room = calls.submit(call)
         if room is not None:
             if running_loop() is not None:  # which must not wait: answers come to others of its tasks meanwhile
-                calls.submit_when(room, call)
+                calls.queue.submit_when(room, call)
             else:
-                calls.await_room(room, deadline_s)
-                calls.submit_late(call)
+                calls.queue.wait(room, deadline_s)
+                calls.queue.submit(call)
         return Future(call, call.make)
 
     def known(self, function: Invocable) -> RemoteFunction | None:

@@ -1,4 +1,4 @@
-"""What a client has asked its server and has no answer yet, over each connection and in each of the server's lives."""
+"""The calls of a client that have no answer yet, over each connection to the server and in each of its epochs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from time import monotonic
 from typing import Any
 
 from kaas.client.connecting import ServerEndpoint, error_of
-from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain, too_large
+from kaas.client.credit_queue import CreditQueue
+from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain
 from kaas.client.server_connection import ServerConnection
 from kaas.client.timer_thread import TimerThread
-from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
+from kaas.errors import KaasError, NotInitialized, Unreachable
 from kaas.futures import PendingReply
 from kaas.wire import protocol
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost
@@ -35,6 +36,7 @@ class RemoteCalls:
     """A source of futures.
 
     Fields:
+        queue: the calls that wait for credit.
         session: this program, to the server. numbers: of its questions, each a new one. key_prefix: with that of a call
             it is the call's own key of idempotency.
     """
@@ -48,11 +50,12 @@ class RemoteCalls:
         self.numbers = count(1)
         self.stopped = threading.Event()
         self._later = TimerThread("kaas-later")
-        self._receiver = ReplyReader[protocol.FromServer](self._take, self._line_lost)
+        self._receiver = ReplyReader[protocol.FromServer](self._take, self._connection_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
         self._half: ClientHalf[OpenCall | OpenQuestion, int] = ClientHalf()  # abandoned calls hold bytes of credit
         self._credit = Credit()
-        self._line: ServerConnection | None = None
+        self.queue = CreditQueue(self._credit, self._receiver, self._later, self._enter_granted, self.forget)
+        self._connection: ServerConnection | None = None
         self._epoch = ""  # of the server, the last that was met
         self._connecting = self._draining = False
         self._ended: KaasError | None = None
@@ -60,8 +63,7 @@ class RemoteCalls:
     # --- asking
 
     def submit(self, call: OpenCall) -> PendingReply | None:
-        """Send an Invoke, if there is credit for it. Else what ends when that has been taken: then it is to be
-        `submit_late`d.
+        """Send an Invoke, if there is credit for it; else return what ends once credit was taken for it in `queue`.
 
         Raises:
             NotInitialized, RequestTooLarge
@@ -82,76 +84,10 @@ class RemoteCalls:
         if ended is not None:
             raise type(ended)(ended.message)
         self._connect()
-        self._grant()
+        self.queue.grant()
         return room
 
-    def await_room(self, room: PendingReply, deadline_s: float | None) -> None:
-        """Until credit has been taken.
-
-        Raises:
-            DeadlineExceeded, Unreachable
-            RequestTooLarge: there will never be so much
-        """
-        self._receiver.wait(room, deadline_s)
-        if not room.ended and room.end(cancelled=True):
-            self.forget(room)
-            raise DeadlineExceeded(
-                f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s
-            )
-        if room.error is not None:
-            raise room.error
-
-    def submit_when(self, room: PendingReply, call: OpenCall) -> None:
-        """Send an Invoke as soon as credit has been taken for it; whoever asks does not wait for that."""
-        call.when_ended(lambda: self._gave_up(room))
-        room.when_ended(lambda: self._has_room(room, call))
-        if call.expires_s is not None:
-            self._later.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire_waiting(room, call))
-
-    def _gave_up(self, room: PendingReply) -> None:
-        """A call that may have waited for room has ended."""
-        if not room.ended and room.end(cancelled=True):
-            self.forget(room)
-
-    def _has_room(self, room: PendingReply, call: OpenCall) -> None:
-        if room.cancelled:
-            return
-        if room.error is not None:
-            call.end(error=room.error)
-        elif call.ended:
-            self.leave_room(call.nbytes)
-        else:
-            try:
-                self.submit_late(call)
-            except RequestTooLarge as error:
-                call.end(error=error)
-
-    def _expire_waiting(self, room: PendingReply, call: OpenCall) -> None:
-        if not room.ended and room.end(cancelled=True):
-            self.forget(room)
-            call.end(error=call.expired())
-
-    def leave_room(self, nbytes: int) -> None:
-        """Credit that was taken is not needed."""
-        with self.lock:
-            self._credit.give(nbytes)
-        self._grant()
-
-    def submit_late(self, call: OpenCall) -> None:
-        """Send an Invoke, now that credit has been taken for it.
-
-        Raises:
-            RequestTooLarge
-        """
-        limits = self._credit.limits
-        if limits is not None:
-            try:
-                call.check(limits)
-            except RequestTooLarge:
-                self.leave_room(call.nbytes)
-                raise
-        call.begun_s = monotonic()
-        call.again(call.number)
+    def _enter_granted(self, call: OpenCall) -> None:
         self._entered(call, taken=True)
 
     def _entered(self, call: OpenCall, *, taken: bool) -> bool:
@@ -160,19 +96,19 @@ class RemoteCalls:
         with self.lock:
             if not taken and not self._credit.take(call.nbytes):
                 return False
-            ended, line = self._ended, self._line
+            ended, connection = self._ended, self._connection
             if ended is None:
                 self._half.begin(call.invoke.number, call)
-                if line is not None:
+                if connection is not None:
                     due = self._credit.due()
         if ended is not None:
             call.end(error=ended)
-        elif line is None:
+        elif connection is None:
             self._connect()
         else:
             if due:
-                self._send(line, protocol.Received(due))
-            self._post(line, call)
+                self._send(connection, protocol.Received(due))
+            self._post(connection, call)
         return True
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> PendingReply:
@@ -180,15 +116,15 @@ class RemoteCalls:
         self._check()
         question = OpenQuestion(self, make(next(self.numbers)), frames)
         with self.lock:
-            ended, line = self._ended, self._line
+            ended, connection = self._ended, self._connection
             if ended is None:
                 self._half.begin(question.number, question)
         if ended is not None:
             question.end(error=ended)
-        elif line is None:
+        elif connection is None:
             self._connect()
         else:
-            self._send(line, question.header, frames)
+            self._send(connection, question.header, frames)
         return question
 
     def limits(self) -> protocol.Limits | None:
@@ -200,19 +136,19 @@ class RemoteCalls:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a client: it needs one of its own")
 
-    def _post(self, line: ServerConnection, call: OpenCall) -> None:
+    def _post(self, connection: ServerConnection, call: OpenCall) -> None:
         if self._draining:  # it goes to the server's next life
             return
         try:
-            line.send(call.invoke, call.frames_out)
+            connection.send(call.invoke, call.frames_out)
         except ConnectionLost:
-            self._line_lost(line)
+            self._connection_lost(connection)
 
-    def _send(self, line: ServerConnection, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
+    def _send(self, connection: ServerConnection, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
         try:
-            line.send(header, frames)
+            connection.send(header, frames)
         except ConnectionLost:
-            self._line_lost(line)
+            self._connection_lost(connection)
 
     # --- answers
 
@@ -244,21 +180,21 @@ class RemoteCalls:
             self._expire(call)
 
     def forget(self, pending: PendingReply) -> None:
-        line = None
+        connection = None
         with self.lock:
             self._receiver.unwatch(pending.number)
             if isinstance(pending, OpenCall):
                 call, told = self._half.abandon(pending.invoke.number, pending.number, pending.nbytes)
                 if told:
-                    line = self._line
+                    connection = self._connection
                 elif call is not None:
                     self._credit.give(pending.nbytes)
             else:
                 self._credit.leave(pending)
-        if line is not None and isinstance(pending, OpenCall):
-            self._send(line, protocol.Cancel(pending.invoke.number))
+        if connection is not None and isinstance(pending, OpenCall):
+            self._send(connection, protocol.Cancel(pending.invoke.number))
         self._receiver.wake()
-        self._grant()
+        self.queue.grant()
 
     def _expire(self, call: OpenCall) -> None:
         if call.end(error=call.expired()):
@@ -269,9 +205,9 @@ class RemoteCalls:
             case protocol.Result(number=number, outputs=names, trace=trace):
                 self._answered(number, frames, None, trace, names)
             case protocol.Failure(error="UnknownSession"):
-                line = self._line
-                if line is not None:
-                    self._line_lost(line)  # introduces the session anew
+                connection = self._connection
+                if connection is not None:
+                    self._connection_lost(connection)  # introduces the session anew
             case protocol.Failure(number=number) if not isinstance(self._half.open.get(number), OpenQuestion):
                 self._answered(number, (), header, header.trace)
             case protocol.Goodbye():
@@ -321,7 +257,7 @@ class RemoteCalls:
         elif callbacks:
             self._receiver.call(callbacks)
         if credit.waiting:
-            self._grant()
+            self.queue.grant()
 
     def _reply(self, number: int, failure: protocol.Failure | None) -> tuple[OpenCall | None, float | None]:
         """Return the call that a reply is for, if it is still waited for, and the pause after which it is asked again,
@@ -350,47 +286,31 @@ class RemoteCalls:
 
     def _acknowledge(self) -> None:
         with self.lock:
-            line, numbers = self._line, self._credit.all_answered()
-        if line is not None and numbers:
-            self._send(line, protocol.Received(numbers))
-
-    def _grant(self) -> None:
-        """Room that there is now to those who wait for it."""
-        while self._credit.waiting:
-            with self.lock:
-                hopeless, granted = self._credit.hopeless(), self._credit.granted()
-                for room, _ in (*hopeless, *granted):
-                    self._receiver.unwatch(room.number)
-            for room, nbytes in hopeless:
-                room.end(error=too_large(nbytes, self._credit.limits))
-            declined = [nbytes for room, nbytes in granted if not room.end()]
-            if not declined:
-                return
-            with self.lock:
-                for nbytes in declined:
-                    self._credit.give(nbytes)
+            connection, numbers = self._connection, self._credit.all_answered()
+        if connection is not None and numbers:
+            self._send(connection, protocol.Received(numbers))
 
     # --- connections
 
     def _connect(self) -> None:
         """Have a connection made, if there is none."""
         with self.lock:
-            if self._connecting or self._line is not None or self._ended is not None:
+            if self._connecting or self._connection is not None or self._ended is not None:
                 return
             self._connecting = True
         threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
 
-    def _line_lost(self, line: AnyConnection[Any, protocol.FromServer]) -> None:
+    def _connection_lost(self, connection: AnyConnection[Any, protocol.FromServer]) -> None:
         with self.lock:
-            if self._line is not line:
+            if self._connection is not connection:
                 return
-            self._line = None
+            self._connection = None
             self._receiver.use(None)
             questions = self._half.lost()
             wanted = bool(self._half.open or self._credit.waiting)
             for question in questions:
                 self._receiver.unwatch(question.number)
-        line.close()
+        connection.close()
         broken = Unreachable("the connection to the server broke", address=self._way.address, reason="it broke")
         for question in questions:
             question.end(error=TryAgain(broken))
@@ -400,7 +320,7 @@ class RemoteCalls:
     def _renew(self) -> None:
         """Ask a server that is there again all that has no answer."""
         try:
-            line, welcome = self._way.connect(self.session, self.stopped, self._expire_all)
+            connection, welcome = self._way.connect(self.session, self.stopped, self._expire_all)
         except KaasError as error:
             self._fail(error)
             return
@@ -415,25 +335,25 @@ class RemoteCalls:
                 self._credit.give(nbytes)
             self._connecting = self._draining = False
             if self._ended is None:
-                self._line = line
-                self._receiver.use(line)
-        if self._line is not line:
-            line.close()
+                self._connection = connection
+                self._receiver.use(connection)
+        if self._connection is not connection:
+            connection.close()
             return
         for number in abandoned if same else ():
-            self._send(line, protocol.Cancel(number))
-        self._post_again(line, unanswered)
-        self._grant()
+            self._send(connection, protocol.Cancel(number))
+        self._post_again(connection, unanswered)
+        self.queue.grant()
 
-    def _post_again(self, line: ServerConnection, unanswered: Iterable[OpenCall | OpenQuestion]) -> None:
+    def _post_again(self, connection: ServerConnection, unanswered: Iterable[OpenCall | OpenQuestion]) -> None:
         for call in unanswered:
             if isinstance(call, OpenQuestion):
-                self._send(line, call.header, call.frames_out)
+                self._send(connection, call.header, call.frames_out)
                 continue
             call.again(call.invoke.number)
-            self._post(line, call)
+            self._post(connection, call)
             if call.ended:  # meanwhile, and the server may have been told before it was asked
-                self._send(line, protocol.Cancel(call.invoke.number))
+                self._send(connection, protocol.Cancel(call.invoke.number))
 
     def _expire_all(self) -> None:
         now_s = monotonic()
@@ -444,7 +364,7 @@ class RemoteCalls:
             self._expire(call)
 
     def _fail(self, error: KaasError) -> None:
-        """All that waits gets this; further calls look for the server anew."""
+        """End all that waits with an error; further calls look for the server anew."""
         with self.lock:
             calls, abandoned = self._half.failed()
             for nbytes in (*(call.nbytes for call in calls if isinstance(call, OpenCall)), *abandoned):
@@ -467,24 +387,12 @@ class RemoteCalls:
             if self._ended is not None:
                 return
             self._ended = closed
-            line, self._line = self._line, None
+            connection, self._connection = self._connection, None
             numbers = [number for number, call in self._half.open.items() if isinstance(call, OpenCall)]
             answered = self._credit.all_answered()
             self._receiver.close()
         self.stopped.set()
         self._later.close()
-        if line is not None:
-            self._part(line, numbers, answered)
+        if connection is not None:
+            connection.part(numbers, answered)
         self._fail(closed)
-
-    @staticmethod
-    def _part(line: ServerConnection, unanswered: Iterable[int], answered: tuple[int, ...]) -> None:
-        try:
-            for number in unanswered:
-                line.send(protocol.Cancel(number))
-            if answered:
-                line.send(protocol.Received(answered))
-        except ConnectionLost:
-            return  # then the server knows by itself
-        finally:
-            line.close()

@@ -8,7 +8,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,19 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             if self._lost != CLOSED:
                 self._woken = True
                 os.eventfd_write(self._bell, 1)
+
+    def part(self, unanswered: Iterable[int], received: tuple[int, ...]) -> None:
+        """Cancel requests, acknowledge replies, and close. The end of the connection tells the server what it does not
+        carry any more."""
+        try:
+            for number in unanswered:
+                self.send(protocol.Cancel(number))
+            if received:
+                self.send(protocol.Received(received))
+        except ConnectionLost:
+            return
+        finally:
+            self.close()
 
     def close(self) -> None:
         with self._using:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kaas.executor.cache.cache import Reservation, Shortage, Unsaved
 from kaas.executor.cache.eviction import IN_USE_REQUESTS
+from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import granules
 
 

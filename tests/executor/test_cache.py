@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage
+from kaas.executor.cache.cache import ObjectCache
+from kaas.executor.cache.reservation import Reservation, Shortage
 from tests.executor.cache_model import CacheModel
 
 KIB = 1024

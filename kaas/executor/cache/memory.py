@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from kaas.errors import OutOfDeviceMemory
-from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage, Unsaved
+from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.ranges import Ranges
+from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.memory import HostMemory

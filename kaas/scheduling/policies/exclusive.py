@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.scheduler import Scheduler, partition
-from kaas.scheduling.policies.state import Partition, Serves
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Partition, Serves, partition
 
 
 class Exclusive(Scheduler):

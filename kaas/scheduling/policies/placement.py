@@ -20,8 +20,9 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.policies.fair_share import NOBODY, FairShare
+from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest, Rank, Serves, WorkerGroup, WorkerState
+from kaas.scheduling.policies.victims import Victims, leaving_workers
 
 FAILED_STARTS = 3
 """Workers in a row that may fail to start: of a device before it is given up, of a crew before its requests are."""
@@ -48,8 +49,7 @@ class Placement:
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
-        self._stuck = False
-        """No crew has a device to give just now: all are promised."""
+        self._victims = Victims(accounts, self.usable, conserving=conserving)
         self.promised: dict[int, WorkerState] = {}
         """Workers whose devices go to others."""
         for partition in self.partitions:
@@ -89,6 +89,16 @@ class Placement:
                 self.stop(other)
         return worker
 
+    def known(self, number: int) -> WorkerState:
+        """Return the worker with a number.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        if number not in self.workers:
+            raise PolicyError(f"no such worker: {number}")
+        return self.workers[number]
+
     def ready(self, event: WorkerReady) -> WorkerState:
         worker = self.workers.get(event.worker)
         if worker is None or not worker.starting:
@@ -107,9 +117,8 @@ class Placement:
         self.offer(worker)
 
     def gone(self, event: WorkerGone) -> WorkerState:
-        worker = self.workers.pop(event.worker, None)
-        if worker is None:
-            raise PolicyError(f"no such worker: {event.worker}")
+        worker = self.known(event.worker)
+        del self.workers[worker.id]
         device, group = worker.device, worker.group
         del device.workers[worker.id], group.workers[worker.id]
         group.open.pop(worker.id, None)
@@ -260,6 +269,12 @@ class Placement:
         self._held_by(group)
         self.decisions.append(StopWorker(worker.id))
 
+    def stop_idle(self, client: str) -> None:
+        """Stop the workers of a client for which no request waits."""
+        for group in [group for group in self.groups.values() if group.serves.client == client and not group.ready]:
+            for worker in [worker for worker in group.workers.values() if not worker.stopping]:
+                self.stop(worker)
+
     # --- who gets a device
 
     def wants(self, group: WorkerGroup) -> int:
@@ -281,12 +296,12 @@ class Placement:
         if not waiting and not partition.free:
             return
         if not partition.free and not self._conserving and not partition.shared_places:
-            largest = max((self._relative(group) for group in partition.holding.values()), default=0.0)
-            waiting = [group for group in waiting if self._smaller(group, largest)]
+            largest = max((self._victims.relative(group) for group in partition.holding.values()), default=0.0)
+            waiting = [group for group in waiting if self._victims.smaller(group, largest)]
         order = [(urgency(group, group.provided), group.born, group) for group in waiting if self.wants(group) > 0]
         heapq.heapify(order)
-        self._stuck = False
-        while order and not (self._stuck and not partition.free):
+        self._victims.exhausted = False
+        while order and not (self._victims.exhausted and not partition.free):
             group = heapq.heappop(order)[-1]
             if self._find(group) and self.wants(group) > 0:
                 heapq.heappush(order, (urgency(group, group.provided), group.born, group))
@@ -320,12 +335,12 @@ class Placement:
         if device is not None:
             self.start(group, device)
             return True
-        worker = self._victim(group)
+        worker = self._victims.choose(group)
         if worker is None:
             return False
         worker.device.reservation = group
         group.promised += 1
-        for leaving in _leaving(worker, group):
+        for leaving in leaving_workers(worker, group):
             leaving.group.evicted = self._change()
             if leaving.awaited:
                 self.promise(leaving)
@@ -350,81 +365,8 @@ class Placement:
             other.group is not group and other.group.serves.kind is WorkerKind.ETASK for other in others
         )
 
-    # --- whose device is taken
-
-    def _victim(self, group: WorkerGroup) -> WorkerState | None:
-        partition = group.partition
-        others = [other for other in partition.holding.values() if other is not group and other.workers]
-        if self._conserving:
-            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, group)]
-            spare = [worker for worker in spare if not any(w.group.ready or w.running for w in _leaving(worker, group))]
-            if spare:
-                return min(spare, key=lambda worker: (worker.used, worker.device.index))
-        holding = {other.serves: self._relative(other) for other in partition.holding.values()}
-        if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
-            larger = [other for other in others if self._smaller(group, holding[other.serves])]
-            idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, group)]
-            if idle:
-                return min(idle, key=lambda worker: (worker.used, worker.device.index))
-        if not holding or not self._smaller(group, max(holding.values())):
-            return None
-        giving = [other for other in others if any(self._may_go(worker, group) for worker in other.workers.values())]
-        if not giving:
-            self._stuck = not self._conserving and not partition.shared_places
-            return None
-        largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
-        if not self._smaller(group, holding[largest.serves]):
-            return None
-        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)
-
-    def _smaller(self, group: WorkerGroup, size: float) -> bool:
-        """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
-        for equal weights: whether it has fewer. One without a device may always take one."""
-        return size > 0 and (group.size == 0 or (group.size + 1) / self._weight(group) <= size)
-
-    def _relative(self, group: WorkerGroup) -> float:
-        return group.size / self._weight(group)
-
-    def _weight(self, group: WorkerGroup) -> float:
-        if group.serves.client:
-            return self._accounts.weight(group.serves.client)
-        clients = {queue.account for queue in group.queues.values()}
-        clients.update(r.account for w in group.workers.values() for r in w.running.values() if r.account is not NOBODY)
-        return sum(account.weight for account in clients) or 1.0
-
-    def _may_go(self, worker: WorkerState, reservation: WorkerGroup) -> bool:
-        """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
-        not idle, this one has run something or nothing waits for it."""
-        device = worker.device
-        if device.reservation is not None or worker.stopping or not self.usable(device, reservation):
-            return False
-        if not self._conserving and not device.partition.shared_places:
-            return True
-        leaving = _leaving(worker, reservation)
-        if any(other.group is reservation and other not in leaving for other in device.workers.values()):
-            return False
-        return not any(other.starting or (other.group.ready and not other.served) for other in leaving)
-
-
-def _leaving(worker: WorkerState, reservation: WorkerGroup) -> list[WorkerState]:
-    """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
-    if reservation.serves.kind is WorkerKind.ETASK:
-        return [worker]
-    return [other for other in worker.device.workers.values() if not other.stopping]
-
-
-def _spare(group: WorkerGroup) -> list[WorkerState]:
-    """Idle workers of a crew that has no request; of executors all but one."""
-    keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
-    return list(group.workers.values()) if group.size > keep and not (group.ready or group.running) else []
-
 
 def _preference(device: DeviceState) -> tuple[float, ...]:
     """A device where workers start before one where some did not, without before with others, the faster first."""
     busy = sum(bool(worker.running) for worker in device.workers.values())
     return device.failures, len(device.workers) > 0, busy, len(device.workers), -device.spec.speed, device.index
-
-
-def _soonest(worker: WorkerState) -> tuple[float, ...]:
-    """Idle ones first, then those that are free soonest."""
-    return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

@@ -35,15 +35,7 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies.fair_share import NOBODY, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.placement import Placement
-from kaas.scheduling.policies.state import (
-    DeviceState,
-    Partition,
-    Queue,
-    QueuedRequest,
-    Serves,
-    WorkerGroup,
-    WorkerState,
-)
+from kaas.scheduling.policies.state import Partition, QueuedRequest, Serves, WorkerGroup, WorkerState, partition
 
 SHARED = Serves(WorkerKind.EXECUTOR)
 """The crew of executors that run everybody's kTasks."""
@@ -133,7 +125,7 @@ class Scheduler:
             case InputsReady():
                 self._enqueue(self._queued(event.request))
             case Residency():
-                self._locality.moved(event, self._known(event.worker).device.index)
+                self._locality.moved(event, self._placement.known(event.worker).device.index)
             case RequestCancelled():
                 self._cancel(event.request)
             case WorkerReady():
@@ -185,33 +177,13 @@ class Scheduler:
         return group
 
     def _enqueue(self, request: QueuedRequest) -> None:
-        group, account = request.group, request.account
-        request.ready = True
-        group.ready += 1
-        group.partition.waiting[group.serves] = group
-        if request.alone:
-            group.alone[request.id] = request
-        else:
-            queue = group.queues.get(account.client)
-            if queue is None:
-                queue = group.queues[account.client] = Queue(account)
-            queue.push(request)
-        self._mark_dirty(group)
+        request.group.enqueue(request)
+        self._mark_dirty(request.group)
 
     def _dequeue(self, request: QueuedRequest) -> None:
-        group, client = request.group, request.account.client
-        request.ready = False
-        group.ready -= 1
-        if not group.ready:
-            del group.partition.waiting[group.serves]
+        request.group.dequeue(request)
         if request.alone:
-            del group.alone[request.id]
             self._keep_none(request)
-        else:
-            queue = group.queues[client]
-            del queue.requests[request.id]
-            if not queue.requests:
-                del group.queues[client]
 
     def _cancel(self, number: int) -> None:
         request = self._known_request(number)
@@ -322,13 +294,9 @@ class Scheduler:
             self._placement.decisions.append(Reject(request.id, reason))
 
     def _client_gone(self, client: str) -> None:
-        """Nobody needs its own workers any more."""
+        """Stop the workers that only this client's requests could use."""
         self._accounts.gone(client)
-        for group in [group for group in self._placement.groups.values() if group.serves.client == client]:
-            if not group.ready:
-                for worker in list(group.workers.values()):
-                    if not worker.stopping:
-                        self._placement.stop(worker)
+        self._placement.stop_idle(client)
         self._mark_dirty_all()
 
     # --- decisions
@@ -376,11 +344,9 @@ class Scheduler:
         if account.limited and self._accounts.held(account, self._now_s):
             self._keep_none(request)
             return
-        up = [worker for worker in request.group.workers.values() if not worker.starting and not worker.stopping]
-        own = [worker for worker in up if worker.alone is None or worker.alone is request]
-        if not own:
+        worker = request.group.least_busy_for(request)
+        if worker is None:
             return
-        worker = min(own, key=lambda w: (len(w.running) + w.gated, w.alone is not request, w.device.index, w.id))
         self._keep_none(request)
         if worker.running or worker.gated:
             worker.alone = request
@@ -431,15 +397,3 @@ class Scheduler:
         if request.ready or request.worker is not None:
             raise PolicyError(f"request {number} awaits no inputs")
         return request
-
-    def _known(self, worker: int) -> WorkerState:
-        if worker not in self._placement.workers:
-            raise PolicyError(f"no such worker: {worker}")
-        return self._placement.workers[worker]
-
-
-def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
-    """Devices that crews compete for, free as yet."""
-    made = Partition(home=home, nobodys=nobodys)
-    made.devices = [DeviceState(device, made) for device in devices]
-    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -171,6 +171,40 @@ class WorkerGroup:
         """Requests for which workers are on their way."""
         return (self.coming + self.promised) * self.slots
 
+    def enqueue(self, request: QueuedRequest) -> None:
+        """Let a request wait here: its inputs exist."""
+        request.ready = True
+        self.ready += 1
+        self.partition.waiting[self.serves] = self
+        if request.alone:
+            self.alone[request.id] = request
+            return
+        queue = self.queues.get(request.account.client)
+        if queue is None:
+            queue = self.queues[request.account.client] = Queue(request.account)
+        queue.push(request)
+
+    def dequeue(self, request: QueuedRequest) -> None:
+        """Take a request that waits here out."""
+        request.ready = False
+        self.ready -= 1
+        if not self.ready:
+            del self.partition.waiting[self.serves]
+        if request.alone:
+            del self.alone[request.id]
+            return
+        queue = self.queues[request.account.client]
+        del queue.requests[request.id]
+        if not queue.requests:
+            del self.queues[request.account.client]
+
+    def least_busy_for(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the least busy worker that may be kept for a request that must run alone."""
+        up = [worker for worker in self.workers.values() if not worker.starting and not worker.stopping]
+        own = [worker for worker in up if worker.alone is None or worker.alone is request]
+        key = lambda w: (len(w.running) + w.gated, w.alone is not request, w.device.index, w.id)  # noqa: E731
+        return min(own, default=None, key=key)
+
     def next(self, provided: int = 0) -> list[QueuedRequest]:
         """The oldest ready request of each client, and those that run alone; where only one client waits, of whom some
         are provided for, the one after these."""
@@ -212,3 +246,10 @@ class Partition:
 
 Rank = Callable[[WorkerState], tuple[float, float, float]]
 """The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""
+
+
+def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
+    """Return devices that groups compete for, all free."""
+    made = Partition(home=home, nobodys=nobodys)
+    made.devices = [DeviceState(device, made) for device in devices]
+    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from softgpu.analysis.shapes import (
     level,
     ramp,
 )
-from softgpu.codegen.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
+from softgpu.codegen.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, immediate, integer
 from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import Immediate, Not, Operand, PtxError, Register, Special, Symbol
 from softgpu.ptx.types import SCALARS
@@ -218,7 +217,7 @@ class Emitter:
             case Register(name):
                 return self.cast(self.register(name), element, signed)
             case Immediate(bits, float_bits):
-                return self._immediate(bits, float_bits, element)
+                return immediate(bits, float_bits, element)
             case Not(register):
                 value = self.register(register.name)
                 width = VECTOR if isinstance(value.shape, Varying) else SCALAR
@@ -229,12 +228,6 @@ class Emitter:
             case Symbol(name, offset):
                 return self.cast(self.symbol(name, offset), element)
         raise PtxError(0, f"{operand} cannot be read")
-
-    def _immediate(self, bits: int, float_bits: int, element: str) -> Value:
-        if float_bits == 64 and element == "float":
-            bits = int.from_bytes(struct.pack("<f", struct.unpack("<d", bits.to_bytes(8, "little"))[0]), "little")
-        shape = UNIFORM if element in AS_INTEGER else constant(bits)
-        return Value(shape, element, [integer(element, bits)])
 
     def symbol(self, name: str, offset: int) -> Value:
         """The address of a variable in its own space (local and global ones: the host address)."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
-from softgpu.analysis.shapes import WARP, Shape
+from softgpu.analysis.shapes import UNIFORM, WARP, Shape, constant
 
 SIZES = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
 
@@ -49,3 +50,12 @@ class Value:
     type: str
     parts: list[str]
     vector: str = ""  # the 32-wide form, once it was made
+
+
+def immediate(bits: int, float_bits: int, element: str) -> Value:
+    """Return a constant of PTX as `element`. float_bits: 32 or 64 for a constant that is written as a number of that
+    precision, else 0."""
+    if float_bits == 64 and element == "float":
+        bits = int.from_bytes(struct.pack("<f", struct.unpack("<d", bits.to_bytes(8, "little"))[0]), "little")
+    shape = UNIFORM if element in AS_INTEGER else constant(bits)
+    return Value(shape, element, [integer(element, bits)])

@@ -1,0 +1,124 @@
+"""Calls that wait for credit: for so much to be free at the server as their inputs and outputs take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from kaas.client.open_calls import OpenCall, too_large
+from kaas.client.timer_thread import TimerThread
+from kaas.errors import DeadlineExceeded, RequestTooLarge
+from kaas.futures import PendingReply
+from kaas.wire import protocol
+from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.rpc.credit import Credit
+
+
+class CreditQueue:
+    """The calls of a client that wait for credit, each through a `PendingReply` that ends once it has been taken.
+
+    Any thread may call its methods.
+    """
+
+    def __init__(
+        self,
+        credit: Credit,
+        receiver: ReplyReader[protocol.FromServer],
+        timer: TimerThread,
+        enter: Callable[[OpenCall], None],
+        forget: Callable[[PendingReply], None],
+    ) -> None:
+        """Share the client's credit, which its receiver's lock guards.
+
+        Args:
+            enter: sends a call for which credit has been taken. forget: takes out what waits no longer.
+        """
+        self._credit = credit
+        self._receiver = receiver
+        self._timer = timer
+        self._enter = enter
+        self._forget = forget
+
+    def wait(self, room: PendingReply, deadline_s: float | None) -> None:
+        """Wait until credit has been taken, for a call that is to be submitted then.
+
+        Raises:
+            DeadlineExceeded, Unreachable
+            RequestTooLarge: there will never be so much.
+        """
+        self._receiver.wait(room, deadline_s)
+        if self._end(room):
+            message = f"too much was open at the server to ask within {deadline_s} s"
+            raise DeadlineExceeded(message, deadline_s=deadline_s)
+        if room.error is not None:
+            raise room.error
+
+    def submit_when(self, room: PendingReply, call: OpenCall) -> None:
+        """Submit a call as soon as credit has been taken for it, and return at once."""
+        call.when_ended(lambda: self._end(room))
+        room.when_ended(lambda: self._has_room(room, call))
+        if call.expires_s is not None:
+            self._timer.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire(room, call))
+
+    def submit(self, call: OpenCall) -> None:
+        """Send a call, now that credit has been taken for it.
+
+        Raises:
+            RequestTooLarge
+        """
+        limits = self._credit.limits
+        if limits is not None:
+            try:
+                call.check(limits)
+            except RequestTooLarge:
+                self.give(call.nbytes)
+                raise
+        call.begun_s = monotonic()
+        call.again(call.number)
+        self._enter(call)
+
+    def give(self, nbytes: int) -> None:
+        """Give credit back that was taken and is not needed."""
+        with self._receiver.lock:
+            self._credit.give(nbytes)
+        self.grant()
+
+    def grant(self) -> None:
+        """Take credit for the calls that wait, in their order, as far as it goes."""
+        while self._credit.waiting:
+            with self._receiver.lock:
+                hopeless, granted = self._credit.hopeless(), self._credit.granted()
+                for room, _ in (*hopeless, *granted):
+                    self._receiver.unwatch(room.number)
+            for room, nbytes in hopeless:
+                room.end(error=too_large(nbytes, self._credit.limits))
+            declined = [nbytes for room, nbytes in granted if not room.end()]
+            if not declined:
+                return
+            with self._receiver.lock:
+                for nbytes in declined:
+                    self._credit.give(nbytes)
+
+    def _end(self, room: PendingReply) -> bool:
+        """End what waits, and return whether this call did."""
+        if room.ended or not room.end(cancelled=True):
+            return False
+        self._forget(room)
+        return True
+
+    def _has_room(self, room: PendingReply, call: OpenCall) -> None:
+        if room.cancelled:
+            return
+        if room.error is not None:
+            call.end(error=room.error)
+        elif call.ended:
+            self.give(call.nbytes)
+        else:
+            try:
+                self.submit(call)
+            except RequestTooLarge as error:
+                call.end(error=error)
+
+    def _expire(self, room: PendingReply, call: OpenCall) -> None:
+        if self._end(room):
+            call.end(error=call.expired())

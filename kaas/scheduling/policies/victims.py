@@ -1,0 +1,107 @@
+"""Whose device a group gets that waits for one: the rule of the paper's Exclusive policy (§4.1.4), by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kaas.scheduling.events import WorkerKind
+from kaas.scheduling.policies.fair_share import NOBODY, FairShare
+from kaas.scheduling.policies.state import DeviceState, WorkerGroup, WorkerState
+
+
+class Victims:
+    """Chooses workers that give up their devices; changes nothing.
+
+    Fields:
+        exhausted: after `choose` found none: no group has a device to give just now, since all are promised.
+    """
+
+    def __init__(
+        self, accounts: FairShare, usable: Callable[[DeviceState, WorkerGroup], bool], *, conserving: bool
+    ) -> None:
+        """Take the clients' weights, and which devices still start workers of a group.
+
+        Args:
+            conserving: a group without requests gives its idle workers to any group that waits, whatever the sizes.
+        """
+        self._accounts = accounts
+        self._usable = usable
+        self._conserving = conserving
+        self.exhausted = False
+
+    def choose(self, group: WorkerGroup) -> WorkerState | None:
+        """Return a worker whose device the group may get, or None."""
+        partition = group.partition
+        others = [other for other in partition.holding.values() if other is not group and other.workers]
+        if self._conserving:
+            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, group)]
+            spare = [
+                worker
+                for worker in spare
+                if not any(w.group.ready or w.running for w in leaving_workers(worker, group))
+            ]
+            if spare:
+                return min(spare, key=lambda worker: (worker.used, worker.device.index))
+        holding = {other.serves: self.relative(other) for other in partition.holding.values()}
+        if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
+            larger = [other for other in others if self.smaller(group, holding[other.serves])]
+            idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, group)]
+            if idle:
+                return min(idle, key=lambda worker: (worker.used, worker.device.index))
+        if not holding or not self.smaller(group, max(holding.values())):
+            return None
+        giving = [other for other in others if any(self._may_go(worker, group) for worker in other.workers.values())]
+        if not giving:
+            self.exhausted = not self._conserving and not partition.shared_places
+            return None
+        largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
+        if not self.smaller(group, holding[largest.serves]):
+            return None
+        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)
+
+    def smaller(self, group: WorkerGroup, size: float) -> bool:
+        """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
+        for equal weights: whether it has fewer. One without a device may always take one."""
+        return size > 0 and (group.size == 0 or (group.size + 1) / self._weight(group) <= size)
+
+    def relative(self, group: WorkerGroup) -> float:
+        """Return the devices of a group, divided by its weight."""
+        return group.size / self._weight(group)
+
+    def _weight(self, group: WorkerGroup) -> float:
+        if group.serves.client:
+            return self._accounts.weight(group.serves.client)
+        clients = {queue.account for queue in group.queues.values()}
+        clients.update(r.account for w in group.workers.values() for r in w.running.values() if r.account is not NOBODY)
+        return sum(account.weight for account in clients) or 1.0
+
+    def _may_go(self, worker: WorkerState, reservation: WorkerGroup) -> bool:
+        """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
+        not idle, this one has run something or nothing waits for it."""
+        device = worker.device
+        if device.reservation is not None or worker.stopping or not self._usable(device, reservation):
+            return False
+        if not self._conserving and not device.partition.shared_places:
+            return True
+        leaving = leaving_workers(worker, reservation)
+        if any(other.group is reservation and other not in leaving for other in device.workers.values()):
+            return False
+        return not any(other.starting or (other.group.ready and not other.served) for other in leaving)
+
+
+def leaving_workers(worker: WorkerState, reservation: WorkerGroup) -> list[WorkerState]:
+    """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
+    if reservation.serves.kind is WorkerKind.ETASK:
+        return [worker]
+    return [other for other in worker.device.workers.values() if not other.stopping]
+
+
+def _spare(group: WorkerGroup) -> list[WorkerState]:
+    """Idle workers of a crew that has no request; of executors all but one."""
+    keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
+    return list(group.workers.values()) if group.size > keep and not (group.ready or group.running) else []
+
+
+def _soonest(worker: WorkerState) -> tuple[float, ...]:
+    """Idle ones first, then those that are free soonest."""
+    return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index
