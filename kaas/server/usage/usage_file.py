@@ -8,6 +8,7 @@ charge counts once, wherever the process ends: a segment whose number is in the 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -82,16 +83,19 @@ class Journal:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, MODE)
 
     def write(self, charge: Charge) -> None:
-        """
+        """Append a charge.
+
         Raises:
-            OSError: it is not there. torn: nor would be what is written after it.
+            OSError: the charge is not in the file, for want of room if only a part of it fits. While `torn`, what is
+                written after it would not be there either.
         """
         payload = _encode(charge)
         line = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         try:
             written = os.write(self._fd, line)
             if written != len(line):
-                raise OSError(f"{self.path} took {written} of {len(line)} bytes")
+                told = f"{os.strerror(errno.ENOSPC)} after {written} of {len(line)} bytes"
+                raise OSError(errno.ENOSPC, told, str(self.path))
         except OSError:
             self.torn = True
             os.ftruncate(self._fd, self.size_bytes)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kaas.server.state.reserve import Reserve
+from kaas.server.usage.usage import Charge
+from kaas.server.usage.usage_file import Journal
+
+CHARGE = Charge("alice", "double", "key", "succeeded", 1, 2, 3, 4, 5)
 
 
 @pytest.fixture
@@ -55,6 +60,17 @@ def test_a_write_fails_without_room_and_for_other_reasons(reserve: Reserve, disk
     with pytest.raises(OSError, match="refused"):
         reserve.with_room(disk.write)
     assert disk.calls == calls
+
+
+def test_a_charge_of_which_a_part_fits_is_written_whole_in_the_room_of_the_reserve(
+    reserve: Reserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write = Journal(tmp_path, 1), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7] if reserve.held else data))
+    reserve.with_room(lambda: journal.write(CHARGE))
+    assert not reserve.held
+    assert journal.path.stat().st_size == journal.size_bytes > 7
+    journal.close()
 
 
 def test_a_reserve_that_is_used_up_helps_no_second_time(reserve: Reserve) -> None:
