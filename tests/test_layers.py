@@ -5,13 +5,27 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kaas
-from tests.map import FILES, LINES, MODULES, PAGE, TABLES, cycles, files_per_folder, imports, level, longest, page
+from tests.map import (
+    DISTRIBUTIONS,
+    FILES,
+    LINES,
+    MODULES,
+    PAGE,
+    TABLES,
+    cycles,
+    files_per_folder,
+    imports,
+    level,
+    longest,
+    page,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,9 +92,27 @@ PURE = ("kaas.config", "kaas.errors", "kaas.ktask")
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}
 
 
+SHARED_CLASS_NAMES = {
+    "Access", "Address", "Binding", "Block", "Builder", "CompileError", "Device", "Function", "Graph", "Input",
+    "InvalidModel", "InvalidOption", "Kernel", "Launch", "Measured", "Options", "Parameter", "Part", "Place", "Plan",
+    "Progress", "Register", "Scalar", "Step", "Store", "Symbol", "Target", "Tensor", "Value", "Variable", "Vector",
+}  # fmt: skip
+"""Public class names that two distributions have: `kaas.Function` is a registered kTask, softgpu's one of PTX."""
+
 OUR_MODULES = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("kaas", "softgpu")}
 OTHER_MODULES = {name: path for name, path in MODULES.items() if name not in OUR_MODULES}
 """Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as anybody does, by its public names."""
+
+
+def class_names(package: str) -> dict[str, list[str]]:
+    """Return the files of each class name of a distribution, tests left out."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, path in MODULES.items():
+        if within(module, {package}):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found[node.name].append(module)
+    return found
 
 
 def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
@@ -110,6 +142,19 @@ def test_no_folder_is_crowded_and_no_file_is_long() -> None:
     assert not {folder: count for folder, count in files_per_folder().items() if count > FILES}
     assert not [(name, count) for count, name in longest() if count > LINES]
     assert TABLES.keys() <= MODULES.keys()
+
+
+@pytest.mark.parametrize("package", DISTRIBUTIONS)
+def test_a_class_name_stands_for_one_thing(package: str) -> None:
+    """No two classes of a distribution have one name, private ones neither."""
+    places = class_names(package)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_few_public_class_names_occur_in_two_distributions() -> None:
+    """Each distribution has its own field, in which these names are the usual ones. The list may only shrink."""
+    users = Counter(name for package in DISTRIBUTIONS for name in class_names(package) if not name.startswith("_"))
+    assert {name for name, count in users.items() if count > 1} <= SHARED_CLASS_NAMES
 
 
 def test_the_picture_is_of_the_code() -> None:

@@ -59,8 +59,8 @@ def call(
     calls = session.calls
     signature, aside = signature_of(task_or_function), calls.aside(session.store)
     with aside:
-        message, beside = pack(signature, inputs, scalars, caller, aside)
-        return calls.submit(signature, message, beside)
+        message, attached = pack(signature, inputs, scalars, caller, aside)
+        return calls.submit(signature, message, attached)
 
 
 _DEFAULTS = (None, None, None, RETRIES, False)

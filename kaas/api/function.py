@@ -271,9 +271,9 @@ class Function:
             raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
         calls, bound = session.calls, self._bound
         with calls.aside(session.store) as aside:
-            signature, message, beside = self._packed(session, aside, inputs, options, arrays)
+            signature, message, attached = self._packed(session, aside, inputs, options, arrays)
             try:
-                return calls.submit(signature, message, beside, bound.constants, bound)
+                return calls.submit(signature, message, attached, bound.constants, bound)
             except KaasError:
                 raise
             except ValueError as error:

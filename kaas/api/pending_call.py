@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kaas.futures import PendingReply
 from kaas.wire.connections.shared_memory import BlockLease
-from kaas.wire.messages import Beside, Framed, Named
+from kaas.wire.messages import Attachment, Framed, Named
 from kaas.wire.packing import FunctionSignature, ObjectSink
 
 
@@ -17,7 +17,7 @@ class PendingCall:
     """What has no answer yet, as it is sent, and sent again to a pool that has started again.
 
     Fields:
-        what: of an Ask; "" if it is a Submit. beside: references, Leases, and bytes. keys: of objects that are held
+        what: of an Ask; "" if it is a Submit. attached: references, Leases, and bytes. keys: of objects that are held
             until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
     """
 
@@ -26,29 +26,29 @@ class PendingCall:
     pending: PendingReply
     what: str
     frames: Sequence[Any]
-    beside: Sequence[Any] = ()
+    attached: Sequence[Any] = ()
     keys: Sequence[bytes] = ()
     function: FunctionSignature | None = None
     owner: Any = None
 
     @property
     def leases(self) -> list[BlockLease]:
-        return [item for item in self.beside if isinstance(item, BlockLease)]
+        return [item for item in self.attached if isinstance(item, BlockLease)]
 
 
-def placed(asked: PendingCall, shares: bool) -> tuple[list[Beside], list[Any]]:
+def placed(asked: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]]:
     """What stands beside a request as its header says it, and all its frames."""
-    beside: list[Beside] = []
+    attached: list[Attachment] = []
     frames = [*asked.frames]
-    for item in asked.beside:
+    for item in asked.attached:
         if isinstance(item, BlockLease) and shares:
-            beside.append(item.block)
+            attached.append(item.block)
         elif isinstance(item, BlockLease | bytes):
             frames.append(item.view if isinstance(item, BlockLease) else item)
-            beside.append(Framed(len(frames)))
+            attached.append(Framed(len(frames)))
         else:
-            beside.append(Named(item.binary()))
-    return beside, frames
+            attached.append(Named(item.binary()))
+    return attached, frames
 
 
 class CallAttachments:

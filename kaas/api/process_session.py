@@ -69,8 +69,8 @@ class _HeldStore:
 
     def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
         with self._session.calls.aside(self) as aside:
-            beside = [self._beside(part, aside) for part in parts]
-            self._session.ask("hold", [encode_keep(KeepObjects(keys))], beside)
+            attached = [self._beside(part, aside) for part in parts]
+            self._session.ask("hold", [encode_keep(KeepObjects(keys))], attached)
 
     @staticmethod
     def _beside(part: HeldRef | memoryview, aside: CallAttachments) -> Any:
@@ -140,14 +140,14 @@ class ProcessSession(Session):
     def send(self, *_: Any) -> Any:
         raise needs_ray("kaas.invoke", self.name)
 
-    def ask(self, what: str, frames: Sequence[bytes] = (), beside: Sequence[Any] = ()) -> list[Any]:
+    def ask(self, what: str, frames: Sequence[bytes] = (), attached: Sequence[Any] = ()) -> list[Any]:
         """What the pool answers.
 
         Raises:
             PoolStopped, KaasError
         """
         self.check()
-        answer: list[Any] = self.calls.ask(what, frames, beside).result()
+        answer: list[Any] = self.calls.ask(what, frames, attached).result()
         return answer
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:

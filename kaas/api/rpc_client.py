@@ -21,7 +21,7 @@ from kaas.wire.connections.connection import AnyConnection, Connection, Connecti
 from kaas.wire.connections.reply_reader import ReplyReader
 from kaas.wire.connections.shared_memory import BlockLease, Outbox
 from kaas.wire.error_codec import decode_error
-from kaas.wire.messages import Ask, Cancel, Drop, Register, Submit
+from kaas.wire.messages import AnnounceFunction, CancelCall, Drop, PoolQuery, Submit
 from kaas.wire.outputs import outputs_from
 from kaas.wire.packing import FunctionSignature, ObjectSink
 from kaas.wire.rpc.client_half import ClientHalf
@@ -61,7 +61,7 @@ class PoolEndpoint(Protocol):
 class _Epoch:
     """The line to the pool in one of its lives, and the functions that it was told of on it."""
 
-    line: Connection
+    connection: Connection
     epoch: str
     introduced: set[str]
 
@@ -69,34 +69,34 @@ class _Epoch:
 class RpcClient:
     """What a session has asked its pool, and the answers."""
 
-    def __init__(self, way: PoolEndpoint) -> None:
-        self._way = way
+    def __init__(self, pool: PoolEndpoint) -> None:
+        self._pool = pool
         self._pid = os.getpid()
         self._numbers = count()
         self._makers: dict[str, Make] = {}
         self._outbox = Outbox()
-        self._holds = RefLeases(self._hold, way.drop)
-        self._receiver = ReplyReader(self._take, self._line_lost)
+        self._holds = RefLeases(self._hold, pool.drop)
+        self._receiver = ReplyReader(self._take, self._connection_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
         self._epoch: _Epoch | None = None
         self._ended: KaasError | None = None
         self._half: ClientHalf[PendingCall, Sequence[BlockLease]] = ClientHalf()  # abandoned calls hold leases
 
     @classmethod
-    def connected(cls, way: PoolEndpoint) -> RpcClient:
+    def connected(cls, pool: PoolEndpoint) -> RpcClient:
         """Those of a session that connects to its pool now. An event loop does not wait for that: there another thread
         connects, and what is asked meanwhile is sent then, or ends with what went wrong.
 
         Raises:
             PoolStopped
         """
-        calls = cls(way)
+        calls = cls(pool)
         if running_loop() is not None:
             calls._renew_aside()
             return calls
         calls._epoch = calls._connected()
         with calls.lock:
-            calls._receiver.use(calls._epoch.line)
+            calls._receiver.use(calls._epoch.connection)
         return calls
 
     # --- asking
@@ -105,37 +105,37 @@ class RpcClient:
         self,
         function: FunctionSignature,
         message: bytes,
-        beside: Sequence[Any],
+        attached: Sequence[Any],
         constants: Any = None,
         owner: Any = None,
     ) -> Future:
         """Run an invocation.
 
         Args:
-            beside: references, and what `aside` made of values, in the order of the message.
+            attached: references, and what `aside` made of values, in the order of the message.
             constants: the one of them that is held for as long as owner lives.
 
         Raises:
             PoolStopped, NotInitialized
         """
         keys: Sequence[bytes] = ()
-        if beside:
-            refs = [item for item in beside if not isinstance(item, BlockLease | bytes) and item is not constants]
+        if attached:
+            refs = [item for item in attached if not isinstance(item, BlockLease | bytes) and item is not constants]
             if constants is not None:
                 self._holds.keep(owner, [constants])
             keys = self._holds.use(refs) if refs else ()
         pending = PendingReply(self, next(self._numbers))
-        self._ask(PendingCall(pending, "", (message,), beside, keys, function, owner))
+        self._ask(PendingCall(pending, "", (message,), attached, keys, function, owner))
         return Future(pending, self._makers.get(function.key) or self._maker(function))
 
-    def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
+    def ask(self, what: str, frames: Sequence[Any] = (), attached: Sequence[Any] = ()) -> Future:
         """Anything else of the pool; the value are the frames of its answer.
 
         Raises:
             PoolStopped, NotInitialized
         """
         pending = PendingReply(self, next(self._numbers))
-        self._ask(PendingCall(pending, what, frames, beside))
+        self._ask(PendingCall(pending, what, frames, attached))
         return Future(pending, list)
 
     def _maker(self, function: FunctionSignature) -> Make:
@@ -149,7 +149,7 @@ class RpcClient:
     def _set_aside(self, data: memoryview) -> BlockLease | bytes:
         """A copy, so that its owner may write to it again."""
         epoch = self._epoch
-        shares = epoch is not None and epoch.line.shares and not self._outbox.crowded
+        shares = epoch is not None and epoch.connection.shares and not self._outbox.crowded
         return self._outbox.put(data) if shares else bytes(data)
 
     def introduce(self, function: FunctionSignature) -> None:
@@ -169,7 +169,7 @@ class RpcClient:
         epoch = self._epoch
         if epoch is None:  # they are held with all others when there is one
             return None
-        self._way.hold(epoch.epoch, refs)
+        self._pool.hold(epoch.epoch, refs)
         return epoch.epoch
 
     def _ask(self, asked: PendingCall) -> None:
@@ -181,7 +181,7 @@ class RpcClient:
                 self._half.begin(number, asked)
         if ended is not None:
             self._holds.release(asked.keys)
-            raise PoolStopped(ended.message, pool=self._way.name)
+            raise PoolStopped(ended.message, pool=self._pool.name)
         if epoch is not None:
             self._post(epoch, asked)
         if not number % TAKEN_EVERY:
@@ -195,16 +195,16 @@ class RpcClient:
         function, number = asked.function, asked.pending.number
         if function is not None and function.key not in epoch.introduced:
             self._introduce(epoch, function)
-        beside, frames = placed(asked, epoch.line.shares) if asked.beside else ((), asked.frames)
-        self._send(epoch, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
+        attached, frames = placed(asked, epoch.connection.shares) if asked.attached else ((), asked.frames)
+        self._send(epoch, PoolQuery(number, asked.what, attached) if asked.what else Submit(number, attached), frames)
 
     def _introduce(self, epoch: _Epoch, function: FunctionSignature) -> None:
-        self._send(epoch, Register(), (specs.encode(function.spec), function.task.to_msgpack()))
+        self._send(epoch, AnnounceFunction(), (specs.encode(function.spec), function.task.to_msgpack()))
         epoch.introduced.add(function.key)
 
     def _send(self, epoch: _Epoch, header: Any, frames: Sequence[Any] = ()) -> None:
         try:
-            epoch.line.send(header, frames)
+            epoch.connection.send(header, frames)
         except ConnectionLost:
             self._lost(epoch)
 
@@ -233,20 +233,20 @@ class RpcClient:
         if asked.keys:
             self._holds.release(asked.keys)
         if epoch is not None:
-            self._send(epoch, Cancel(number))
+            self._send(epoch, CancelCall(number))
         self._receiver.wake()
 
     def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
         match header:
-            case messages.Result(number=number):
+            case messages.CallResult(number=number):
                 self._answer(number, frames, None)
-            case messages.Failure(number=number, held=held):
+            case messages.CallFailure(number=number, held=held):
                 self._answer(number, (), decode_error(frames[0]), held)
             case messages.Release(number=number):
                 with self.lock:
                     leases = self._half.released(number)
                 _release(leases or ())
-            case messages.Welcome(epoch=epoch):
+            case messages.PoolWelcome(epoch=epoch):
                 self._welcomed_again(epoch)
             case messages.Refused():
                 self._refused(decode_error(frames[0]))
@@ -254,7 +254,7 @@ class RpcClient:
     def _answer(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         with self.lock:
             asked, abandoned = self._half.replied(number)
-            leases = abandoned or (asked.leases if asked is not None and asked.beside else ())
+            leases = abandoned or (asked.leases if asked is not None and asked.attached else ())
             self._receiver.unwatch(number)
             if held:
                 self._half.held(number, leases)
@@ -273,9 +273,9 @@ class RpcClient:
         if known is not None and known.epoch != epoch:
             self._lost(known)
 
-    def _line_lost(self, line: AnyConnection[Any, messages.ToPeer]) -> None:
+    def _connection_lost(self, connection: AnyConnection[Any, messages.ToPeer]) -> None:
         epoch = self._epoch
-        if epoch is not None and epoch.line is line:
+        if epoch is not None and epoch.connection is connection:
             self._lost(epoch)
 
     def _lost(self, epoch: _Epoch) -> None:
@@ -284,7 +284,7 @@ class RpcClient:
                 return
             self._epoch = None
             self._receiver.use(None)
-        epoch.line.close()
+        epoch.connection.close()
         self._renew_aside()
 
     def _renew_aside(self) -> None:
@@ -298,15 +298,15 @@ class RpcClient:
             self.end(error)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            self.end(PoolStopped(f"pool {self._way.name!r} cannot be reached: {error}", pool=self._way.name))
+            self.end(PoolStopped(f"pool {self._pool.name!r} cannot be reached: {error}", pool=self._pool.name))
             return
         with self.lock:
             if self._ended is None:
                 self._epoch = epoch
-                self._receiver.use(epoch.line)
+                self._receiver.use(epoch.connection)
             abandoned, unanswered = self._half.renewed()
         if self._epoch is not epoch:
-            epoch.line.close()
+            epoch.connection.close()
             return
         for leases in abandoned.values():  # what still runs with them is of the pool's last epoch, and nobody's
             _release(leases)
@@ -326,19 +326,19 @@ class RpcClient:
         for asked in unanswered:
             self._post(epoch, asked)
             if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
-                self._send(epoch, Cancel(asked.pending.number))
+                self._send(epoch, CancelCall(asked.pending.number))
 
     def _connected(self) -> _Epoch:
         end_s = monotonic() + CONNECT_S
         while True:
-            address, node = self._way.address()
+            address, node = self._pool.address()
             try:
-                line = connect(address, node, "client", self._way.id, token_hex(8), CONNECT_S)
+                connection = connect(address, node, "client", self._pool.id, token_hex(8), CONNECT_S)
             except ConnectionLost as error:  # the pool has just ended, and its address with it
                 if monotonic() > end_s:
-                    raise PoolStopped(f"pool {self._way.name!r} does not answer", pool=self._way.name) from error
+                    raise PoolStopped(f"pool {self._pool.name!r} does not answer", pool=self._pool.name) from error
             else:
-                return _Epoch(line, address.epoch, set())
+                return _Epoch(connection, address.epoch, set())
 
     def end(self, error: KaasError) -> None:
         """Give every call that has no answer this one; further ones are refused."""
@@ -355,7 +355,7 @@ class RpcClient:
             unanswered, abandoned = self._half.failed()
             self._receiver.close()
         if epoch is not None:
-            epoch.line.close()
+            epoch.connection.close()
         for leases in abandoned:
             _release(leases)
         for asked in unanswered:

@@ -122,11 +122,11 @@ class Session(ABC):
 
     @abstractmethod
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
-        """Send an encoded Upkeep; gives what can be waited for."""
+        """Send an encoded CacheCommandSpec; gives what can be waited for."""
 
     @abstractmethod
     def upkeep(self, message: bytes, refs: list[Any]) -> None:
-        """Send an encoded Upkeep, and wait until it is done."""
+        """Send an encoded CacheCommandSpec, and wait until it is done."""
 
     @abstractmethod
     def status(self) -> Status: ...

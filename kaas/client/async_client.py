@@ -51,19 +51,19 @@ class AsyncClient:
         progress: Progress | None = None,
     ) -> RemoteFunction:
         """progress: called by another thread."""
-        function = await self._aside(
+        function = await self._in_thread(
             self._client.register, task, constants, name=name, before=before, after=after, progress=progress
         )
         return RemoteFunction(self, function.name, function.tasks)
 
     async def function(self, name: str) -> RemoteFunction:
-        return RemoteFunction(self, name, (await self._aside(self._client.function, name)).tasks)
+        return RemoteFunction(self, name, (await self._in_thread(self._client.function, name)).tasks)
 
     async def functions(self) -> list[dict[str, Any]]:
-        return await self._aside(self._client.functions)
+        return await self._in_thread(self._client.functions)
 
     async def unregister(self, function: RemoteFunction | str) -> None:
-        await self._aside(self._client.unregister, function)
+        await self._in_thread(self._client.unregister, function)
 
     async def call(
         self,
@@ -81,7 +81,7 @@ class AsyncClient:
         client = self._client
         known = client.known(function)
         if known is None:
-            known = await self._aside(client.resolved, function)
+            known = await self._in_thread(client.resolved, function)
         calls = client.calls
         call = prepare(calls, known, inputs, scalars, deadline_s, key, store, trace)
         room = calls.submit(call)
@@ -105,43 +105,43 @@ class AsyncClient:
             raise
 
     async def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
-        return await self._aside(self._client.put, name, value, progress=progress)
+        return await self._in_thread(self._client.put, name, value, progress=progress)
 
     async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
-        return await self._aside(self._client.get, name, progress=progress)
+        return await self._in_thread(self._client.get, name, progress=progress)
 
     async def object(self, name: str) -> RemoteObject:
-        return await self._aside(self._client.object, name)
+        return await self._in_thread(self._client.object, name)
 
     async def delete(self, name: str | RemoteObject) -> None:
-        await self._aside(self._client.delete, name)
+        await self._in_thread(self._client.delete, name)
 
     async def objects(self) -> list[dict[str, Any]]:
-        return await self._aside(self._client.objects)
+        return await self._in_thread(self._client.objects)
 
     async def status(self) -> Any:
-        return await self._aside(self._client.status)
+        return await self._in_thread(self._client.status)
 
     async def stats(self) -> Any:
-        return await self._aside(self._client.stats)
+        return await self._in_thread(self._client.stats)
 
     async def usage(self) -> Any:
-        return await self._aside(self._client.usage)
+        return await self._in_thread(self._client.usage)
 
     async def health(self, *, canary: bool = False) -> Any:
-        return await self._aside(self._client.health, canary=canary)
+        return await self._in_thread(self._client.health, canary=canary)
 
     async def drain(self) -> Any:
-        return await self._aside(self._client.drain)
+        return await self._in_thread(self._client.drain)
 
     async def pardon(self, function: KTask | str) -> bool:
-        return await self._aside(self._client.pardon, function)
+        return await self._in_thread(self._client.pardon, function)
 
     def limits(self) -> protocol.Limits | None:
         return self._client.limits()
 
     async def close(self) -> None:
-        await self._aside(self._client.close)
+        await self._in_thread(self._client.close)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -151,7 +151,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _aside(self, do: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _in_thread(self, do: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """On another thread, since it waits."""
         return await asyncio.to_thread(do, *args, **kwargs)
 

@@ -65,9 +65,9 @@ class Client:
     ) -> None:
         if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not patience_s >= 0:
             raise InvalidConfig(f"patience_s is a number of seconds, not {patience_s!r}", field="patience_s")
-        self._way = ServerEndpoint(address, _curve_keys(address, keys, server_key), patience_s)
+        self._endpoint = ServerEndpoint(address, _curve_keys(address, keys, server_key), patience_s)
         self._patience_s = patience_s
-        self._calls = RemoteCalls(self._way, patience_s)
+        self._calls = RemoteCalls(self._endpoint, patience_s)
         self._transfers = Transfers(self._calls)
         self._registering = Registering(self._transfers, signatures or {})
         self._known: dict[str, RemoteFunction] = {}  # by a kTask's key, or by name
@@ -317,7 +317,7 @@ class Client:
     def close(self) -> None:
         """Calls that have no answer end with NotInitialized, and do not run if they have not begun."""
         self._calls.close()
-        self._way.close()
+        self._endpoint.close()
 
     @property
     def calls(self) -> RemoteCalls:
@@ -335,7 +335,7 @@ class Client:
         raise InvalidRequest("a kaas.Client is of this process only, and so are its functions: others have their own")
 
     def __repr__(self) -> str:
-        return f"<kaas.Client of {self._way.address}>"
+        return f"<kaas.Client of {self._endpoint.address}>"
 
 
 def _object_name(name: str | RemoteObject) -> str:

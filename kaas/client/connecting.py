@@ -58,9 +58,9 @@ class ServerEndpoint:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._lock = threading.Lock()
         self._connecting = self._closed = False
-        self._met = False
+        self._welcomed = False
         self._pid = os.getpid()
-        self._line: ServerConnection | None = None  # the newest
+        self._connection: ServerConnection | None = None  # the newest
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         """A line on which this session has been welcomed.
@@ -106,40 +106,40 @@ class ServerEndpoint:
 
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
-            stop=stop if self._met else stop | _HungUp(self._patience_s),  # one that was met has had the right key
+            stop=stop if self._welcomed else stop | _HungUp(self._patience_s),  # one that was met has had the right key
             wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
             sleep=sleep_using_event(stopped),
             before_sleep=between,
             reraise=True,
         )
         try:
-            line, welcome = attempts(self._attempt, session)
+            connection, welcome = attempts(self._attempt, session)
         except ConnectionLost as error:
             if stopped.is_set():
                 raise _closed() from None
             raise Unreachable(
                 f"the server at {self.address} cannot be reached: {error}", address=self.address, reason=str(error)
             ) from error
-        self._met = True
+        self._welcomed = True
         if stopped.is_set():
-            line.close()
+            connection.close()
             raise _closed()
-        return line, welcome
+        return connection, welcome
 
     def _attempt(self, session: str) -> Connected:
         try:
-            line = ServerConnection(self._context, self.address, self._keys, ATTEMPT_S)
+            connection = ServerConnection(self._context, self.address, self._keys, ATTEMPT_S)
         except zmq.ZMQError as error:
             raise InvalidConfig(f"{self.address!r} is no address of a server: {error}", field="address") from error
         with self._lock:
-            self._line, closed = line, self._closed
+            self._connection, closed = connection, self._closed
         try:
             if closed:
                 raise _closed()
-            line.send(protocol.Hello(protocol.VERSION, session))
-            return line, _welcome(line)
+            connection.send(protocol.Hello(protocol.VERSION, session))
+            return connection, _welcome(connection)
         except BaseException as error:
-            line.close()
+            connection.close()
             if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, NOT_IT):
                 raise _Missed(str(error)) from None
             raise
@@ -150,17 +150,17 @@ class ServerEndpoint:
             return
         with self._lock:
             first, self._closed = not self._closed, True
-            connecting, line = self._connecting, self._line
-        if connecting and line is not None:
-            line.close()  # who waits in it goes on, and puts things in order
+            connecting, connection = self._connecting, self._connection
+        if connecting and connection is not None:
+            connection.close()  # who waits in it goes on, and puts things in order
         elif first and not connecting:
             self._context.term()
 
     def abandon(self) -> None:
         """Nobody is there any more to use it or to close it. Left to themselves, a context and its sockets that become
         garbage together can wait for each other for ever."""
-        if self._line is not None and os.getpid() == self._pid:
-            self._line.close()
+        if self._connection is not None and os.getpid() == self._pid:
+            self._connection.close()
         self.close()
 
 
@@ -187,10 +187,10 @@ class _HungUp(stop_base):
         return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= self._limit_s
 
 
-def _welcome(line: ServerConnection) -> protocol.Welcome:
+def _welcome(connection: ServerConnection) -> protocol.Welcome:
     end_s = time.monotonic() + ATTEMPT_S
     while True:
-        match line.receive(max(0.0, end_s - time.monotonic())):
+        match connection.receive(max(0.0, end_s - time.monotonic())):
             case (protocol.Welcome() as welcome, _):
                 return welcome
             case (protocol.Failure(retry_s=None) as failure, _):

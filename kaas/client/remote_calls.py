@@ -41,9 +41,9 @@ class RemoteCalls:
             it is the call's own key of idempotency.
     """
 
-    def __init__(self, way: ServerEndpoint, patience_s: float) -> None:
-        self._way, self._patience_s = way, patience_s
-        weakref.finalize(self, way.abandon).atexit = False
+    def __init__(self, endpoint: ServerEndpoint, patience_s: float) -> None:
+        self._endpoint, self._patience_s = endpoint, patience_s
+        weakref.finalize(self, endpoint.abandon).atexit = False
         self._pid = os.getpid()
         self.session = token_hex(16)
         self.key_prefix = f"{self.session}-"
@@ -311,7 +311,7 @@ class RemoteCalls:
             for question in questions:
                 self._receiver.unwatch(question.number)
         connection.close()
-        broken = Unreachable("the connection to the server broke", address=self._way.address, reason="it broke")
+        broken = Unreachable("the connection to the server broke", address=self._endpoint.address, reason="it broke")
         for question in questions:
             question.end(error=TryAgain(broken))
         if wanted:
@@ -320,12 +320,14 @@ class RemoteCalls:
     def _renew(self) -> None:
         """Ask a server that is there again all that has no answer."""
         try:
-            connection, welcome = self._way.connect(self.session, self.stopped, self._expire_all)
+            connection, welcome = self._endpoint.connect(self.session, self.stopped, self._expire_all)
         except KaasError as error:
             self._fail(error)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            self._fail(Unreachable(f"{type(error).__name__}: {error}", address=self._way.address, reason=str(error)))
+            self._fail(
+                Unreachable(f"{type(error).__name__}: {error}", address=self._endpoint.address, reason=str(error))
+            )
             return
         with self.lock:
             same, self._epoch = welcome.life == self._epoch, welcome.life

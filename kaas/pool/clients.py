@@ -20,19 +20,19 @@ from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import (
-    Ask,
-    Beside,
+    AnnounceFunction,
+    Attachment,
     Block,
-    Cancel,
+    CallFailure,
+    CallResult,
+    CancelCall,
     Drop,
-    Failure,
     Framed,
     FromPeer,
-    Hello,
     Named,
-    Register,
+    PeerHello,
+    PoolQuery,
     Release,
-    Result,
     Submit,
 )
 from kaas.wire.status import codec
@@ -61,8 +61,8 @@ class ObjectDirectory(Protocol):
         """None if all exist, else what is done when they do."""
         ...
 
-    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
-        """Hold values for a session, as an Ask says. Raises KaasError."""
+    async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
+        """Hold values for a session, as a PoolQuery says. Raises KaasError."""
         ...
 
     def drop(self, session: str, keys: Iterable[bytes]) -> None: ...
@@ -117,7 +117,7 @@ class Clients:
         self._by_peer: dict[Peer, _Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
 
-    def greet(self, peer: Peer, hello: Hello) -> None:
+    def greet(self, peer: Peer, hello: PeerHello) -> None:
         """A session has a line, its first or a new one, where from now on it gets all its answers.
 
         Raises:
@@ -166,7 +166,7 @@ class Clients:
         try:
             self._take(session, message, frames)
         except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
-            if isinstance(message, Submit | Ask):
+            if isinstance(message, Submit | PoolQuery):
                 self._fail(session, message.number, error)
 
     def _take(self, session: _Session, message: FromPeer, frames: Sequence[Any]) -> None:
@@ -178,13 +178,13 @@ class Clients:
             case Submit():
                 if message.number not in session.open:  # else it was sent once more
                     self._submit(session, message, frames)
-            case Cancel(number):
+            case CancelCall(number):
                 if number in session.open:
                     session.open[number].cancel()
-            case Ask():
+            case PoolQuery():
                 if message.number not in session.open:
                     self._ask(session, message, frames)
-            case Register():
+            case AnnounceFunction():
                 self._service.registry.register(bytes(frames[0]), bytes(frames[1]))
             case Drop(keys):
                 self._objects.drop(session.name, keys)
@@ -192,20 +192,20 @@ class Clients:
     def _fail(self, session: _Session, number: int, error: BaseException, held: bool = False) -> None:
         if not isinstance(error, KaasError):
             error = InvalidRequest(f"the pool cannot make sense of a message: {type(error).__name__}: {error}")
-        self._send(session.peer, Failure(number, held), [encode_error(error)])
+        self._send(session.peer, CallFailure(number, held), [encode_error(error)])
 
-    def _refs(self, session: _Session, beside: Sequence[Beside], frames: Sequence[Any]) -> list[Any]:
+    def _refs(self, session: _Session, attached: Sequence[Attachment], frames: Sequence[Any]) -> list[Any]:
         """
         Raises:
             KaasError
         """
-        _check(session.peer, beside, frames)
-        return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
+        _check(session.peer, attached, frames)
+        return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in attached]
 
     # --- invocations
 
     def _submit(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
-        named = [item for item in message.beside if type(item) is Named]
+        named = [item for item in message.attached if type(item) is Named]
         coming = self._objects.coming(session.name, named) if named else None
         if coming is None:
             self._begin(session, message, frames)
@@ -224,7 +224,7 @@ class Clients:
         """What was to begin later has begun, or never will."""
         if task.cancelled():
             self._closed(session, message.number)
-            if _blocks(message.beside):
+            if _blocks(message.attached):
                 self._released(session, message.number)
         elif (error := task.exception()) is not None:
             self._closed(session, message.number)
@@ -245,14 +245,14 @@ class Clients:
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {invocation.deadline_s!r}")
         refs: Sequence[Any] = ()
         ready = None
-        if message.beside:
-            refs = self._refs(session, message.beside, frames)
+        if message.attached:
+            refs = self._refs(session, message.attached, frames)
             if not invocation.ready:
                 ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
         payload = Payload(function, frames, refs, direct=True)
         request = self._service.begin(function, invocation, payload, ready, session.name)
         session.open[message.number] = request.answer
-        blocks = _blocks(message.beside)
+        blocks = _blocks(message.attached)
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
     def _answered(
@@ -266,7 +266,7 @@ class Clients:
             return
         error = answer.exception()
         if error is None:
-            self._send(session.peer, Result(number), answer.result())
+            self._send(session.peer, CallResult(number), answer.result())
             return
         held = blocks and self._service.pool.holds(request)
         self._fail(session, number, error, held)
@@ -285,7 +285,7 @@ class Clients:
 
     # --- all else
 
-    def _ask(self, session: _Session, message: Ask, frames: Sequence[Any]) -> None:
+    def _ask(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> None:
         task = session.open[message.number] = self._loop.create_task(self._carry_out(session, message, frames))
         task.add_done_callback(partial(self._asked, session, message.number))
 
@@ -296,9 +296,9 @@ class Clients:
         if (error := task.exception()) is not None:
             self._fail(session, number, error)
         else:
-            self._send(session.peer, Result(number), task.result())
+            self._send(session.peer, CallResult(number), task.result())
 
-    async def _carry_out(self, session: _Session, message: Ask, frames: Sequence[Any]) -> Sequence[bytes]:
+    async def _carry_out(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> Sequence[bytes]:
         """
         Raises:
             KaasError, or whatever else a senseless message leads to.
@@ -314,10 +314,10 @@ class Clients:
             case "pardon":
                 return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
             case "upkeep":
-                await service.upkeep(bytes(frames[0]), self._refs(session, message.beside, frames))
+                await service.upkeep(bytes(frames[0]), self._refs(session, message.attached, frames))
             case "hold":
-                _check(session.peer, message.beside, frames)
-                await self._objects.keep(session.name, message.beside, frames)
+                _check(session.peer, message.attached, frames)
+                await self._objects.keep(session.name, message.attached, frames)
             case "stop":
                 if service.served:
                     _log.info("a program leaves the pool, which its server keeps", extra={"program": session.name})
@@ -328,16 +328,16 @@ class Clients:
         return []
 
 
-def _blocks(beside: Sequence[Beside]) -> bool:
-    return any(type(item) is Block for item in beside)
+def _blocks(attached: Sequence[Attachment]) -> bool:
+    return any(type(item) is Block for item in attached)
 
 
-def _check(peer: Peer, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
+def _check(peer: Peer, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
     """
     Raises:
         InvalidRequest: what stands beside a message is not there, or not its sender's to show.
     """
-    for item in beside:
+    for item in attached:
         if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
             raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
         if isinstance(item, Block) and not (peer.shares and item.pid == peer.pid):

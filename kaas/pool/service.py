@@ -25,12 +25,12 @@ from kaas.pool.registry import Registry
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Router
-from kaas.wire.messages import Address, Done, FromPeer, Hello, Orphaned, RequestObjects, WrittenBack
+from kaas.wire.messages import Address, ExecutorReply, FromPeer, Orphaned, PeerHello, RequestObjects, WrittenBack
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 from kaas.worker.huge_pages import use_huge_pages_soon
 
-FROM_EXECUTORS = frozenset((Done, RequestObjects, WrittenBack, Orphaned))
+FROM_EXECUTORS = frozenset((ExecutorReply, RequestObjects, WrittenBack, Orphaned))
 LONGEST_TRACE_S = 600.0
 NOTHING_KEPT: Mapping[int, bytes] = {}
 
@@ -60,7 +60,7 @@ class Backend(Protocol):
         """The executors, and the way to the workers of all kinds."""
         ...
 
-    def came(self, hello: Hello) -> None:
+    def came(self, hello: PeerHello) -> None:
         """A client has a line."""
         ...
 
@@ -115,7 +115,7 @@ class Service:
     def address(self) -> Address:
         return self._router.address
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> None:
         if hello.role == "executor":
             self._executors.greet(peer, hello)
         else:
@@ -216,7 +216,7 @@ class Service:
         Raises:
             KaasError
         """
-        upkeep = specs.decode_upkeep(message)
+        upkeep = specs.decode_cache_command(message)
         functions = [await self.function(key) for key in upkeep.functions]
         incomplete = self._backend.objects.ready(refs) if refs and not upkeep.ready else None
         if incomplete is not None:

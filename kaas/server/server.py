@@ -83,7 +83,7 @@ class Server:
         keeping = KeptLimits(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         slow_s = settings.log.slow_request_s
         self._manager = SessionManager(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
-        self._desk = self._manager.desk = Admin(
+        self._admin = self._manager.admin = Admin(
             service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
         )
 
@@ -101,12 +101,12 @@ class Server:
 
     def _keys_changed(self) -> None:
         """A client that gets the name of a revoked one is not let in before that one's things are gone."""
-        self._manager.kept_out = self._strangers()
+        self._manager.kept_out = self._kept_out()
         task = asyncio.get_running_loop().create_task(self._settle_tenants())
         self._settling.add(task)
         task.add_done_callback(self._settled)
 
-    def _strangers(self) -> set[str]:
+    def _kept_out(self) -> set[str]:
         """Names under which something was left that is not for the client that has the name now."""
         assert self._keys is not None, "it has keys that change"
         return self._holdings.tenants.changed(self._keys.tenants(), self._keys.purged())
@@ -119,12 +119,12 @@ class Server:
         if self._keys is None:
             return
         async with self._settle_turn:
-            names, now = self._strangers(), self._keys.tenants()
+            names, now = self._kept_out(), self._keys.tenants()
             if left := sorted(filter(self._holdings.has, names)):
                 _log.warning("what revoked clients have left is removed: %s", ", ".join(left))
             await self._manager.retire(names)
             self._holdings.tenants.settle(now, names)
-            self._manager.kept_out = self._strangers()
+            self._manager.kept_out = self._kept_out()
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.discard(task)
@@ -176,7 +176,7 @@ class Server:
         self._listener = listener
         closing.callback(listener.close, LAST_WORDS_S)
         self.endpoint = listener.endpoint
-        self._desk.opened = self._opened = True
+        self._admin.opened = self._opened = True
         _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # what is there now stays: who collects garbage need not look at it
@@ -196,9 +196,9 @@ class Server:
 
     def drain(self, reason: str) -> None:
         """It takes no more, and ends once what is open has been answered and received."""
-        if not self._desk.draining:
+        if not self._admin.draining:
             _log.info("the server drains", extra={"reason": reason, "drain_s": self._settings.drain_s})
-        self._desk.draining = True
+        self._admin.draining = True
         self._manager.drain(reason)
         self._leave.set()
 
@@ -229,4 +229,4 @@ class Server:
 
     def _health(self) -> dict[str, Any]:
         """For who is on this machine."""
-        return self._desk.health(causes=True)
+        return self._admin.health(causes=True)

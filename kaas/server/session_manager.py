@@ -49,7 +49,7 @@ class KeptLimits:
     answers_s: float = 600.0
 
 
-class AdminQuestions(Protocol):
+class AdminQueries(Protocol):
     """What answers `wire.Ask`."""
 
     def told(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
@@ -82,7 +82,7 @@ class SessionManager:
         self.epoch = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, ConnectedClient] = {}
-        self.desk: AdminQuestions | None = None
+        self.admin: AdminQueries | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
         time_s = self._loop.time
@@ -170,13 +170,13 @@ class SessionManager:
                 self._greet(session.channel, message)
             case protocol.Ask():
                 session.client.check_taken(session.channel.leaving_bytes)
-                if self.desk is None:
+                if self.admin is None:
                     raise InvalidRequest("this server answers no questions")
-                told = self.desk.told(session, message.what, frames[1:])
+                told = self.admin.told(session, message.what, frames[1:])
                 if isinstance(told, Coroutine):
                     self._later(session, message.number, _told(message.number, told))
                 else:
-                    session.channel.send(protocol.Told(message.number, told))
+                    session.channel.send(protocol.Reply(message.number, told))
             case _:
                 session.client.check_taken(session.channel.leaving_bytes)
                 said = self._holdings.answer(session.client.name, message, frames[1:])
@@ -343,7 +343,7 @@ class SessionManager:
 
 
 async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:
-    return protocol.Told(number, await answer), ()
+    return protocol.Reply(number, await answer), ()
 
 
 class _Numbered(msgspec.Struct):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kaas.wire.connections.shared_memory import part
-from kaas.wire.messages import Attached, Filed, Framed, Named
+from kaas.wire.messages import ExecutorAttachment, Filed, Framed, Named
 
 Get = Callable[[Any, Mapping[bytes, Any]], Any]
 """The object of a reference of whoever keeps them, waited for, or the value itself. With it go outputs that were made
@@ -40,7 +40,7 @@ class Attachments:
 
     def __init__(
         self,
-        items: Sequence[Attached],
+        items: Sequence[ExecutorAttachment],
         frames: Sequence[Any],
         supply: Callable[[], Sequence[Any]],
         get: Get,

@@ -1,6 +1,6 @@
-"""Messages of lines: the first frame is one of these headers, what it is about stands in the frames behind it.
+"""Messages between a pool and its peers: the first frame is a header, the frames after it hold its values.
 
-What a peer (a client's process or an executor's) sends first is Hello, the answer to that is Welcome or Refused.
+A peer (a process of a client, or an executor) sends PeerHello first. The pool replies with PoolWelcome or Refused.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
     nbytes: int
 
 
-Beside = Named | Framed | Block
-Attached = Named | Framed | Filed
+Attachment = Named | Framed | Block
+ExecutorAttachment = Named | Framed | Filed
 """The same in messages to an executor."""
 
 
 # --- greetings
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """From a peer. role: "client" or "executor". name: a session's id, or a worker's number as text.
 
     incarnation: which of its lines this is: what an earlier one of the same name sent or is sent counts no more.
@@ -92,7 +92,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     probe: Block | None = None
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class PoolWelcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """life: the pool's, as in its Address. shares: the pool can read this peer's Blocks."""
 
     epoch: str
@@ -106,33 +106,33 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
 # --- client to pool
 
 
-class Register(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class AnnounceFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Frames: an encoded FunctionSpec, and its kTask's bytes. Needs no answer; once more changes nothing."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Run an invocation. number: the client's own, a new one for each; sent once more (after the pool's end, say) it is
-    the same request. Frames: the encoded Invocation, then those that beside points to. The answer is Result or
-    Failure."""
+    the same request. Frames: the encoded Invocation, then those that `attached` points to. The answer is CallResult or
+    CallFailure."""
 
     number: int
-    beside: Sequence[Beside] = ()
+    attached: Sequence[Attachment] = ()
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """Nobody waits for this Submit or Ask any more. There is no answer, but for Release."""
+class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Nobody waits for this Submit or PoolQuery any more. There is no answer, but for Release."""
 
     number: int
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=13):
+class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """Anything else of the pool. what: "status", "stats", "pardon", "upkeep", "stop" (the frame b"0" answers that it
     goes on, as its server keeps it) or "hold". Frames: depend on it
-    (`kaas.pool.clients`). The answer is Result or Failure."""
+    (`kaas.pool.clients`). The answer is CallResult or CallFailure."""
 
     number: int
     what: str
-    beside: Sequence[Beside] = ()
+    attached: Sequence[Attachment] = ()
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag=14):
@@ -144,13 +144,13 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=14):
 # --- pool to client
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True, tag=20):
+class CallResult(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """Frames: of a Submit one for each output, in declared order."""
 
     number: int
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, tag=21):
+class CallFailure(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """Frame: the error (`kaas.wire.error_codec`). held: the request still runs: its Blocks must stay until Release."""
 
     number: int
@@ -172,31 +172,31 @@ class RegisterFunction(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """keep: keys of outputs that stay on the device, as the Invocation lists them. parcel: outputs do not come in
-    frames but as a parcel, which is collected. Frames: the encoded Invocation, then those that beside points to."""
+    frames but as a parcel, which is collected. Frames: the encoded Invocation, then those that `attached` points to."""
 
     number: int
     slot: int
     keep: Sequence[bytes] = ()
     deferred: bool = False
-    beside: Sequence[Attached] = ()
+    attached: Sequence[ExecutorAttachment] = ()
 
 
 class CacheCommand(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """Frames: an encoded wire.Upkeep, then those that beside points to."""
+    """Frames: an encoded wire.CacheCommandSpec, then those that `attached` points to."""
 
     number: int
-    beside: Sequence[Attached] = ()
+    attached: Sequence[ExecutorAttachment] = ()
 
 
 class CacheDecision(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """Frames: an encoded wire.Decided, then those that beside points to."""
+    """Frames: an encoded wire.Decided, then those that `attached` points to."""
 
     number: int
-    beside: Sequence[Attached] = ()
+    attached: Sequence[ExecutorAttachment] = ()
 
 
 class WriteBackOutput(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """Have kept outputs come back: each is announced by Written before this is Done."""
+    """Have kept outputs come back: each is announced by Written before the ExecutorReply."""
 
     number: int
     keys: Sequence[bytes]
@@ -228,7 +228,7 @@ class ForgetFunction(msgspec.Struct, frozen=True, array_like=True, tag=37):
 # --- executor to pool
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=40):
+class ExecutorReply(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """What came of something that was asked. lost: why the device is lost, "" if it is not. failed: the frame is an
     error. parcel: under which number outputs wait to be collected, None if they are the frames, in declared order but
     for those that stay on the device."""
@@ -260,12 +260,23 @@ class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):
     record: RunRecord | None = None
 
 
-FromPeer = Hello | Register | Submit | Cancel | Ask | Drop | Done | RequestObjects | WrittenBack | Orphaned
+FromPeer = (
+    PeerHello
+    | AnnounceFunction
+    | Submit
+    | CancelCall
+    | PoolQuery
+    | Drop
+    | ExecutorReply
+    | RequestObjects
+    | WrittenBack
+    | Orphaned
+)
 ToPeer = (
-    Welcome
+    PoolWelcome
     | Refused
-    | Result
-    | Failure
+    | CallResult
+    | CallFailure
     | Release
     | RegisterFunction
     | RunInvocation

@@ -316,7 +316,7 @@ def _by_value(buffer: str, ref: Any, get: Callable[[Any], Any]) -> memoryview:
 def unpack_objects(
     upkeep: wire.CacheCommandSpec, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> list[InputSource]:
-    """The objects that an Upkeep is about."""
+    """The objects that an CacheCommandSpec is about."""
     if not upkeep.objects:
         return []
     if not specs:

@@ -155,7 +155,7 @@ class Received(_Message, frozen=True):
 
 class Ask(_Message, frozen=True):
     """what: "status", "stats", "usage", "health" (frame b"canary" runs one kTask), or, of an administrator, "drain" and
-    "pardon" (frame: a function's key, as status has it among those in quarantine, or a kTask's). The answer is Told."""
+    "pardon" (frame: the key of a function in quarantine, as status has it, or the key of a kTask). Reply answers."""
 
     number: int
     what: str
@@ -237,7 +237,7 @@ class Done(_Message, frozen=True):
     number: int
 
 
-class Told(_Message, frozen=True):
+class Reply(_Message, frozen=True, tag="told"):
     """answer: as msgpack has it: maps, lists, numbers and text."""
 
     number: int
@@ -278,7 +278,7 @@ FromClient = (
     | Received
     | Ask
 )
-FromServer = Welcome | Uploaded | Registered | Listed | Value | Result | Done | Told | Failure | Goodbye
+FromServer = Welcome | Uploaded | Registered | Listed | Value | Result | Done | Reply | Failure | Goodbye
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_client = msgspec.msgpack.Decoder(FromClient).decode

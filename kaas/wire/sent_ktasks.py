@@ -103,7 +103,7 @@ class _Kernel(msgspec.Struct, gc=False):
     library: str
 
 
-class _Entry(msgspec.Struct, gc=False):
+class _SentKTask(msgspec.Struct, gc=False):
     kernel: _Kernel
 
 
@@ -111,7 +111,7 @@ class _Task(msgspec.Struct):
     """As much of an encoded kTask as must be known before the rest is looked at."""
 
     buffers: list[_Buffer]
-    kernels: list[_Entry]
+    kernels: list[_SentKTask]
     outputs: list[str]
     name: str | None = None
     kaas: int = codec.FORMAT

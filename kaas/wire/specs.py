@@ -166,7 +166,7 @@ def without_keep(message: bytes) -> bytes:
 
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
-decode_upkeep = msgspec.msgpack.Decoder(CacheCommandSpec).decode
+decode_cache_command = msgspec.msgpack.Decoder(CacheCommandSpec).decode
 decode_decided = msgspec.msgpack.Decoder(CacheDecisionSpec).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
 decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode

@@ -49,14 +49,14 @@ class Adoption:
 class Epoch:
     """One life of the pool, as long as it or this process does not end, and all that is only good for it."""
 
-    def __init__(self, name: str, line: Connection) -> None:
+    def __init__(self, name: str, connection: Connection) -> None:
         """
         Args:
             name: as in the pool's Address.
         """
         self.name = name
-        self.line = line
-        self.supplies = RequestedObjects(lambda number: line.send(RequestObjects(number)))
+        self.connection = connection
+        self.requested = RequestedObjects(lambda number: connection.send(RequestObjects(number)))
         self.deferred_results = DeferredResults()
         self.over = False
         self._ending = threading.Lock()
@@ -64,7 +64,7 @@ class Epoch:
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         """To the pool, unless it has ended: what is said of one life means nothing to the next."""
         try:
-            self.line.send(header, frames)
+            self.connection.send(header, frames)
         except ConnectionLost:
             return
 
@@ -72,9 +72,9 @@ class Epoch:
         """Whoever waits for the pool goes on. Whether it was not over yet."""
         with self._ending:
             ends, self.over = not self.over, True
-        self.supplies.close()
+        self.requested.close()
         self.deferred_results.close()
-        self.line.close()
+        self.connection.close()
         return ends
 
 

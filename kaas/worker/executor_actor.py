@@ -16,10 +16,10 @@ from kaas.wire.messages import Address
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption, Orphan, WorkerPost
-from kaas.worker.executor_work import Told
+from kaas.worker.executor_work import Introduction
 from kaas.worker.executor_worker import LINGER_S, ExecutorWorker
 
-GROUPS = {"watch": 1, "supply": 1, "collect": 2, "adoption": 2}
+GROUPS = {"watch": 1, "provide": 1, "collect": 2, "adoption": 2}
 """Concurrency groups, with their threads, as Ray is told: no method waits for one of another group."""
 
 
@@ -66,11 +66,11 @@ class ExecutorActor:
         }
         return Adoption(self._post.start, self._info, running, work.functions, tuple(work.executor.cached()))
 
-    @ray.method(concurrency_group="supply")
-    def supply(self, epoch: str, number: int, refs: Sequence[Any]) -> None:
+    @ray.method(concurrency_group="provide")
+    def provide(self, epoch: str, number: int, refs: Sequence[Any]) -> None:
         """References to what stands beside a request whose objects the cache lacks. life: of the pool that sends them,
         since what Ray brings may come later than the next one."""
-        self._worker.supply(epoch, number, refs)
+        self._worker.provide(epoch, number, refs)
 
     @ray.method(concurrency_group="collect")
     def collect(self, epoch: str, deferred: int) -> list[Any]:
@@ -78,8 +78,8 @@ class ExecutorActor:
         it, the values before it are complete."""
         return [*self._worker.collect(epoch, deferred), None]
 
-    def _introduce(self, function: str) -> Told:
-        told: Told = ray.get(self._post.pool.function.remote(function))
+    def _introduce(self, function: str) -> Introduction:
+        told: Introduction = ray.get(self._post.pool.function.remote(function))
         return told
 
 

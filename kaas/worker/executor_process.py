@@ -21,7 +21,7 @@ def main() -> None:
         from kaas.wire.status import codec
         from kaas.worker.executor_worker import ExecutorWorker
 
-        worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=end_group)
+        worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, connection_lost=end_group)
         info = worker.start(orders.address)
     except KaasError as error:
         say_failed(says, error)

@@ -17,9 +17,9 @@ from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
-    from kaas.wire.messages import Attached
+    from kaas.wire.messages import ExecutorAttachment
 
-Told = tuple[bytes, bytes]
+Introduction = tuple[bytes, bytes]
 """A function as it is told of: its encoded spec, and its kTask's bytes."""
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class ExecutorWork:
     """Around one executor. All methods may be called from any thread."""
 
-    def __init__(self, executor: Executor, introduce: Callable[[str], Told] | None = None) -> None:
+    def __init__(self, executor: Executor, introduce: Callable[[str], Introduction] | None = None) -> None:
         """
         Args:
             introduce: gives a function by its key that nobody has told of: one whose output, kept elsewhere, is lost.
@@ -45,7 +45,7 @@ class ExecutorWork:
         """Keys of those that it was told of."""
         return frozenset(self._told)
 
-    def meet(self, spec: bytes, task: bytes) -> str:
+    def register(self, spec: bytes, task: bytes) -> str:
         """A function that messages will name. What is wrong with its kTask shows in these. Gives its key."""
         known = wire.decode_function(spec)
         self._told.setdefault(known.key, (known, bytes(task)))
@@ -68,7 +68,7 @@ class ExecutorWork:
         if key not in self._told:
             if self._introduce is None:
                 raise KaasError(f"an executor has not been told of function {key}")
-            self.meet(*self._introduce(key))
+            self.register(*self._introduce(key))
         spec, task = self._told[key]
         known = self._functions[key] = spec, KTask.from_msgpack(task)
         return known
@@ -78,7 +78,7 @@ class ExecutorWork:
     def run(
         self,
         invocation: wire.Invocation,
-        beside: Sequence[Attached],
+        attached: Sequence[ExecutorAttachment],
         objects: Attachments,
         slot: int,
         keep: Sequence[bytes] = (),
@@ -92,10 +92,10 @@ class ExecutorWork:
             What `Executor.run` raises, and KaasError for a function that nobody knows.
         """
         try:
-            return self._attempt(invocation, beside, objects, slot, keep, copy)
+            return self._attempt(invocation, attached, objects, slot, keep, copy)
         except InputFailed as failed:
             lost = _lost(failed)
-        again = partial(self._attempt, invocation, beside, objects, slot, keep, copy)
+        again = partial(self._attempt, invocation, attached, objects, slot, keep, copy)
         return self._with_inputs(again, objects, slot, lost)
 
     def _attempt(
@@ -109,7 +109,7 @@ class ExecutorWork:
     ) -> RunResult:
         began_s = None if invocation.function in self._functions else perf_counter()
         spec, task = self._function(invocation.function)
-        met_s = 0.0 if began_s is None else perf_counter() - began_s
+        registered_s = 0.0 if began_s is None else perf_counter() - began_s
         try:
             sources = unpack(invocation, spec, refs, objects)
         except InputFailed as error:
@@ -128,9 +128,9 @@ class ExecutorWork:
             copy_kept=copy,
         )
         result = self.executor.run(request, slot)
-        if met_s:  # a kTask of many kernels takes long to read, too
+        if registered_s:  # a kTask of many kernels takes long to read, too
             for stage in ("plan", "total"):
-                result.stats.stages[stage] += met_s
+                result.stats.stages[stage] += registered_s
         return result
 
     def _with_inputs(self, attempt: Callable[[], T], objects: Attachments, slot: int | None, *known: InputLost) -> T:
@@ -151,7 +151,9 @@ class ExecutorWork:
 
     # --- orders about the cache
 
-    def upkeep(self, upkeep: wire.CacheCommandSpec, beside: Sequence[Attached], objects: Attachments) -> wire.RunRecord:
+    def upkeep(
+        self, upkeep: wire.CacheCommandSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
+    ) -> wire.RunRecord:
         """What a program wants of the cache.
 
         Raises:
@@ -160,7 +162,7 @@ class ExecutorWork:
         executor = self.executor
         met = [self._function(key) for key in upkeep.functions]
         specs = [spec for spec, _ in met]
-        sources = unpack_objects(upkeep, specs, beside, objects)
+        sources = unpack_objects(upkeep, specs, attached, objects)
         everything = not (upkeep.objects or upkeep.functions)
         keys = None if everything else [source.key for source in sources if source.key is not None]
         match upkeep.action:
@@ -176,7 +178,7 @@ class ExecutorWork:
                 return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
     def follow(
-        self, decided: wire.CacheDecisionSpec, beside: Sequence[Attached], objects: Attachments
+        self, decided: wire.CacheDecisionSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
     ) -> wire.RunRecord:
         """What the policy decided about the cache.
 
@@ -185,7 +187,7 @@ class ExecutorWork:
         """
         if not decided.loads:
             return evicted(self.executor, self.executor.flush(decided.drops))
-        sources = unpack_keyed(decided.loads, beside, objects)
+        sources = unpack_keyed(decided.loads, attached, objects)
         return self._with_inputs(lambda: self.executor.load(sources), objects, None)
 
 

@@ -24,10 +24,10 @@ from kaas.wire.attachments import Attachments, Get, ObjectParts, same
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import Done
+from kaas.wire.messages import ExecutorReply
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
-from kaas.worker.executor_work import ExecutorWork, Told, evicted
+from kaas.worker.executor_work import ExecutorWork, Introduction, evicted
 from kaas.worker.huge_pages import use_huge_pages_soon
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class ExecutorWorker:
         node: str,
         *,
         get: Get = same,
-        introduce: Callable[[str], Told] | None = None,
-        line_lost: Callable[[], None] | None = None,
+        introduce: Callable[[str], Introduction] | None = None,
+        connection_lost: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
             options: those of `Executor`. name: the worker's number. node: where it is. introduce: as
-                `ExecutorWork` takes it. line_lost: called when the pool's process has ended.
+                `ExecutorWork` takes it. connection_lost: called when the pool's process has ended.
         """
         self._device = device
         self._options = options
@@ -71,14 +71,14 @@ class ExecutorWorker:
         self._node = node
         self._get = get
         self._introduce = introduce
-        self._line_lost = line_lost
+        self._connection_lost = connection_lost
         self._epochs = Epochs()
         self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
         self._nothing = Attachments((), (), tuple, get)
         self._leaving: threading.Timer | None = None
         # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
         # load either, which may wait for another executor.
-        self._upkeep: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
+        self._cache_commands: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
         self._write_back: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
 
     @property
@@ -114,7 +114,7 @@ class ExecutorWorker:
             What `connect` raises.
         """
         self._work = ExecutorWork(executor, self._introduce)
-        for orders, name in ((self._upkeep, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
+        for orders, name in ((self._cache_commands, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
             threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
         self.begin(address)
 
@@ -125,8 +125,8 @@ class ExecutorWorker:
         Raises:
             What `connect` raises.
         """
-        line = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
-        epoch = Epoch(address.epoch, line)
+        connection = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
+        epoch = Epoch(address.epoch, connection)
         left = self._epochs.begin(epoch)
         for number in range(self._options["slots"] + 1):
             threading.Thread(target=self._serve, args=(epoch,), name=f"kaas-runs-{number}", daemon=True).start()
@@ -138,11 +138,11 @@ class ExecutorWorker:
         """Until a later life of the pool begins."""
         self._epochs.wait(epoch)
 
-    def supply(self, epoch: str, number: int, objects: Sequence[Any]) -> None:
+    def provide(self, epoch: str, number: int, objects: Sequence[Any]) -> None:
         """What the pool in this life gives for a Need; the next one has other things with the same number."""
         now = self._epochs.now
         if now is not None and now.name == epoch:
-            now.supplies.bring(number, objects)
+            now.requested.bring(number, objects)
 
     def collect(self, epoch: str, deferred: int) -> Sequence[Any]:
         """The arrays of a parcel for the pool in this life.
@@ -167,7 +167,7 @@ class ExecutorWorker:
     def _serve(self, epoch: Epoch) -> None:
         self._work.executor.device.stay()
         try:
-            for run in epoch.line.serve(partial(self._take, epoch)):
+            for run in epoch.connection.serve(partial(self._take, epoch)):
                 self._run(run)
                 del run  # and what came with it: the next one may be long in coming
         except ConnectionLost:
@@ -180,36 +180,36 @@ class ExecutorWorker:
             return run if self._epochs.started(run) else None
         match message:
             case messages.RegisterFunction():
-                self._unneeded.discard(self._work.meet(frames[0], frames[1]))
+                self._unneeded.discard(self._work.register(frames[0], frames[1]))
             case messages.ForgetFunction(key):
                 forgotten = (self._unneeded | {key}) - self._epochs.functions()
                 self._work.forget(forgotten)
                 self._unneeded = (self._unneeded | {key}) - forgotten
             case messages.CacheCommand() | messages.CacheDecision():
-                self._upkeep.put((epoch, message, frames))
+                self._cache_commands.put((epoch, message, frames))
             case messages.WriteBackOutput() | messages.Discard():
                 self._write_back.put((epoch, message, frames))
             case messages.ProvideObjects():
                 came = [ObjectParts(items, frames) for items in message.objects]
-                epoch.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
+                epoch.requested.bring(message.number, decode_error(frames[0]) if message.error else came)
         return None
 
     def _lost(self, epoch: Epoch) -> None:
         """The pool's process has ended; what runs goes on."""
-        if epoch.close() and self._line_lost is not None:
-            self._line_lost()
+        if epoch.close() and self._connection_lost is not None:
+            self._connection_lost()
 
     # --- runs
 
     def _run(self, run: RunningInvocation) -> None:
         asked, epoch = run.asked, run.epoch
         objects = self._nothing
-        if asked.beside:
+        if asked.attached:
             objects = self._objects(epoch, asked, run.frames, (run.invocation.constants,))
         outputs: Frames = ()
         record = None
         try:
-            result = self._work.run(run.invocation, asked.beside, objects, asked.slot, asked.keep, not asked.deferred)
+            result = self._work.run(run.invocation, asked.attached, objects, asked.slot, asked.keep, not asked.deferred)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
@@ -217,7 +217,7 @@ class ExecutorWorker:
             deferred = None
             if asked.deferred and outputs:
                 deferred, outputs = epoch.deferred_results.pack(list(result.outputs.values())), ()
-            done = Done(asked.number, record, self._why_lost(), False, deferred)
+            done = ExecutorReply(asked.number, record, self._why_lost(), False, deferred)
         adopted_by = self._epochs.ended(run)
         if adopted_by is None:
             epoch.send(done, outputs)
@@ -235,7 +235,7 @@ class ExecutorWorker:
             return
         answer: Frames = ()
         try:
-            done = Done(order.number, self._do(epoch, order, frames), self._why_lost())
+            done = ExecutorReply(order.number, self._do(epoch, order, frames), self._why_lost())
         except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
             done, answer = self._failure(order.number, error)
         epoch.send(done, answer)
@@ -244,13 +244,13 @@ class ExecutorWorker:
         work = self._work
         match order:
             case messages.CacheCommand():
-                upkeep = specs.decode_upkeep(frames[0])
+                upkeep = specs.decode_cache_command(frames[0])
                 objects = self._objects(epoch, order, frames, (0,) if upkeep.functions else ())
-                return work.upkeep(upkeep, order.beside, objects)
+                return work.upkeep(upkeep, order.attached, objects)
             case messages.CacheDecision():
                 decided = specs.decode_decided(frames[0])
                 constants = {load.ref for load in decided.loads if load.entry is not None}
-                return work.follow(decided, order.beside, self._objects(epoch, order, frames, constants))
+                return work.follow(decided, order.attached, self._objects(epoch, order, frames, constants))
             case messages.WriteBackOutput():
                 work.executor.write_back(order.keys)
                 return evicted(work.executor)
@@ -266,13 +266,13 @@ class ExecutorWorker:
         frames: Frames,
         constants: Container[int | None],
     ) -> Attachments:
-        return Attachments(asked.beside, frames, partial(epoch.supplies.ask, asked.number), self._get, constants)
+        return Attachments(asked.attached, frames, partial(epoch.requested.ask, asked.number), self._get, constants)
 
-    def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
+    def _failure(self, number: int, error: Exception) -> tuple[ExecutorReply, Frames]:
         if not isinstance(error, KaasError):
             foreign, error = error, KaasError(f"an executor failed in a way it should not: {error!r}")
             error.__cause__ = foreign
-        return Done(number, lost=self._why_lost(), failed=True), [encode_error(error)]
+        return ExecutorReply(number, lost=self._why_lost(), failed=True), [encode_error(error)]
 
     def _why_lost(self) -> str:
         """Why the device is lost, if it is; then this process ends, by itself if the pool does not see to it."""
@@ -325,7 +325,7 @@ class PrintedLines:
         told = self._used.get(account, 0) > self._bytes_per_minute
         self._used[account] = self._used.get(account, 0) + len(data)
         shown, start = data[:left].decode(errors="ignore"), f"[client {escaped(client)}] "
-        lines = [start + escaped(line) for line in shown.removesuffix("\n").split("\n")] if shown else []
+        lines = [start + escaped(connection) for connection in shown.removesuffix("\n").split("\n")] if shown else []
         if len(data) > left and not told:
             most = self._bytes_per_minute
             lines.append(f"{start}(kernels printed more than {most} bytes in a minute: the rest is left out)")

@@ -17,7 +17,7 @@ from kaas.errors import PoolStopped
 from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Router
-from kaas.wire.messages import Register, Submit
+from kaas.wire.messages import AnnounceFunction, Submit
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.patience import PATIENCE_S
@@ -61,7 +61,7 @@ class FakePool:
     def expect_submit(self) -> tuple[Submit, Sequence[Any]]:
         """Likewise, after what introduces the function."""
         self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
-        return self.expect(Submit) if isinstance(header, Register) else (header, frames)
+        return self.expect(Submit) if isinstance(header, AnnounceFunction) else (header, frames)
 
     def send(self, header: Any, *frames: Any) -> None:
         self._on_loop(lambda: self._router.send(self._peer, header, frames))

@@ -17,7 +17,7 @@ from kaas.errors import DeviceLost, NotInitialized, PoolStopped
 from kaas.wire import messages
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Block, Cancel, Failure, Result, Submit
+from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Submit
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, Ref, calls_of, held_blocks, pool, sent, session
 from tests.patience import PATIENCE_S
@@ -48,7 +48,7 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
     assert again == known
     assert session.held == [(pool.address.epoch, [ref]), (next_pool.address.epoch, [ref])]
     for submit in again:
-        next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
+        next_pool.send(CallResult(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
         future.result(PATIENCE_S)
 
@@ -75,7 +75,7 @@ def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool,
     assert cancelled.cancel()
     session.may_go_on.set()
     next_pool.expect_submit()
-    assert {*held_blocks(session, next_pool)[1].beside} == {*before.beside}
+    assert {*held_blocks(session, next_pool)[1].attached} == {*before.attached}
     session.calls.end(PoolStopped("the test has ended"))
 
 
@@ -91,9 +91,9 @@ def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, 
     sent(session, a=Ref(3), b=numbers())
     future = sent(session)
     session.calls.moved(next_pool.address.epoch)
-    number = next_pool.expect(Cancel)[0].number
+    number = next_pool.expect(CancelCall)[0].number
     next_pool.expect_submit()
-    assert [next_pool.expect(kind)[0].number for kind in (Submit, Cancel)] == [number, number]
+    assert [next_pool.expect(kind)[0].number for kind in (Submit, CancelCall)] == [number, number]
     session.calls.end(PoolStopped("the test has ended"))
 
 
@@ -103,7 +103,7 @@ def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, p
     cancelled.cancel()
     calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
     assert isinstance(open_until_then.exception(), PoolStopped)
-    for block in (*submit.beside, *running.beside):
+    for block in (*submit.attached, *running.attached):
         assert isinstance(block, Block)
         with pytest.raises(OSError, match="No such file"):
             Inbox().view(block)
@@ -115,7 +115,7 @@ def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: F
         waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]
         pool.close()
         for _ in waiting:
-            next_pool.send(Result(next_pool.expect_submit()[0].number), numbers().tobytes())
+            next_pool.send(CallResult(next_pool.expect_submit()[0].number), numbers().tobytes())
         for wait in waiting:
             np.testing.assert_array_equal(wait.result(PATIENCE_S), numbers())
 
@@ -136,8 +136,8 @@ def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool
 def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: FakePool) -> None:
     answered, other, last = sent(session), sent(session), sent(session)
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0], pool.expect(Submit)[0]]
-    pool.send(Result(submits[0].number), numbers().tobytes())
-    pool.send(Failure(submits[1].number), encode_error(DeviceLost("a kernel failed", kernel="k")))
+    pool.send(CallResult(submits[0].number), numbers().tobytes())
+    pool.send(CallFailure(submits[1].number), encode_error(DeviceLost("a kernel failed", kernel="k")))
     with pytest.raises(DeviceLost):
         other.result(PATIENCE_S)
     calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
@@ -159,5 +159,5 @@ def test_a_fork_has_no_line(session: FakeSession, pool: FakePool) -> None:
                 refused += 1
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    pool.send(Result(header.number), numbers().tobytes())
+    pool.send(CallResult(header.number), numbers().tobytes())
     np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())

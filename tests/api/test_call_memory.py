@@ -11,7 +11,7 @@ import kaas
 from kaas.errors import KaasError
 from kaas.wire.connections.shared_memory import LEASED_AT_MOST, Inbox
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Block, Cancel, Drop, Failure, Framed, Named, Release, Result, Submit
+from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Drop, Framed, Named, Release, Submit
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
@@ -29,31 +29,31 @@ def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) 
     for _ in range(2):
         future = sent(session, add_task(LARGE), a=x, b=x)
         header, _frames = pool.expect_submit()
-        blocks.append([item for item in header.beside if isinstance(item, Block)])
+        blocks.append([item for item in header.attached if isinstance(item, Block)])
         assert len(blocks[-1]) == 2
         for block in blocks[-1]:
             np.testing.assert_array_equal(np.frombuffer(Inbox().view(block), np.float32), x)
-        pool.send(Result(header.number), x.tobytes())
+        pool.send(CallResult(header.number), x.tobytes())
         np.testing.assert_array_equal(future.result(PATIENCE_S), x)
     assert {block.fd for block in blocks[0]} == {block.fd for block in blocks[1]}
 
 
 def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSession, pool: FakePool) -> None:
     future, late = held_blocks(session, pool)
-    pool.send(Failure(late.number, held=True), encode_error(KaasError("too late")))
+    pool.send(CallFailure(late.number, held=True), encode_error(KaasError("too late")))
     with pytest.raises(KaasError, match="too late"):
         future.result(PATIENCE_S)
     cancelled, running = held_blocks(session, pool)
     cancelled.cancel()
-    pool.expect(Cancel)
+    pool.expect(CancelCall)
     _, third = held_blocks(session, pool)
-    assert not {*late.beside, *running.beside} & {*third.beside}
+    assert not {*late.attached, *running.attached} & {*third.attached}
     pool.send(Release(late.number))
     pool.send(Release(running.number))
-    pool.send(Result(third.number), numbers(LARGE).tobytes())
+    pool.send(CallResult(third.number), numbers(LARGE).tobytes())
     _.result(PATIENCE_S)
-    again = [*held_blocks(session, pool)[1].beside, *held_blocks(session, pool)[1].beside]
-    assert {*again} <= {*late.beside, *running.beside, *third.beside}
+    again = [*held_blocks(session, pool)[1].attached, *held_blocks(session, pool)[1].attached]
+    assert {*again} <= {*late.attached, *running.attached, *third.attached}
 
 
 def test_a_program_with_many_large_values_on_their_way_has_files_left(session: FakeSession, pool: FakePool) -> None:
@@ -62,14 +62,14 @@ def test_a_program_with_many_large_values_on_their_way_has_files_left(session: F
     for _ in range(LEASED_AT_MOST // 2 + 1):
         future = sent(session, add_task(LARGE), a=x, b=x)
         submits.append(pool.expect_submit())
-    assert all(isinstance(item, Block) for header, _ in submits[:-1] for item in header.beside)
+    assert all(isinstance(item, Block) for header, _ in submits[:-1] for item in header.attached)
     header, frames = submits[-1]
-    assert [*header.beside] == [Framed(2), Framed(3)]
+    assert [*header.attached] == [Framed(2), Framed(3)]
     assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
-    pool.send(Result(submits[0][0].number), x.tobytes())
-    pool.send(Result(header.number), x.tobytes())
+    pool.send(CallResult(submits[0][0].number), x.tobytes())
+    pool.send(CallResult(header.number), x.tobytes())
     np.testing.assert_array_equal(future.result(PATIENCE_S), x)
-    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].beside)
+    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)
 
 
 def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
@@ -80,17 +80,17 @@ def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
         sent(session, add_task(LARGE), a=x, b=x[1:])
     (freed,) = calls_of(session)._outbox._idle
     _, submit = held_blocks(session, pool)
-    assert freed.fd in {block.fd for block in submit.beside if isinstance(block, Block)}
+    assert freed.fd in {block.fd for block in submit.attached if isinstance(block, Block)}
 
 
 def test_references_are_held_while_a_call_names_them(session: FakeSession, pool: FakePool) -> None:
     ref = Ref(7)
     first, second = (sent(session, a=ref, b=numbers()) for _ in range(2))
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
-    assert [submit.beside for submit in submits] == [[Named(ref.binary())]] * 2
+    assert [submit.attached for submit in submits] == [[Named(ref.binary())]] * 2
     assert session.held == [(pool.address.epoch, [ref])]
     for submit in submits:
-        pool.send(Result(submit.number), numbers().tobytes())
+        pool.send(CallResult(submit.number), numbers().tobytes())
     first.result(PATIENCE_S)
     second.result(PATIENCE_S)
     assert pool.expect(Drop)[0].keys == [ref.binary()]
@@ -103,7 +103,7 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
     owner, constants, calls = Owner(), Ref(9), calls_of(session)
     signature = FunctionSignature.of(add_task())
     for _ in range(2):
-        message, beside = pack(
+        message, attached = pack(
             signature,
             {"a": numbers(), "b": numbers()},
             None,
@@ -111,9 +111,9 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
             calls.aside(FakeStore()),
             constants,
         )
-        future = calls.submit(signature, message, beside, constants, owner)
+        future = calls.submit(signature, message, attached, constants, owner)
         header, _frames = pool.expect_submit()
-        pool.send(Result(header.number), numbers().tobytes())
+        pool.send(CallResult(header.number), numbers().tobytes())
         future.result(PATIENCE_S)
     assert session.held == [(pool.address.epoch, [constants])]
     assert pool.arrived.empty()

@@ -14,7 +14,7 @@ import kaas
 from kaas.errors import InputFailed
 from kaas.wire import specs
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Ask, Cancel, Failure, Register, Result, Submit
+from kaas.wire.messages import AnnounceFunction, CallFailure, CallResult, CancelCall, PoolQuery, Submit
 from tests.api.conftest import N, add_task, both_task, numbers
 from tests.api.fake_pool import FakePool, FakeSession, calls_of, pool, sent, session
 from tests.patience import PATIENCE_S
@@ -30,8 +30,8 @@ def test_a_value_is_a_read_only_array(session: FakeSession, pool: FakePool) -> N
     header, frames = pool.expect_submit()
     invocation = specs.decode_invocation(frames[0])
     assert dict(invocation.values) == {"a": numbers().tobytes(), "b": numbers(seed=1).tobytes()}
-    assert (list(header.beside), future.done()) == ([], False)
-    pool.send(Result(header.number), numbers(seed=2).tobytes())
+    assert (list(header.attached), future.done()) == ([], False)
+    pool.send(CallResult(header.number), numbers(seed=2).tobytes())
     value = future.result(PATIENCE_S)
     assert (value.dtype, value.shape, value.flags.writeable) == (np.float32, (N,), False)
     np.testing.assert_array_equal(value, numbers(seed=2))
@@ -43,7 +43,7 @@ def test_several_outputs_are_a_named_tuple(session: FakeSession, pool: FakePool)
     future = sent(session, both_task(), x=numbers())
     header, _ = pool.expect_submit()
     large = np.arange(N, dtype=np.float32)
-    pool.send(Result(header.number), large.tobytes(), numbers().tobytes())
+    pool.send(CallResult(header.number), large.tobytes(), numbers().tobytes())
     quadruple, double = future.result(PATIENCE_S)
     np.testing.assert_array_equal(quadruple, large)
     np.testing.assert_array_equal(double, numbers())
@@ -55,7 +55,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
     header, _ = pool.expect_submit()
     error = InputFailed("input 'a' failed", buffer="a", reason="no such weights")
     error.__cause__ = ZeroDivisionError("no such weights")
-    pool.send(Failure(header.number), encode_error(error))
+    pool.send(CallFailure(header.number), encode_error(error))
     with pytest.raises(InputFailed, match="input 'a' failed") as caught:
         future.result(PATIENCE_S)
     assert caught.value.fields == {"buffer": "a", "reason": "no such weights"}
@@ -65,7 +65,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
 
 def test_a_function_is_introduced_once(session: FakeSession, pool: FakePool) -> None:
     sent(session)
-    _, frames = pool.expect(Register)
+    _, frames = pool.expect(AnnounceFunction)
     assert specs.decode_function(frames[0]).key == add_task().key
     assert kaas.KTask.from_msgpack(frames[1]) == add_task()
     pool.expect(Submit)
@@ -75,9 +75,9 @@ def test_a_function_is_introduced_once(session: FakeSession, pool: FakePool) -> 
 
 def test_other_questions(session: FakeSession, pool: FakePool) -> None:
     future = calls_of(session).ask("pardon", [b"key"])
-    header, frames = pool.expect(Ask)
+    header, frames = pool.expect(PoolQuery)
     assert (header.what, *map(bytes, frames)) == ("pardon", b"key")
-    pool.send(Result(header.number), b"1")
+    pool.send(CallResult(header.number), b"1")
     assert list(map(bytes, future.result(PATIENCE_S))) == [b"1"]
 
 
@@ -92,7 +92,7 @@ def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) 
             wait(0)
     with pytest.raises(TimeoutError):
         future.result(0.001)
-    pool.send(Result(header.number), numbers().tobytes())
+    pool.send(CallResult(header.number), numbers().tobytes())
     np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())
 
 
@@ -109,7 +109,7 @@ def test_many_threads_each_with_its_own_answer(session: FakeSession, pool: FakeP
                 submits.append((header.number, dict(specs.decode_invocation(frames[0]).values)["b"]))
         pool._peer = _
         for number, data in submits[::order]:
-            pool.send(Result(number), data)
+            pool.send(CallResult(number), data)
         for i, waits in enumerate(waiting):
             np.testing.assert_array_equal(waits.result(PATIENCE_S), numbers(seed=i))
 
@@ -118,7 +118,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
     first, second = sent(session), sent(session)
     numbers_sent = [pool.expect_submit()[0].number, pool.expect(Submit)[0].number]
     for number in reversed(numbers_sent):
-        pool.send(Result(number), numbers(seed=number).tobytes())
+        pool.send(CallResult(number), numbers(seed=number).tobytes())
     first.result(PATIENCE_S)
     assert second._pending.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
@@ -132,7 +132,7 @@ def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
     def answer() -> None:
         for _ in range(4):
             header, frames = pool.expect_submit()
-            pool.send(Result(header.number), dict(specs.decode_invocation(frames[0]).values)["b"])
+            pool.send(CallResult(header.number), dict(specs.decode_invocation(frames[0]).values)["b"])
 
     for _ in range(2):
         with ThreadPoolExecutor(1) as threads:
@@ -152,7 +152,7 @@ def test_callbacks_are_called_without_anybody_waiting(session: FakeSession, pool
 
     future.add_done_callback(fails)
     future.add_done_callback(heard.put)
-    pool.send(Result(header.number), numbers().tobytes())
+    pool.send(CallResult(header.number), numbers().tobytes())
     assert heard.get(timeout=PATIENCE_S) is future
     future.add_done_callback(heard.put)
     assert heard.get_nowait() is future
@@ -164,10 +164,10 @@ def test_callbacks_may_wait_for_other_calls(session: FakeSession, pool: FakePool
     heard: queue.Queue[Any] = queue.Queue()
     first.add_done_callback(lambda _: heard.put(sent(session).result(PATIENCE_S)))
     second.add_done_callback(lambda _: heard.put(second.result()))
-    pool.send(Result(submits[0].number), numbers().tobytes())
+    pool.send(CallResult(submits[0].number), numbers().tobytes())
     third, _ = pool.expect(Submit)
-    pool.send(Result(submits[1].number), numbers(seed=2).tobytes())
-    pool.send(Result(third.number), numbers(seed=3).tobytes())
+    pool.send(CallResult(submits[1].number), numbers(seed=2).tobytes())
+    pool.send(CallResult(third.number), numbers(seed=3).tobytes())
     values = [heard.get(timeout=PATIENCE_S) for _ in range(2)]
     np.testing.assert_array_equal(np.sort(values, 0), np.sort([numbers(seed=2), numbers(seed=3)], 0))
 
@@ -183,10 +183,10 @@ def test_cancelling_tells_the_pool(session: FakeSession, pool: FakePool) -> None
     assert (future.done(), future.cancelled()) == (True, True)
     with pytest.raises(CancelledError):
         future.result()
-    assert pool.expect(Cancel)[0].number == header.number
-    pool.send(Result(header.number), numbers().tobytes())  # it was on its way
+    assert pool.expect(CancelCall)[0].number == header.number
+    pool.send(CallResult(header.number), numbers().tobytes())  # it was on its way
     other = sent(session)
-    pool.send(Result(pool.expect(Submit)[0].number), numbers().tobytes())
+    pool.send(CallResult(pool.expect(Submit)[0].number), numbers().tobytes())
     other.result(PATIENCE_S)
     assert not other.cancel()
 
@@ -220,4 +220,4 @@ def test_cancelling_who_awaits_cancels_the_call(session: FakeSession, pool: Fake
 
     assert asyncio.run(give_up()).cancelled()
     pool.expect_submit()
-    pool.expect(Cancel)
+    pool.expect(CancelCall)

@@ -215,7 +215,7 @@ class FakeServer:
                 ]
                 self._send(identity, protocol.Listed(number, entries))
             case protocol.Ask(what=what):
-                self._send(identity, protocol.Told(number, {"asked": what}))
+                self._send(identity, protocol.Reply(number, {"asked": what}))
             case _:
                 self._send(identity, protocol.Failure(number, "InvalidRequest", "not of this server"))
 

@@ -137,11 +137,11 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
 def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
     """No host has a name so long: nobody is asked for it."""
     server.stop()
-    way = ServerEndpoint(f"tcp://{host}:{server.port}", None, 0.0)
+    endpoint = ServerEndpoint(f"tcp://{host}:{server.port}", None, 0.0)
     with pytest.raises(Unreachable) as raised:
-        way.connect(token_hex(16), threading.Event(), lambda: None)
+        endpoint.connect(token_hex(16), threading.Event(), lambda: None)
     assert raised.value.reason == reason
-    way.close()
+    endpoint.close()
 
 
 def test_who_looks_for_a_server_in_vain_says_where(
@@ -157,10 +157,10 @@ def test_who_looks_for_a_server_in_vain_says_where(
         if attempts[0] == 3:
             stopped.set()
 
-    way = ServerEndpoint(server.address, None, PATIENCE_S)
+    endpoint = ServerEndpoint(server.address, None, PATIENCE_S)
     with pytest.raises(NotInitialized):
-        way.connect(token_hex(16), stopped, meanwhile)
-    way.close()
+        endpoint.connect(token_hex(16), stopped, meanwhile)
+    endpoint.close()
     (said,) = caplog.messages
     assert f"{server.address} cannot be reached so far: {NOBODY}" in said
     assert f"{PATIENCE_S:g} s" in said
@@ -170,32 +170,32 @@ def test_who_looks_for_a_server_in_vain_says_where(
 
 
 def begun(
-    threads: ThreadPoolExecutor, way: ServerEndpoint, stopped: threading.Event, meanwhile: Any
+    threads: ThreadPoolExecutor, endpoint: ServerEndpoint, stopped: threading.Event, meanwhile: Any
 ) -> Future[Connected]:
-    return threads.submit(way.connect, token_hex(16), stopped, meanwhile)
+    return threads.submit(endpoint.connect, token_hex(16), stopped, meanwhile)
 
 
 def address_of(listening: socket.socket) -> str:
     return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def over(way: ServerEndpoint) -> None:
+def over(endpoint: ServerEndpoint) -> None:
     """Nothing is left of it."""
-    until(lambda: way._context.closed)
+    until(lambda: endpoint._context.closed)
     with pytest.raises(NotInitialized):
-        way.connect(token_hex(16), threading.Event(), lambda: None)
+        endpoint.connect(token_hex(16), threading.Event(), lambda: None)
 
 
 def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
     server.stop()
-    way, stopped, missed = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
-    connected = begun(threads, way, stopped, missed.set)
+    endpoint, stopped, missed = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
+    connected = begun(threads, endpoint, stopped, missed.set)
     assert missed.wait(PATIENCE_S)
     stopped.set()
-    way.close()
-    way.close()
+    endpoint.close()
+    endpoint.close()
     assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
-    over(way)
+    over(endpoint)
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -203,40 +203,40 @@ def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: py
     """With whoever says nothing; as if for ever. tells: whether whoever connects is stopped as well."""
     monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        way, stopped = ServerEndpoint(address_of(silent), None, PATIENCE_S), threading.Event()
-        connected = begun(threads, way, stopped, lambda: None)
+        endpoint, stopped = ServerEndpoint(address_of(silent), None, PATIENCE_S), threading.Event()
+        connected = begun(threads, endpoint, stopped, lambda: None)
         inside, _ = silent.accept()
         if tells:
             stopped.set()
-        way.close()
+        endpoint.close()
         with inside:
             assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
-            over(way)
+            over(endpoint)
 
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_it_is_closed_as_it_is_welcomed(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
-    way, stopped = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event()
+    endpoint, stopped = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event()
     welcomed = connecting._welcome
 
-    def closed_meanwhile(line: Any) -> protocol.Welcome:
-        welcome = welcomed(line)
+    def closed_meanwhile(connection: Any) -> protocol.Welcome:
+        welcome = welcomed(connection)
         if tells:
             stopped.set()
-        way.close()
+        endpoint.close()
         return welcome
 
     monkeypatch.setattr(connecting, "_welcome", closed_meanwhile)
-    connected = begun(threads, way, stopped, lambda: None)
+    connected = begun(threads, endpoint, stopped, lambda: None)
     if tells:
         assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
     else:
-        line, _ = connected.result(PATIENCE_S)
+        connection, _ = connected.result(PATIENCE_S)
         with pytest.raises(ConnectionLost):
-            line.send(protocol.Hello(protocol.VERSION, token_hex(16)))
-    over(way)
+            connection.send(protocol.Hello(protocol.VERSION, token_hex(16)))
+    over(endpoint)
 
 
 def test_a_client_that_is_closed_while_it_connects_leaves_nobody_waiting(
@@ -252,4 +252,4 @@ def test_a_client_that_is_closed_while_it_connects_leaves_nobody_waiting(
             assert isinstance(asked.exception(PATIENCE_S), NotInitialized)
             with pytest.raises(NotInitialized):
                 client.status()
-            until(lambda: client._way._context.closed)
+            until(lambda: client._endpoint._context.closed)

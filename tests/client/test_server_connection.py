@@ -41,9 +41,9 @@ def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
 def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
-    line = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, PATIENCE_S)))
-    line.send(HELLO)
-    return line
+    connection = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, PATIENCE_S)))
+    connection.send(HELLO)
+    return connection
 
 
 def refusal(opened: Open, keys: CurveKeys) -> str:

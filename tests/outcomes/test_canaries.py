@@ -29,7 +29,7 @@ def test_however_many_ask_for_a_canary_one_runs_at_a_time(serve: Serve) -> None:
         os.kill(executor, signal.SIGCONT)
     for _ in range(ASKED):
         answer, _ = alice.receive()
-        assert isinstance(answer, protocol.Told), answer
+        assert isinstance(answer, protocol.Reply), answer
         assert answer.answer["canary_s"] > 0
     outcomes = [row for row in boss.ask("stats")["outcomes"] if row["client"] == CLIENT]
     assert [row["count"] for row in outcomes] == [1]

@@ -12,7 +12,7 @@ import pytest
 
 from kaas.server.peers import tcp_connections, unfinished
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import STRANGERS, UnauthenticatedPeers, source_of
+from kaas.server.peers.tcp_connections import UNAUTHENTICATED, UnauthenticatedPeers, source_of
 from kaas.server.peers.unfinished import (
     HANDSHAKE_BYTES,
     IDLE_BYTES_PER_S,
@@ -73,9 +73,9 @@ def test_bare_connects_do_not_end_a_handshake_that_has_begun(tmp_path: Path, add
     with closing(listener), closing(connected(listener)) as slow:
         slow.sendall(greeting(b"CURVE"))
         assert slow.recv(64)
-        flood = [connected(listener, address) for _ in range(2 * STRANGERS)]
+        flood = [connected(listener, address) for _ in range(2 * UNAUTHENTICATED)]
         assert ended(flood[0])
-        until(lambda: listener.do(lambda: len(listener.listener._connections)) <= STRANGERS)
+        until(lambda: listener.do(lambda: len(listener.listener._connections)) <= UNAUTHENTICATED)
         assert there(slow)
         with closing(Client(listener, alice)) as client:
             client.send(b"hello")
@@ -205,4 +205,4 @@ def test_the_largest_of_the_client_that_is_over_its_budget_ends() -> None:
 
 
 def test_each_source_has_a_part_of_the_places() -> None:
-    assert tcp_connections.STRANGERS_EACH < STRANGERS
+    assert tcp_connections.UNAUTHENTICATED_EACH < UNAUTHENTICATED

@@ -18,7 +18,7 @@ from kaas.pool.service import Service
 from kaas.store import SqliteStore
 from kaas.wire import messages, specs
 from kaas.wire.error_codec import decode_error
-from kaas.wire.messages import Block, Failure, Hello, Register, Submit
+from kaas.wire.messages import AnnounceFunction, Block, CallFailure, PeerHello, Submit
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import numbers, scale_task
 from tests.patience import PATIENCE_S
@@ -79,7 +79,7 @@ class FakeExecutors:
     def __init__(self) -> None:
         self.heard: list[tuple[Any, Any]] = []
 
-    def greet(self, peer: Any, hello: Hello) -> None:
+    def greet(self, peer: Any, hello: PeerHello) -> None:
         self.heard.append((peer, hello))
 
     def receive(self, peer: Any, message: Any, frames: Sequence[Any]) -> None:  # noqa: ARG002
@@ -98,7 +98,7 @@ class FakeGround:
         self.missing: set[bytes] = set()
         self.objects = SessionRefs(Readiness(asyncio.get_running_loop(), self._exist))
         self.executors, self.transport = FakeExecutors(), FakeWorkers()
-        self.here: list[Hello] = []
+        self.here: list[PeerHello] = []
 
     def _exist(self, refs: Sequence[Ref], *_: Any) -> tuple[list[Ref], list[Ref]]:
         there = [ref for ref in refs if ref.key not in self.missing]
@@ -107,7 +107,7 @@ class FakeGround:
     def workers(self, *_: Any) -> Any:
         return self.executors, self.transport
 
-    def came(self, hello: Hello) -> None:
+    def came(self, hello: PeerHello) -> None:
         self.here.append(hello)
 
 
@@ -123,15 +123,15 @@ class Stage:
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
         self.router.greet(
-            self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1)
+            self.peers.setdefault(peer, FakePeer(peer)), PeerHello(messages.VERSION, "client", session, incarnation, 1)
         )
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
         self.router.receive(peer, message, list(frames))
         await settle()
 
-    async def submit(self, number: int, peer: str = "p", beside: Sequence[Any] = (), **options: Any) -> None:
-        await self.say(peer, Submit(number, beside), invocation(**options))
+    async def submit(self, number: int, peer: str = "p", attached: Sequence[Any] = (), **options: Any) -> None:
+        await self.say(peer, Submit(number, attached), invocation(**options))
 
     def answers(self) -> list[tuple[Any, Any]]:
         """What was sent since it was last asked, each message with its peer."""
@@ -142,7 +142,7 @@ class Stage:
     def error(self) -> KaasError:
         """The one that was sent, alone."""
         [(_, header, frames)] = self.router.sent
-        assert isinstance(header, Failure)
+        assert isinstance(header, CallFailure)
         self.router.sent.clear()
         return decode_error(frames[0])
 
@@ -181,7 +181,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await settle()
             stage = Stage(pool, backend)
             await stage.greet("p")
-            await stage.say("p", Register(), SPEC, TASK_BYTES)
+            await stage.say("p", AnnounceFunction(), SPEC, TASK_BYTES)
             await scenario(stage)
             await pool.stop()
             await pool.clients.answered()

@@ -11,7 +11,7 @@ import pytest
 from kaas.errors import InvalidRequest
 from kaas.pool.on_ray import ref_leases
 from kaas.wire import specs
-from kaas.wire.messages import Cancel, Drop, Failure, Named, Release, Result, Submit
+from kaas.wire.messages import CallFailure, CallResult, CancelCall, Drop, Named, Release, Submit
 from tests.patience import PATIENCE_S
 from tests.pool.client_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import settle
@@ -24,7 +24,7 @@ def test_blocks_are_free_with_the_answer(play: Callable[..., None]) -> None:
         await stage.say("p", *blocks(1))
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.answers() == [("p", Result(1))]
+        assert stage.answers() == [("p", CallResult(1))]
 
     play(scenario)
 
@@ -33,10 +33,10 @@ def test_blocks_of_a_cancelled_request_are_free_when_it_ends(play: Callable[...,
     async def scenario(stage: Stage) -> None:
         await stage.say("p", *blocks(1))
         await stage.say("p", *blocks(2))
-        await stage.say("p", Cancel(2))
+        await stage.say("p", CancelCall(2))
         assert stage.answers() == [("p", Release(2))], "it was only queued"
-        await stage.say("p", Cancel(1))
-        await stage.say("p", Cancel(1))
+        await stage.say("p", CancelCall(1))
+        await stage.say("p", CancelCall(1))
         assert stage.answers() == []
         stage.workers.reply([OUTPUT])
         await settle()
@@ -51,7 +51,7 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
         soon = specs.encode(msgspec.structs.replace(specs.decode_invocation(message), deadline_s=0.05))
         await stage.say("p", submit, soon)
         await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
-        assert stage.answers() == [("p", Failure(1, held=True))]
+        assert stage.answers() == [("p", CallFailure(1, held=True))]
         await stage.greet("q", incarnation="2")
         stage.workers.reply([OUTPUT])
         await settle()
@@ -66,7 +66,7 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
 def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.backend.objects.hold("s", [X])
-        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        await stage.submit(1, attached=[Named(X.key)], ref=X)
         [request] = stage.service.pool._requests.by_id.values()
         assert list(request.call.payload.refs) == [X]
         assert request.call.uses[0].key == X.key
@@ -80,15 +80,15 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.backend.objects.hold("other", [X])
         for number in (1, 2):
-            await stage.submit(number, beside=[Named(X.key), BLOCK], ref=X)
-        await stage.say("p", Cancel(2))
+            await stage.submit(number, attached=[Named(X.key), BLOCK], ref=X)
+        await stage.say("p", CancelCall(2))
         assert stage.answers() == [("p", Release(2))]
         assert stage.workers.runs == []
         stage.backend.objects.hold("s", [X])
         await settle()
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.answers() == [("p", Result(1))]
+        assert stage.answers() == [("p", CallResult(1))]
 
     play(scenario)
 
@@ -108,11 +108,11 @@ def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pyt
         monkeypatch.setattr(ref_leases, "HOLD_LIMIT_S", 0.0)
         stage.backend.objects.hold("s", [X])
         await stage.say("p", Drop([X.key]))
-        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        await stage.submit(1, attached=[Named(X.key)], ref=X)
         await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert isinstance(stage.error(), InvalidRequest)
         stage.backend.objects.hold("s", [X])
-        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        await stage.submit(1, attached=[Named(X.key)], ref=X)
         assert len(stage.workers.runs) == 1
 
     play(scenario)
@@ -141,7 +141,7 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
 
     async def scenario(stage: Stage) -> None:
         await stage.say("p", Drop([X.key]))
-        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        await stage.submit(1, attached=[Named(X.key)], ref=X)
         stage.backend.objects.hold("s", [X])
         await settle()
         assert (stage.answers(), stage.workers.runs) == ([], [])
@@ -155,10 +155,10 @@ def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> Non
     async def scenario(stage: Stage) -> None:
         stage.backend.missing = {X.key}
         stage.backend.objects.hold("s", [X])
-        await stage.submit(1, beside=[Named(X.key)], ref=X, deadline_s=60.0)
+        await stage.submit(1, attached=[Named(X.key)], ref=X, deadline_s=60.0)
         assert stage.service.status().waiting == 1
-        await stage.say("p", Cancel(1))
-        await stage.submit(2, beside=[Named(X.key)], ref=X)
+        await stage.say("p", CancelCall(1))
+        await stage.submit(2, attached=[Named(X.key)], ref=X)
         stage.backend.missing.clear()
         await asyncio.wait_for(_run(stage), PATIENCE_S)
 

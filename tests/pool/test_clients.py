@@ -12,7 +12,17 @@ import pytest
 from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, QueueFull, UnknownSymbol
 from kaas.pool.executors.transport import WorkerReply
 from kaas.wire import messages, specs
-from kaas.wire.messages import Ask, Cancel, Failure, Framed, Hello, Named, Register, Result, Submit
+from kaas.wire.messages import (
+    AnnounceFunction,
+    CallFailure,
+    CallResult,
+    CancelCall,
+    Framed,
+    Named,
+    PeerHello,
+    PoolQuery,
+    Submit,
+)
 from kaas.wire.status import codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
@@ -28,7 +38,7 @@ def test_an_invocation_and_its_outputs(play: Callable[..., None]) -> None:
         await stage.submit(7)
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.router.sent == [("p", Result(7), [OUTPUT])]
+        assert stage.router.sent == [("p", CallResult(7), [OUTPUT])]
 
     play(scenario)
 
@@ -52,7 +62,7 @@ def test_the_same_number_again_while_it_runs_is_the_same_request(play: Callable[
         assert len(stage.workers.runs) == 1
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.answers() == [("p", Result(1))]
+        assert stage.answers() == [("p", CallResult(1))]
         await stage.submit(1)  # it was answered, and is forgotten
         assert len(stage.workers.runs) == 2
 
@@ -67,7 +77,7 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
         await stage.submit(1, peer="q")
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.answers() == [("q", Result(1))]
+        assert stage.answers() == [("q", CallResult(1))]
         assert len(stage.workers.runs) == 1
         assert stage.router.forgotten == ["p"]
         await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
@@ -84,7 +94,7 @@ def test_a_line_that_was_replaced_does_not_come_back(play: Callable[..., None]) 
         await stage.submit(1, peer="q")
         stage.workers.reply([OUTPUT])
         await settle()
-        assert stage.answers() == [("q", Result(1))]
+        assert stage.answers() == [("q", CallResult(1))]
 
     play(scenario)
 
@@ -97,7 +107,7 @@ def test_numbers_of_two_sessions_are_their_own(play: Callable[..., None]) -> Non
         for _ in range(2):
             stage.workers.reply([OUTPUT])
             await settle()
-        assert stage.answers() == [("p", Result(1)), ("q", Result(1))]
+        assert stage.answers() == [("p", CallResult(1)), ("q", CallResult(1))]
 
     play(scenario)
 
@@ -106,10 +116,10 @@ def test_cancel_of_a_queued_and_of_a_running_request(play: Callable[..., None]) 
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.submit(2)
-        await stage.say("p", Cancel(2))
+        await stage.say("p", CancelCall(2))
         assert stage.service.status().queued == 0
-        await stage.say("p", Cancel(1))
-        await stage.say("p", Cancel(99))
+        await stage.say("p", CancelCall(1))
+        await stage.say("p", CancelCall(99))
         assert stage.service.status().running == 1
         stage.workers.reply([OUTPUT])
         await settle()
@@ -144,9 +154,9 @@ def test_a_session_that_ends_takes_its_requests_along(play: Callable[..., None])
 def test_the_pool_stops(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
-        await stage.say("p", Ask(2, "stop"))
+        await stage.say("p", PoolQuery(2, "stop"))
         await stage.service.clients.answered()
-        assert {type(header): header.number for _, header in stage.answers()} == {Failure: 1, Result: 2}
+        assert {type(header): header.number for _, header in stage.answers()} == {CallFailure: 1, CallResult: 2}
         assert stage.service.stopped.is_set()
         await stage.submit(3)
         assert isinstance(stage.error(), PoolStopped)
@@ -156,7 +166,7 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
 
 def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.router.receive(stage.peers["p"], Ask(1, "stop"), [])
+        stage.router.receive(stage.peers["p"], PoolQuery(1, "stop"), [])
         await asyncio.sleep(0)
         stage.service.session_ended("s")
         await asyncio.wait_for(stage.service.stopped.wait(), PATIENCE_S)
@@ -184,9 +194,9 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         stage.workers.reply(WorkerReply([OUTPUT], record=RECORD))
-        await stage.say("p", Ask(2, "status"))
-        await stage.say("p", Ask(3, "stats"), b"1")
-        await stage.say("p", Ask(4, "pardon"), SIGNATURE.key.encode())
+        await stage.say("p", PoolQuery(2, "status"))
+        await stage.say("p", PoolQuery(3, "stats"), b"1")
+        await stage.say("p", PoolQuery(4, "pardon"), SIGNATURE.key.encode())
         found = {header.number: frames for _, header, frames in stage.router.sent}
         assert codec.decode(found[2][0], Status).functions == (TASK.label,)
         assert codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
@@ -199,8 +209,8 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
 def test_upkeep(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         flush = specs.encode(specs.CacheCommandSpec("flush", None, (SIGNATURE.key,), False, True, "alice"))
-        await stage.say("p", Ask(1, "upkeep"), flush)
-        assert stage.answers() == [("p", Result(1))]
+        await stage.say("p", PoolQuery(1, "upkeep"), flush)
+        assert stage.answers() == [("p", CallResult(1))]
         [(_, orders)] = stage.workers.orders
         assert [function.key for function in orders.functions] == [SIGNATURE.key]
 
@@ -217,10 +227,10 @@ def test_upkeep(play: Callable[..., None]) -> None:
         (Submit(1), [invocation(ref=X)]),
         (Submit(1, [Framed(5)]), [blocks(1)[1]]),
         (Submit(1, [msgspec.structs.replace(BLOCK, pid=2)]), [blocks(1)[1]]),
-        (Ask(1, "the time"), []),
-        (Ask(1, "stats"), []),
-        (Ask(1, "hold", [Framed(1)]), [b"value"]),
-        (Ask(1, "upkeep"), [b"no upkeep"]),
+        (PoolQuery(1, "the time"), []),
+        (PoolQuery(1, "stats"), []),
+        (PoolQuery(1, "hold", [Framed(1)]), [b"value"]),
+        (PoolQuery(1, "upkeep"), [b"no upkeep"]),
     ],
 )
 def test_senseless_messages_get_an_answer(play: Callable[..., None], message: Any, frames: list[bytes]) -> None:
@@ -244,10 +254,10 @@ def test_only_what_a_program_may_show_is_held(
 
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(stage.backend.objects, "keep", keep)
-        await stage.say("p", Ask(1, "hold", [BLOCK]), b"keys")
+        await stage.say("p", PoolQuery(1, "hold", [BLOCK]), b"keys")
         assert held_for == ["s"]
         stage.answers()
-        await stage.say("p", Ask(2, "hold", [item]), b"keys")
+        await stage.say("p", PoolQuery(2, "hold", [item]), b"keys")
         assert isinstance(stage.error(), InvalidRequest)
         assert held_for == ["s"]
 
@@ -256,7 +266,7 @@ def test_only_what_a_program_may_show_is_held(
 
 def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.say("p", Register(), b"", b"no kTask")
+        await stage.say("p", AnnounceFunction(), b"", b"no kTask")
         await stage.say("p", Submit(1), specs.encode(specs.Invocation("f", "a", None, 0, True, {}, [], [], None)))
         assert "has not been told" in str(stage.error())
 
@@ -265,7 +275,7 @@ def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
 
 def test_what_is_for_executors_goes_there(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        hello = Hello(messages.VERSION, "executor", "0", "1", 1)
+        hello = PeerHello(messages.VERSION, "executor", "0", "1", 1)
         stage.router.greet("e", hello)
         await stage.say("e", messages.RequestObjects(3))
         assert stage.backend.executors.heard == [("e", hello), ("e", messages.RequestObjects(3))]

@@ -184,7 +184,7 @@ class Speaker:
         number = self.number()
         self.send(protocol.Ask(number, "health"))
         answer, _ = self.receive()
-        return isinstance(answer, protocol.Told) and answer.number == number
+        return isinstance(answer, protocol.Reply) and answer.number == number
 
     def told(self, kind: type[T], message: protocol.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
         """The answer, which is of this kind."""
@@ -213,7 +213,7 @@ class Speaker:
         return number
 
     def ask(self, what: str, *frames: bytes) -> Any:
-        return self.told(protocol.Told, protocol.Ask(self.number(), what), *frames)[0].answer
+        return self.told(protocol.Reply, protocol.Ask(self.number(), what), *frames)[0].answer
 
     def received(self, numbers: Sequence[int]) -> None:
         self.send(protocol.Received(tuple(numbers)))

@@ -72,7 +72,7 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     assert refused.error == "InvalidRequest"
     boss.send(protocol.Ask(1, "drain"))
     came = [boss.receive()[0], boss.receive()[0]]
-    assert {type(each) for each in came} == {protocol.Goodbye, protocol.Told}
+    assert {type(each) for each in came} == {protocol.Goodbye, protocol.Reply}
     goodbye = other.receive()[0]
     assert isinstance(goodbye, protocol.Goodbye)
     assert "boss" not in goodbye.reason

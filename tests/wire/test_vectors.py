@@ -39,7 +39,8 @@ def test_the_files_are_up_to_date(path: Path, text: str) -> None:
 @pytest.mark.parametrize("stem", READERS)
 def test_every_message_has_a_vector(stem: str) -> None:
     union = {"from_client": protocol.FromClient, "from_server": protocol.FromServer}[stem]
-    assert {vector["header"]["op"] for vector in stored(stem)} == {kind.__name__.lower() for kind in union.__args__}
+    tags = {kind.__struct_config__.tag for kind in union.__args__}
+    assert {vector["header"]["op"] for vector in stored(stem)} == tags
 
 
 @pytest.mark.parametrize("stem", READERS)

@@ -97,7 +97,7 @@ FROM_SERVER: list[Message] = [
     ("result", protocol.Result(15, ("y", "z")), [ONES, b""]),
     ("result with a trace", protocol.Result(15, ("y",), TRACE), [ONES]),
     ("done", protocol.Done(7), []),
-    ("told", protocol.Told(17, {"live": True, "ready": False, "executors": [1, None], "seconds": 0.5}), []),
+    ("told", protocol.Reply(17, {"live": True, "ready": False, "executors": [1, None], "seconds": 0.5}), []),
     (
         "failure",
         protocol.Failure(18, "WrongSize", "x has 16 bytes, not 8", {"buffer": "x", "given_bytes": 8}),

@@ -111,27 +111,27 @@ def test_what_is_said_of_a_life_that_is_over_means_nothing() -> None:
     life.send(RequestObjects(1))
     life.close()
     life.send(RequestObjects(2))
-    assert cast(FakeLine, life.line).sent == [RequestObjects(1)]
+    assert cast(FakeLine, life.connection).sent == [RequestObjects(1)]
 
 
 def test_supplies_are_asked_for_and_end_with_their_life() -> None:
     life = new_life("first")
-    asked = Call(life.supplies.ask, 5)
-    failed = Call(life.supplies.ask, 6)
-    left = Call(life.supplies.ask, 7)
-    life.supplies.bring(4, ["what nobody wants"])
-    sent = cast(FakeLine, life.line).sent
+    asked = Call(life.requested.ask, 5)
+    failed = Call(life.requested.ask, 6)
+    left = Call(life.requested.ask, 7)
+    life.requested.bring(4, ["what nobody wants"])
+    sent = cast(FakeLine, life.connection).sent
     while asked.pending:  # it asks in its own time
-        life.supplies.bring(5, ["a", "b"])
+        life.requested.bring(5, ["a", "b"])
     while failed.pending:
-        life.supplies.bring(6, ValueError("gone"))
+        life.requested.bring(6, ValueError("gone"))
     assert asked.result() == ["a", "b"]
     assert str(failed.result()) == "gone"
     assert left.pending
     life.close()
     assert isinstance(left.result(), ConnectionError)
     assert sorted(need.number for need in sent if isinstance(need, RequestObjects)) == [5, 6, 7]
-    assert isinstance(Call(life.supplies.ask, 8).result(), ConnectionLost)
+    assert isinstance(Call(life.requested.ask, 8).result(), ConnectionLost)
 
 
 def test_deferred_results_are_collected_once() -> None:

@@ -30,7 +30,7 @@ __all__ = ["setting", "two_slots"]
 
 def test_small_values_come_and_go_in_frames(setting: Setting) -> None:
     pool, x = setting.pool, numbers()
-    pool.meet(SCALE)
+    pool.register(SCALE)
     for factor in (2.0, 3.0):
         message, _, _ = packed(SCALE, {"x": x}, {"factor": factor})
         header, (y,) = pool.done(pool.run(message))
@@ -42,7 +42,7 @@ def test_small_values_come_and_go_in_frames(setting: Setting) -> None:
 
 def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
-    pool.meet(both)
+    pool.register(both)
     quadruple, double = pool.outputs(pool.run(packed(both, {"x": x})[0]))
     np.testing.assert_array_equal(quadruple, x + x + x + x)
     np.testing.assert_array_equal(double, x + x)
@@ -51,7 +51,7 @@ def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
 def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
     n = specs.INLINE_INPUT_BYTES // 4
     pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), FunctionSignature.of(add_task(n))
-    pool.meet(large)
+    pool.register(large)
     message, _, refs = packed(large, {"a": a, "b": b})
     assert len(refs) == 1
     lease = Outbox().put(b)
@@ -66,7 +66,7 @@ def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
 def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
     n = specs.INLINE_INPUT_BYTES // 4
     large = FunctionSignature.of(add_task(n))
-    setting.pool.meet(large)
+    setting.pool.register(large)
     message, _, _ = packed(large, {"a": numbers(n), "b": numbers(n)})
     lease = Outbox().put(numbers(n))
     error = setting.pool.error(setting.pool.run(message, [Filed(0, 4 * n, 4 * n)], files=[open_file(lease.block)]))
@@ -80,13 +80,13 @@ def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
 
 def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting) -> None:
     pool, a, b = setting.pool, named(1, numbers()), named(2, numbers(seed=1))
-    pool.meet(ADD)
-    message, beside, refs = packed(ADD, {"a": a, "b": b})
-    number = pool.run(message, beside)
+    pool.register(ADD)
+    message, attached, refs = packed(ADD, {"a": a, "b": b})
+    number = pool.run(message, attached)
     assert pool.next() == (RequestObjects(number), [])
-    setting.worker.supply(pool.address.epoch, number, refs)
+    setting.worker.provide(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], a.value + b.value)
-    np.testing.assert_array_equal(pool.outputs(pool.run(message, beside))[0], a.value + b.value)
+    np.testing.assert_array_equal(pool.outputs(pool.run(message, attached))[0], a.value + b.value)
     assert setting.executor.cached() == {a.key, b.key}
 
 
@@ -94,13 +94,13 @@ def test_objects_come_over_the_line(setting: Setting) -> None:
     weights, x = numbers(seed=1), numbers()
     pool, constants = setting.pool, named(1, (weights,))
     bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
-    pool.meet(bound)
-    message, beside, _ = packed(bound, {"a": named(2, x)}, constants=constants)
-    number = pool.run(message, beside)
+    pool.register(bound)
+    message, attached, _ = packed(bound, {"a": named(2, x)}, constants=constants)
+    number = pool.run(message, attached)
     assert pool.next() == (RequestObjects(number), [])
     lease = Outbox().put(weights)
-    supply = messages.ProvideObjects(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
-    pool.tell(supply, x, files=[open_file(lease.block)])
+    provide = messages.ProvideObjects(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
+    pool.tell(provide, x, files=[open_file(lease.block)])
     np.testing.assert_array_equal(pool.outputs(number)[0], x + weights)
     assert setting.executor.cached() == {named(2, x).key, constant_key(constants, 0)}
     lease.release()
@@ -108,15 +108,15 @@ def test_objects_come_over_the_line(setting: Setting) -> None:
 
 def test_objects_that_cannot_be_had(setting: Setting) -> None:
     pool, x = setting.pool, named(1, ValueError("its task failed"))
-    pool.meet(SCALE)
-    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    number = pool.run(message, beside)
+    pool.register(SCALE)
+    message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    number = pool.run(message, attached)
     pool.next()
-    setting.worker.supply(pool.address.epoch, number, refs)
+    setting.worker.provide(pool.address.epoch, number, refs)
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert isinstance(error.__cause__, ValueError)
-    number = pool.run(message, beside)
+    number = pool.run(message, attached)
     pool.next()
     pool.tell(messages.ProvideObjects(number, error=True), encode_error(KaasError("nobody holds it")))
     error = pool.error(number)
@@ -129,11 +129,11 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     message, _, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     setting.told[SCALE.key] = specs.encode(SCALE.spec), SCALE.task.to_msgpack()
     lost = named(2, InputLost(b"kept", Lost(message, refs, 0, 1)))
-    pool.meet(ADD)
-    message, beside, refs = packed(ADD, {"a": lost, "b": lost})
-    number = pool.run(message, beside)
+    pool.register(ADD)
+    message, attached, refs = packed(ADD, {"a": lost, "b": lost})
+    number = pool.run(message, attached)
     assert pool.next() == (RequestObjects(number), [])
-    setting.worker.supply(pool.address.epoch, number, refs)
+    setting.worker.provide(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 4)
 
 
@@ -142,7 +142,7 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
 
 def test_large_outputs_wait_as_a_deferred(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
-    pool.meet(both)
+    pool.register(both)
     header, frames = pool.done(pool.run(packed(both, {"x": x})[0], deferred=True))
     assert header.deferred is not None
     assert list(frames) == []
@@ -154,7 +154,7 @@ def test_large_outputs_wait_as_a_deferred(setting: Setting) -> None:
 
 def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
-    pool.meet(both)
+    pool.register(both)
     message, _, _ = packed(both, {"x": x}, keep=("double",))
     header, _ = pool.done(pool.run(message, keep=[b"kept"], deferred=True))
     assert header.deferred is not None
@@ -169,7 +169,7 @@ def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None
 
 def test_kept_outputs_may_come_too(setting: Setting) -> None:
     pool, x = setting.pool, numbers()
-    pool.meet(SCALE)
+    pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0}, keep=True)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, keep=[b"kept"]))[0], x * 2)
     pool.tell(messages.WriteBackOutput(9, [b"kept"]))
@@ -181,7 +181,7 @@ def test_kept_outputs_may_come_too(setting: Setting) -> None:
 
 
 def test_nothing_comes_if_all_stays(setting: Setting) -> None:
-    setting.pool.meet(SCALE)
+    setting.pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0}, keep=True)
     header, frames = setting.pool.done(setting.pool.run(message, keep=[b"kept"], deferred=True))
     assert (header.deferred, header.failed, list(frames)) == (None, False, [])
@@ -191,7 +191,7 @@ def test_outputs_of_no_bytes_come_too(setting: Setting, monkeypatch: pytest.Monk
     data = {"some": np.arange(6, dtype=np.uint8), "empty": np.empty(0, np.uint8)}
     result = RunResult(scale_task(), data, RunStats({"plan": 0.0, "total": 0.0}, {}, (), (), 0.0))
     monkeypatch.setattr(setting.executor, "run", lambda *_: result)
-    setting.pool.meet(SCALE)
+    setting.pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
     _, frames = setting.pool.done(setting.pool.run(message))
     assert [bytes(frame) for frame in frames] == [data["some"].tobytes(), b""]
@@ -213,7 +213,7 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise Theirs("it would not")
 
-    pool.meet(ADD)
+    pool.register(ADD)
     monkeypatch.setattr(setting.executor, "run", fail)
     message, _, _ = packed(ADD, {"a": numbers(), "b": numbers()})
     assert isinstance(pool.error(pool.run(message)), ProviderFailed)
@@ -221,25 +221,25 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
 
 def test_a_function_is_forgotten_once_it_does_not_run(two_slots: Setting) -> None:
     pool, x = two_slots.pool, named(1, numbers())
-    pool.meet(SCALE)
-    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    running = pool.run(message, beside, slot=1)
+    pool.register(SCALE)
+    message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    running = pool.run(message, attached, slot=1)
     pool.next()
     pool.tell(messages.ForgetFunction(SCALE.key))
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
     pool.outputs(pool.run(small))
-    two_slots.worker.supply(pool.address.epoch, running, refs)
+    two_slots.worker.provide(pool.address.epoch, running, refs)
     pool.outputs(running)
     pool.tell(messages.ForgetFunction(ADD.key))
     assert isinstance(pool.error(pool.run(small)), KaasError)
-    pool.meet(SCALE)
+    pool.register(SCALE)
     pool.tell(messages.ForgetFunction(ADD.key))
     np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)
 
 
 def test_whatever_fails_fails_its_request_only(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, x = setting.pool, numbers()
-    pool.meet(SCALE)
+    pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
     with monkeypatch.context() as broken:
         broken.setattr(setting.executor, "run", lambda *_: [][0])
@@ -253,7 +253,7 @@ from kaas.config import Device
 from kaas.worker.executor_worker import ExecutorWorker
 from kaas.wire.messages import Address
 
-worker = ExecutorWorker(Device("software", 16 << 20), {"slots": 1}, "3", "here", line_lost=lambda: os._exit(1))
+worker = ExecutorWorker(Device("software", 16 << 20), {"slots": 1}, "3", "here", connection_lost=lambda: os._exit(1))
 worker.start(Address(*sys.argv[1:]))
 threading.Event().wait()
 """
@@ -265,7 +265,7 @@ def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     address = pool.address
     process = subprocess.Popen([sys.executable, "-c", PROCESS, address.epoch, address.node, address.path])
     assert pool.came.wait(PATIENCE_S)
-    pool.meet(crash)
+    pool.register(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]
     pool.tell(messages.CacheCommand(90), order("flush"))
     answers.append(pool.done(90))

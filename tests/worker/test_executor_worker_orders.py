@@ -19,27 +19,27 @@ __all__ = ["setting", "two_slots"]
 
 def test_orders_wait_for_no_run(setting: Setting) -> None:
     pool, x = setting.pool, named(1, numbers())
-    pool.meet(SCALE)
-    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    number = pool.run(message, beside)
+    pool.register(SCALE)
+    message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    number = pool.run(message, attached)
     assert pool.next() == (RequestObjects(number), [])
     pool.tell(messages.CacheCommand(90), order("flush"))
     pool.done(90)
     pool.tell(messages.WriteBackOutput(91, []))
     pool.done(91)
-    setting.worker.supply(pool.address.epoch, number, refs)
+    setting.worker.provide(pool.address.epoch, number, refs)
     pool.outputs(number)
 
 
 def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) -> None:
     pool, weights = setting.pool, numbers(seed=1)
     bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
-    pool.meet(bound)
+    pool.register(bound)
     constants, x = named(1, (named(2, weights),)), named(3, numbers())
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
         pool.tell(messages.CacheCommand(number, [Named(ref.key)]), order("pin", *functions, objects=True))
         assert pool.next() == (RequestObjects(number), [])
-        setting.worker.supply(pool.address.epoch, number, [ref])
+        setting.worker.provide(pool.address.epoch, number, [ref])
         header, _ = pool.done(number)
         assert header.record is not None
         assert len(header.record.loaded) == 1
@@ -71,14 +71,14 @@ def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
 
 def test_slots_run_beside_each_other(two_slots: Setting) -> None:
     pool, x, y = two_slots.pool, named(1, numbers()), numbers(seed=1)
-    pool.meet(SCALE)
-    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    number = pool.run(message, beside, slot=1)
+    pool.register(SCALE)
+    message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    number = pool.run(message, attached, slot=1)
     pool.next()
     small, _, _ = packed(SCALE, {"x": y}, {"factor": 3.0})
     for _ in range(3):
         np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], y * 3)
-    two_slots.worker.supply(pool.address.epoch, number, refs)
+    two_slots.worker.provide(pool.address.epoch, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 2)
 
 
@@ -86,12 +86,12 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     former, x = two_slots.pool, named(1, numbers())
     watch = threading.Thread(target=two_slots.worker.wait, args=(former.address.epoch,), daemon=True)
     watch.start()
-    former.meet(SCALE)
-    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    former.register(SCALE)
+    message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     two_slots.values.open.clear()
-    number = former.run(message, beside, slot=1)
+    number = former.run(message, attached, slot=1)
     former.next()
-    two_slots.worker.supply(former.address.epoch, number, refs)
+    two_slots.worker.provide(former.address.epoch, number, refs)
     assert two_slots.values.asked.acquire(timeout=PATIENCE_S)
     former.end()
     assert two_slots.left.wait(PATIENCE_S)
@@ -119,12 +119,12 @@ def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Se
     setting.left.clear()
     setting.pool = pool = Pool()
     setting.worker.begin(pool.address)
-    pool.meet(both)
-    message, beside, refs = packed(both, {"x": x})
-    number = pool.run(message, beside, deferred=True)
+    pool.register(both)
+    message, attached, refs = packed(both, {"x": x})
+    number = pool.run(message, attached, deferred=True)
     assert pool.next() == (RequestObjects(number), [])
-    setting.worker.supply(former, number, [named(2, numbers(seed=1))])
-    setting.worker.supply(pool.address.epoch, number, refs)
+    setting.worker.provide(former, number, [named(2, numbers(seed=1))])
+    setting.worker.provide(pool.address.epoch, number, refs)
     header, _ = pool.done(number)
     assert header.deferred is not None
     with pytest.raises(KeyError):
@@ -134,9 +134,9 @@ def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Se
 
 def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:
     former, x = setting.pool, named(1, numbers())
-    former.meet(SCALE)
-    message, beside, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
-    former.run(message, beside)
+    former.register(SCALE)
+    message, attached, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
+    former.run(message, attached)
     former.next()
     setting.pool = pool = Pool()
     assert [*setting.worker.begin(pool.address)] == [0]

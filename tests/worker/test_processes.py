@@ -16,7 +16,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable, KaasError
 from kaas.pool.on_processes.process_pool import Machine
-from kaas.wire.messages import VERSION, Hello
+from kaas.wire.messages import VERSION, PeerHello
 from kaas.worker.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
 from tests.patience import readable
@@ -203,8 +203,8 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
         machine = Machine(Config(devices=(Device("software"),)))
         for _ in range(2):
             with pytest.raises(KaasError, match="cannot be watched"):
-                machine.came(Hello(VERSION, "client", "a session", "1", pid))
-        machine.came(Hello(VERSION, "client", "a session", "1", os.getpid()))
+                machine.came(PeerHello(VERSION, "client", "a session", "1", pid))
+        machine.came(PeerHello(VERSION, "client", "a session", "1", os.getpid()))
 
     run(greet())
 

@@ -19,7 +19,7 @@ from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error
-from kaas.wire.messages import Done, FromPeer, Hello, Named, ToPeer
+from kaas.wire.messages import ExecutorReply, FromPeer, Named, PeerHello, ToPeer
 from kaas.wire.outputs import InputLost
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from kaas.worker.executor_worker import ExecutorWorker
@@ -46,7 +46,7 @@ class Pool:
         self._on_loop(lambda: self._router.open(lambda _, *said: self.heard.put(said), self._greet))
         self.address = self._router.address
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> None:
         assert (hello.role, hello.name) == ("executor", "3")
         self.peers.append(peer)
         self.came.set()
@@ -64,28 +64,28 @@ class Pool:
         self._last += 1
         return self._last
 
-    def meet(self, signature: FunctionSignature) -> None:
+    def register(self, signature: FunctionSignature) -> None:
         self.tell(messages.RegisterFunction(), specs.encode(signature.spec), signature.task.to_msgpack())
 
     def run(
         self,
         message: bytes,
-        beside: Sequence[messages.Attached] = (),
+        attached: Sequence[messages.ExecutorAttachment] = (),
         *frames: Any,
         files: Sequence[int] = (),
         **options: Any,
     ) -> int:
         number = self.number()
-        header = messages.RunInvocation(number, options.pop("slot", 0), beside=beside, **options)
+        header = messages.RunInvocation(number, options.pop("slot", 0), attached=attached, **options)
         self.tell(header, message, *frames, files=files)
         return number
 
     def next(self) -> tuple[FromPeer, Sequence[Any]]:
         return self.heard.get(timeout=PATIENCE_S)
 
-    def done(self, number: int) -> tuple[Done, Sequence[Any]]:
+    def done(self, number: int) -> tuple[ExecutorReply, Sequence[Any]]:
         header, frames = self.next()
-        assert isinstance(header, Done)
+        assert isinstance(header, ExecutorReply)
         assert header.number == number
         return header, frames
 
@@ -153,7 +153,7 @@ class Setting:
             "here",
             get=self.values,
             introduce=self.told.__getitem__,
-            line_lost=self.left.set,
+            connection_lost=self.left.set,
         )
         self.executor = Executor(
             open_device("software", 1),

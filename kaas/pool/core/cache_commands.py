@@ -17,7 +17,7 @@ from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.scheduling.events import Evict, Prefetch, WorkerKind
 from kaas.wire.status.status import PinStatus
 
-Way = Callable[[int], Coroutine[Any, Any, WorkerReply]]
+SendCommand = Callable[[int], Coroutine[Any, Any, WorkerReply]]
 """What to do to a worker, given its number."""
 
 
@@ -77,7 +77,7 @@ class CacheCommands:
         self._pins: dict[tuple[bytes, int], _Pin] = {}
         self._references = RequestsByObject()
         self._prefetches = False  # the policy has asked for objects: until then nobody needs to know who names them
-        self._patience = Timeouts()
+        self._timeout = Timeouts()
         self._limit_s = limit_s
 
     # --- orders of programs
@@ -127,7 +127,7 @@ class CacheCommands:
         await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))
 
     async def _do(
-        self, worker: WorkerRecord, function: str, client: str, way: Way, limit_s: float | None = None
+        self, worker: WorkerRecord, function: str, client: str, way: SendCommand, limit_s: float | None = None
     ) -> None:
         """
         Raises:
@@ -138,7 +138,7 @@ class CacheCommands:
         try:
             if worker.id not in self._workers:
                 raise WorkerLost("it ended")
-            reply = await self._patience.answer(worker.id, way(worker.id), limit_s or self._limit_s)
+            reply = await self._timeout.answer(worker.id, way(worker.id), limit_s or self._limit_s)
         except WorkerLost as lost:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
         except WorkerSilent as silent:
@@ -235,7 +235,7 @@ class CacheCommands:
         if named:
             self._background.run(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
 
-    async def _follow(self, worker: WorkerRecord, way: Way) -> None:
+    async def _follow(self, worker: WorkerRecord, way: SendCommand) -> None:
         try:
             await self._do(worker, "", "", way)
         except KaasError as error:  # there is nobody to tell but who looks at the figures

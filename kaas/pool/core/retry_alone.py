@@ -28,14 +28,14 @@ class Case:
     """A request at the end of the worker that ran it.
 
     Fields:
-        beside: how many other requests or cache commands ran on the worker then.
+        others: how many other requests or cache commands ran on the worker then.
         reported: the request's own reply reported the loss of the device.
         alone: the request was dispatched to run alone, since it is a suspect.
         pure: a second run of the request does no harm.
         retries: how often the request may run again for unknown causes.
     """
 
-    beside: int
+    others: int
     reported: bool
     alone: bool
     pure: bool
@@ -47,9 +47,9 @@ def judge(case: Case) -> Verdict:
 
     Each request runs again at most once without a charge, so that retries end whatever a policy does.
     """
-    if case.reported and not case.beside:
+    if case.reported and not case.others:
         return Verdict.FAULT
-    if case.beside and case.pure and not case.alone:
+    if case.others and case.pure and not case.alone:
         return Verdict.AGAIN
     return Verdict.CHARGED if case.retries > 0 else Verdict.DIED
 
@@ -63,6 +63,6 @@ def charged_s(case: Case, verdict: Verdict, run_s: float, suspect_s: float, aban
     Args:
         run_s: since the dispatch. suspect_s: of earlier runs whose workers ended. abandoned: no caller waits.
     """
-    if verdict is Verdict.FAULT or (verdict is Verdict.DIED and not case.beside):
+    if verdict is Verdict.FAULT or (verdict is Verdict.DIED and not case.others):
         return run_s + suspect_s
     return run_s if abandoned else 0.0

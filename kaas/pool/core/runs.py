@@ -211,7 +211,7 @@ class Runs:
     ) -> None:
         """Answer a request whose worker is gone, or queue it again. device_s: what its client is charged."""
         call, verdict = request.call, judge(case)
-        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.beside):
+        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.others):
             self._blame(request, worker, reason, function=verdict is Verdict.FAULT)
         final = verdict in (Verdict.FAULT, Verdict.DIED)
         refusal = None if final else self._quarantine.refusal(call.identity, call.client)

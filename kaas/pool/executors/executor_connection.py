@@ -13,16 +13,26 @@ from kaas.scheduling.events import StartWorker
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, open_file
 from kaas.wire.connections.stream import FILES_AT_MOST, close_all
-from kaas.wire.messages import Attached, Block, Done, Filed, ForgetFunction, Framed, Named, RegisterFunction, ToPeer
+from kaas.wire.messages import (
+    Block,
+    ExecutorAttachment,
+    ExecutorReply,
+    Filed,
+    ForgetFunction,
+    Framed,
+    Named,
+    RegisterFunction,
+    ToPeer,
+)
 from kaas.wire.specs import RunRecord
 
-MET_AT_MOST, MET_BYTES = 4096, 1 << 30
+REGISTERED_AT_MOST, REGISTERED_BYTES = 4096, 1 << 30
 """Functions that an executor knows at a time, and bytes of their kTasks. Beyond it those that it met first are
 forgotten, and introduced again when they are needed."""
 
 T = TypeVar("T")
-Finish = Callable[[Done, Sequence[Any]], T]
-"""Makes of a Done and the frames behind it what is waited for."""
+Finish = Callable[[ExecutorReply, Sequence[Any]], T]
+"""Makes of an ExecutorReply and the frames behind it what is waited for."""
 
 
 class ExecutorConnection:
@@ -31,9 +41,9 @@ class ExecutorConnection:
     __slots__ = (
         "_asked",
         "_loop",
-        "_met",
-        "_met_bytes",
         "_orphans",
+        "_registered",
+        "_registered_bytes",
         "_router",
         "device",
         "greeted",
@@ -49,8 +59,8 @@ class ExecutorConnection:
         self.peer: Peer | None = None
         self._loop = asyncio.get_running_loop()
         self._router = router
-        self._met = dict.fromkeys(met, 0)
-        self._met_bytes = 0
+        self._registered = dict.fromkeys(met, 0)
+        self._registered_bytes = 0
         self._asked: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
@@ -58,8 +68,8 @@ class ExecutorConnection:
         """It has begun. What had been asked when it begins again may be lost, and nobody would know."""
         if self.peer is not None:
             self.end("its line to the pool broke")
-            self._met.clear()
-            self._met_bytes = 0
+            self._registered.clear()
+            self._registered_bytes = 0
         self.peer = peer
         self.greeted.set()
 
@@ -76,18 +86,18 @@ class ExecutorConnection:
 
     def introduce(self, function: RegisteredFunction) -> None:
         """Before what is about a function; once is enough, since messages arrive in their order."""
-        if function.key not in self._met:
-            self._meet(function)
+        if function.key not in self._registered:
+            self._register(function)
 
-    def _meet(self, function: RegisteredFunction) -> None:
+    def _register(self, function: RegisteredFunction) -> None:
         nbytes = len(function.introduction[1])
-        met = self._met
-        while met and (len(met) >= MET_AT_MOST or self._met_bytes + nbytes > MET_BYTES):
+        met = self._registered
+        while met and (len(met) >= REGISTERED_AT_MOST or self._registered_bytes + nbytes > REGISTERED_BYTES):
             first = next(iter(met))
-            self._met_bytes -= met.pop(first)
+            self._registered_bytes -= met.pop(first)
             self.send(ForgetFunction(first))
         met[function.key] = nbytes
-        self._met_bytes += nbytes
+        self._registered_bytes += nbytes
         self.send(RegisterFunction(), function.introduction)
 
     def ask(
@@ -109,23 +119,25 @@ class ExecutorConnection:
         assert self.peer is not None, "it has been greeted"
         self._router.send(self.peer, header, frames, files)
 
-    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], OutgoingAttachments]:
+    def attach(
+        self, refs: Sequence[Any], frames: Sequence[Any]
+    ) -> tuple[list[ExecutorAttachment], OutgoingAttachments]:
         """What stands beside a message as this executor can read it, and what it points to.
 
         Raises:
             OSError: a client's memory is gone.
         """
         attachments = self.attachments(frames)
-        beside: list[Attached] = []
+        attached: list[ExecutorAttachment] = []
         for ref in refs:
             match ref:
                 case Framed():
-                    beside.append(ref)
+                    attached.append(ref)
                 case Block():
-                    beside.append(attachments.add(ref))
+                    attached.append(attachments.add(ref))
                 case _:
-                    beside.append(Named(ref.binary()))
-        return beside, attachments
+                    attached.append(Named(ref.binary()))
+        return attached, attachments
 
     def attachments(self, frames: Sequence[Any] = ()) -> OutgoingAttachments:
         """What a message to this executor takes along, to begin with these frames."""
@@ -134,7 +146,7 @@ class ExecutorConnection:
 
     # --- receiving
 
-    def answered(self, done: Done, frames: Sequence[Any]) -> None:
+    def answered(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
         asked = self._asked.pop(done.number, None)
         if asked is not None:
             answer, _, finish = asked

@@ -20,7 +20,7 @@ from kaas.scheduling.events import StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import Address, Block, Done, Framed, Named
+from kaas.wire.messages import Address, Block, ExecutorReply, Framed, Named
 from kaas.wire.outputs import InlineOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
@@ -38,7 +38,7 @@ class ExecutorHosts(Protocol):
         """The executors that an earlier process of the pool has left, one for each device; they say Hello too."""
         ...
 
-    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+    def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         """Have an executor get the objects beside what has this number; None among refs stands for what it has.
 
         None: they are on their way. Otherwise the values of each, Blocks or buffers, which are to go over the sockets.
@@ -88,7 +88,7 @@ class Executors:
         self._residents = residents
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._lines: dict[int, ExecutorConnection] = {}
+        self._connections: dict[int, ExecutorConnection] = {}
         self._by_peer: dict[Peer, ExecutorConnection] = {}
         self._strangers: dict[str, _Stranger] | None = None
         self._returns: set[asyncio.Task[None]] = set()
@@ -96,15 +96,15 @@ class Executors:
     # --- workers
 
     async def start(self, start: StartWorker) -> WorkerInfo:
-        line = self._expect(start)
+        connection = self._expect(start)
         info = await self._hosts.start(start, self._router.address)
-        await line.greeted.wait()
+        await connection.greeted.wait()
         self._residents.worker_came(start.worker)
         return info
 
     def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorConnection:
-        line = self._lines[start.worker] = ExecutorConnection(self._router, start, met)
-        return line
+        connection = self._connections[start.worker] = ExecutorConnection(self._router, start, met)
+        return connection
 
     async def survivors(self) -> list[Survivor]:
         """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
@@ -112,10 +112,10 @@ class Executors:
         adoptions = await self._hosts.survivors(self._router.address)
         self._strangers = None
         for adoption in adoptions:
-            line = self._expect(adoption.start, adoption.functions)
-            stranger = strangers.get(str(line.worker))
+            connection = self._expect(adoption.start, adoption.functions)
+            stranger = strangers.get(str(connection.worker))
             if stranger is not None:
-                self._attach(line, stranger.peer)
+                self._attach(connection, stranger.peer)
                 for message, frames in stranger.said:
                     self.receive(stranger.peer, message, frames)
         came = await asyncio.gather(*map(self._came, adoptions))
@@ -125,7 +125,7 @@ class Executors:
         worker = adoption.start.worker
         try:
             async with asyncio.timeout(GREETING_LIMIT_S):
-                await self._lines[worker].greeted.wait()
+                await self._connections[worker].greeted.wait()
         except TimeoutError:
             self.kill(worker)
             return False
@@ -153,12 +153,12 @@ class Executors:
             raise reply.error
 
     def kill(self, worker: int) -> None:
-        line = self._lines.pop(worker, None)
-        if line is not None:
-            if line.peer is not None:
-                del self._by_peer[line.peer]
-                self._router.forget(line.peer)
-            line.end("it was ended")
+        connection = self._connections.pop(worker, None)
+        if connection is not None:
+            if connection.peer is not None:
+                del self._by_peer[connection.peer]
+                self._router.forget(connection.peer)
+            connection.end("it was ended")
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
 
@@ -168,34 +168,39 @@ class Executors:
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         """It is sent in this very call."""
-        line, payload = self._lines.get(worker), call.payload
-        if line is None or isinstance(payload, Survived):
+        connection, payload = self._connections.get(worker), call.payload
+        if connection is None or isinstance(payload, Survived):
             return self._left(worker, slot)
         function: RegisteredFunction = payload.function
-        beside: Sequence[messages.Attached] = ()
+        attached: Sequence[messages.ExecutorAttachment] = ()
         frames, files = payload.frames, list[int]()
         if payload.refs:
             try:
-                beside, attachments = line.beside(payload.refs, frames)
+                attached, attachments = connection.attach(payload.refs, frames)
             except OSError as error:
                 return _told(unreadable(call.label, error))
             frames, files = attachments.frames, attachments.files
-        line.introduce(function)
+        connection.introduce(function)
         number = next(self._numbers)
         deferred = not (function.inline or payload.direct)
         header = messages.RunInvocation(
-            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, beside
+            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, attached
         )
         if deferred:
-            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, whole, files))
+            return self._collected(
+                connection, payload, connection.ask(number, header, frames, payload.refs, whole, files)
+            )
         finish = direct if payload.direct else partial(inline, function)
-        return line.ask(number, header, frames, payload.refs, finish, files)
+        return connection.ask(number, header, frames, payload.refs, finish, files)
 
     async def _left(self, worker: int, slot: int) -> WorkerReply:
-        return WorkerReply(record=await self._line(worker).orphan(slot))
+        return WorkerReply(record=await self._connection(worker).orphan(slot))
 
     async def _collected(
-        self, line: ExecutorConnection, payload: Payload, ended: ImmediateFuture[tuple[Done, Sequence[Any]]]
+        self,
+        connection: ExecutorConnection,
+        payload: Payload,
+        ended: ImmediateFuture[tuple[ExecutorReply, Sequence[Any]]],
     ) -> WorkerReply:
         """A reply with the outputs in a parcel, and where the others are."""
         done, frames = await ended
@@ -203,24 +208,24 @@ class Executors:
             return failed(done, frames)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
-            self._residents.placed(key, line.worker)
+            self._residents.placed(key, connection.worker)
         stored: Iterator[Any] = iter(())
         if done.deferred is not None:
             try:
-                stored = iter(await self._hosts.collect(line.worker, done.deferred, len(positions) - len(keep)))
+                stored = iter(await self._hosts.collect(connection.worker, done.deferred, len(positions) - len(keep)))
             except KaasError as error:
                 return WorkerReply(error=error, record=done.record, lost=done.lost)
-        values = tuple([Placed(keep[each], line.device) if each in keep else next(stored) for each in positions])
+        values = tuple([Placed(keep[each], connection.device) if each in keep else next(stored) for each in positions])
         return WorkerReply(values, None, done.record, done.lost)
 
     async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
         orders: OrderPayload = order.payload
-        line = self._line(worker)
+        connection = self._connection(worker)
         for function in orders.functions:
-            line.introduce(function)
-        beside = [Named(ref.binary()) for ref in orders.refs]
+            connection.introduce(function)
+        attached = [Named(ref.binary()) for ref in orders.refs]
         return await self._ordered(
-            worker, messages.CacheCommand(next(self._numbers), beside), [orders.message], orders.refs
+            worker, messages.CacheCommand(next(self._numbers), attached), [orders.message], orders.refs
         )
 
     async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
@@ -258,64 +263,66 @@ class Executors:
         refs: Sequence[Any] = (),
     ) -> WorkerReply:
         """What an executor makes of something that has no outputs."""
-        return await self._line(worker).ask(header.number, header, frames, refs, plain)
+        return await self._connection(worker).ask(header.number, header, frames, refs, plain)
 
-    def _line(self, worker: int) -> ExecutorConnection:
-        line = self._lines.get(worker)
-        if line is None:
+    def _connection(self, worker: int) -> ExecutorConnection:
+        connection = self._connections.get(worker)
+        if connection is None:
             raise WorkerLost("it ended before it was reached")
-        return line
+        return connection
 
     # --- what they say
 
-    def greet(self, peer: Peer, hello: messages.Hello) -> None:
+    def greet(self, peer: Peer, hello: messages.PeerHello) -> None:
         """An executor's line has begun, or begun again."""
-        line = next((line for line in self._lines.values() if str(line.worker) == hello.name), None)
-        if line is not None:
-            self._attach(line, peer)
+        connection = next(
+            (connection for connection in self._connections.values() if str(connection.worker) == hello.name), None
+        )
+        if connection is not None:
+            self._attach(connection, peer)
         elif self._strangers is not None:
             self._strangers[hello.name] = _Stranger(peer)
 
-    def _attach(self, line: ExecutorConnection, peer: Peer) -> None:
-        if line.peer is not None:
-            del self._by_peer[line.peer]
-        self._by_peer[peer] = line
-        line.greet(peer)
+    def _attach(self, connection: ExecutorConnection, peer: Peer) -> None:
+        if connection.peer is not None:
+            del self._by_peer[connection.peer]
+        self._by_peer[peer] = connection
+        connection.greet(peer)
 
     def receive(self, peer: Peer, message: messages.FromPeer, frames: Sequence[Any]) -> None:
         """What comes over lines that count no more means nothing."""
-        line = self._by_peer.get(peer)
-        if line is None:
+        connection = self._by_peer.get(peer)
+        if connection is None:
             for stranger in (self._strangers or {}).values():
                 if stranger.peer == peer:
                     stranger.said.append((message, frames))
             return
         match message:
-            case Done():
-                line.answered(message, frames)
+            case ExecutorReply():
+                connection.answered(message, frames)
             case messages.RequestObjects(number=number):
-                self._supply(line, number)
+                self._provide(connection, number)
             case messages.WrittenBack(key=key, deferred=deferred):
-                task = self._loop.create_task(self._return(line.worker, key, deferred))
+                task = self._loop.create_task(self._return(connection.worker, key, deferred))
                 self._returns.add(task)
                 task.add_done_callback(self._returns.discard)
             case messages.Orphaned(slot=slot, record=record):
-                line.orphaned(slot, record)
+                connection.orphaned(slot, record)
 
-    def _supply(self, line: ExecutorConnection, number: int) -> None:
-        refs = line.refs(number)
+    def _provide(self, connection: ExecutorConnection, number: int) -> None:
+        refs = connection.refs(number)
         if refs is None:
             return
-        attachments = line.attachments()
+        attachments = connection.attachments()
         try:
             wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
-            values = self._hosts.supply(line.worker, number, wanted)
+            values = self._hosts.provide(connection.worker, number, wanted)
         except KaasError as error:
-            line.send(messages.ProvideObjects(number, error=True), [encode_error(error)])
+            connection.send(messages.ProvideObjects(number, error=True), [encode_error(error)])
             return
         if values is not None:
             objects = [[attachments.add(part) for part in parts] for parts in values]
-            line.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
+            connection.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, deferred: int) -> None:
         """Takes an output that was written back."""
@@ -347,22 +354,22 @@ def _by_call(named: Mapping[bytes, WorkerCall]) -> Iterator[tuple[WorkerCall, li
     yield from calls.values()
 
 
-def whole(done: Done, frames: Sequence[Any]) -> tuple[Done, Sequence[Any]]:
+def whole(done: ExecutorReply, frames: Sequence[Any]) -> tuple[ExecutorReply, Sequence[Any]]:
     """For who goes on with it."""
     return done, frames
 
 
-def plain(done: Done, frames: Sequence[Any]) -> WorkerReply:
+def plain(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
     """Of what has no outputs."""
     return failed(done, frames) if done.failed else WorkerReply(None, None, done.record, done.lost)
 
 
-def direct(done: Done, frames: Sequence[Any]) -> WorkerReply:
+def direct(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
     """Of a run: the frames as they came."""
     return failed(done, frames) if done.failed else WorkerReply(frames, None, done.record, done.lost)
 
 
-def inline(function: RegisteredFunction, done: Done, frames: Sequence[Any]) -> WorkerReply:
+def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
     """Of a run: outputs that become arrays where they arrive."""
     if done.failed:
         return failed(done, frames)
@@ -371,7 +378,7 @@ def inline(function: RegisteredFunction, done: Done, frames: Sequence[Any]) -> W
     return WorkerReply(values, None, done.record, done.lost)
 
 
-def failed(done: Done, frames: Sequence[Any]) -> WorkerReply:
+def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
     """The cause stays sealed: nothing of it is run here."""
     return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
 

@@ -41,7 +41,7 @@ class Survived:
 
 @dataclass(frozen=True, slots=True)
 class OrderPayload:
-    """An Upkeep on its way; functions: those that it is about."""
+    """A CacheCommandSpec on its way; functions: those that it names."""
 
     functions: Sequence[RegisteredFunction]
     message: bytes

@@ -59,7 +59,7 @@ class ProcessHosts:
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         return ()
 
-    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
+    def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
         """What the pool holds, for whomever."""
         return [() if ref is None else ref.blocks for ref in refs]
 

@@ -12,7 +12,7 @@ import msgspec
 
 from kaas.errors import InvalidRequest
 from kaas.wire.connections.shared_memory import BlockLease, Inbox, Outbox
-from kaas.wire.messages import Beside, Block, Framed, Named
+from kaas.wire.messages import Attachment, Block, Framed, Named
 
 AT_ONCE_BYTES = 1 << 20
 """Values up to this size are copied by the event loop itself."""
@@ -94,7 +94,7 @@ class HeldObjects:
     def ready(self, refs: Sequence[Any]) -> None:  # noqa: ARG002 - what is held exists
         return None
 
-    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
+    async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
         """Hold objects for a session, which has to drop them as often as it has held them.
 
         Raises:
@@ -103,7 +103,7 @@ class HeldObjects:
         wanted = decode_keep(frames[0])
         found = {key: held for key in wanted.keys if (held := self._known.get(key)) is not None}
         values: dict[bytes, Framed | Block] = {}
-        for key, item in zip(wanted.keys, beside, strict=True):
+        for key, item in zip(wanted.keys, attached, strict=True):
             if key in found:
                 continue
             if isinstance(item, Named):

@@ -20,7 +20,7 @@ from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
 from kaas.store import SqliteStore, Store
 from kaas.wire.connections.router import Router
-from kaas.wire.messages import Hello
+from kaas.wire.messages import PeerHello
 from kaas.worker.process_orders import PoolOrders
 from kaas.worker.processes import on_end, open_all_files, ordered, say_failed, say_ready
 from kaas.worker.sandbox import Sandbox
@@ -49,7 +49,7 @@ class Machine:
         executors = Executors(router, self.hosts, residents)
         return executors, executors
 
-    def came(self, hello: Hello) -> None:
+    def came(self, hello: PeerHello) -> None:
         """
         Raises:
             KaasError: it could not be known when it ends.

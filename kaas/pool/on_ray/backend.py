@@ -24,7 +24,7 @@ from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.ref_leases import SessionRefs
 from kaas.store import SqliteStore, Store
 from kaas.wire.connections.router import Router
-from kaas.wire.messages import Hello
+from kaas.wire.messages import PeerHello
 
 
 class RayBackend:
@@ -50,7 +50,7 @@ class RayBackend:
         executors = Executors(router, hosts, residents)
         return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
 
-    def came(self, hello: Hello) -> None:
+    def came(self, hello: PeerHello) -> None:
         """Nothing: a session's end is known by `PoolActor.attend`."""
 
 

@@ -79,14 +79,14 @@ class RayHosts:
             self._epochs[each.start.worker] = address.epoch
         return [each for each, _ in adopted]
 
-    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
+    def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
         """In a list, so that Ray hands over references and not what they name. What the pool holds for clients outside
         Ray goes over the line, unless a policy wants both at a time."""
         held = [isinstance(ref, HeldObject) for ref in refs]
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
             return [() if ref is None else ref.blocks for ref in refs]
         sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
-        self._actors[worker].supply.remote(self._epochs[worker], number, sent)
+        self._actors[worker].provide.remote(self._epochs[worker], number, sent)
         return None
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:

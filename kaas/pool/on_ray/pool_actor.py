@@ -25,10 +25,10 @@ from kaas.wire.messages import Address
 from kaas.worker.processes import open_all_files
 
 if TYPE_CHECKING:
-    from kaas.pool.fronts import SessionListener
     from kaas.pool.on_ray.backend import RayBackend
     from kaas.pool.on_ray.ray_life import OpenPool
     from kaas.pool.service import Service
+    from kaas.pool.session_listeners import SessionListener
     from kaas.wire.status.stats import Stats
     from kaas.wire.status.status import Status
 
@@ -206,7 +206,7 @@ class PoolActor:
         finally:
             self._answered()
 
-    # --- fronts
+    # --- listeners of servers
 
     async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[SessionListener]]) -> None:
         """Have requests come in at one door more, until that has drained or whoever asks for it has ended. It is asked
@@ -217,28 +217,28 @@ class PoolActor:
             epoch = await self._opened()
             asks = asyncio.ensure_future(ended.wait())
             opening = partial(opener, epoch.service, epoch.backend)
-            serving = asyncio.ensure_future(self._thread.ask(epoch.fronts.serve, session, opening))
+            serving = asyncio.ensure_future(self._thread.ask(epoch.session_listeners.serve, session, opening))
             await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
             asks.cancel()
             if not self._stopping.is_set():  # else it sees that, and tells all who wait
-                self._thread.post(epoch.fronts.end, session)
+                self._thread.post(epoch.session_listeners.end, session)
             await serving
         finally:
             self._answered()
 
     async def endpoint(self, session: str) -> str:
         """Where a front is, once it is open."""
-        return (await self._front(session)).endpoint
+        return (await self._session_listener(session)).endpoint
 
     async def reload(self, session: str, settings: Any) -> None:
         """Have a front take what has changed of its configuration."""
-        self._thread.post((await self._front(session)).reload, settings)
+        self._thread.post((await self._session_listener(session)).reload, settings)
 
     async def drain(self, session: str, reason: str) -> None:
-        self._thread.post((await self._front(session)).drain, reason)
+        self._thread.post((await self._session_listener(session)).drain, reason)
 
-    async def _front(self, session: str) -> SessionListener:
-        return await self._thread.run((await self._opened()).fronts.opened(session))
+    async def _session_listener(self, session: str) -> SessionListener:
+        return await self._thread.run((await self._opened()).session_listeners.opened(session))
 
     # --- caches and the pool itself
 
@@ -270,7 +270,7 @@ class PoolActor:
         since a server keeps the pool."""
         epoch = await self._opened()
         service = epoch.service
-        if epoch.fronts.any and not self._stopping.is_set():
+        if epoch.session_listeners.any and not self._stopping.is_set():
             return False
         self._stopping.set()
         for ended in self._sessions.values():

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.config import Config
-from kaas.pool.fronts import SessionListeners
 from kaas.pool.on_ray.backend import RayBackend, opened_store, references
 from kaas.pool.on_ray.keeping import KeptOutputs
 from kaas.pool.on_ray.sequencer import Sequencer
 from kaas.pool.service import Service
+from kaas.pool.session_listeners import SessionListeners
 from kaas.wire import specs
 
 
@@ -21,7 +21,7 @@ class OpenPool:
         self.service = service
         self.backend = backend
         self.keeping = KeptOutputs(service, own, references)
-        self.fronts = SessionListeners()
+        self.session_listeners = SessionListeners()
         self._turns = Sequencer()
 
     async def call(self, message: bytes, refs: Sequence[Any]) -> Any:

@@ -9,14 +9,14 @@ from typing import Any
 
 from kaas.errors import InvalidRequest
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.wire.messages import Beside, Named
+from kaas.wire.messages import Attachment, Named
 
 HOLD_LIMIT_S = 30.0
 """How long a request waits until the pool holds what it names, of which another message tells."""
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Lease:
     """count: how often it was held and not dropped. A drop may overtake what it takes back: then it is negative."""
 
     ref: Any
@@ -28,7 +28,7 @@ class SessionRefs:
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
-        self._sessions: dict[str, dict[bytes, _Entry]] = {}
+        self._sessions: dict[str, dict[bytes, _Lease]] = {}
         self._coming: dict[tuple[str, bytes], list[asyncio.Future[None]]] = {}
 
     def hold(self, session: str, refs: Sequence[Any]) -> None:
@@ -36,7 +36,7 @@ class SessionRefs:
         held = self._sessions.setdefault(session, {})
         for ref in refs:
             key = ref.binary()
-            entry = held.setdefault(key, _Entry(ref))
+            entry = held.setdefault(key, _Lease(ref))
             entry.ref = ref
             self._count(session, key, entry, 1)
             if entry.count <= 0:  # this one was dropped already: who waits names it by one that is to come
@@ -48,13 +48,13 @@ class SessionRefs:
     def drop(self, session: str, keys: Iterable[bytes]) -> None:
         held = self._sessions.setdefault(session, {})
         for key in keys:
-            self._count(session, key, held.setdefault(key, _Entry(None)), -1)
+            self._count(session, key, held.setdefault(key, _Lease(None)), -1)
 
     def _holds(self, session: str, key: bytes) -> bool:
         entry = self._sessions.get(session, {}).get(key)
         return entry is not None and entry.count > 0
 
-    def _count(self, session: str, key: bytes, entry: _Entry, by: int) -> None:
+    def _count(self, session: str, key: bytes, entry: _Lease, by: int) -> None:
         entry.count += by
         if not entry.count:
             del self._sessions[session][key]
@@ -100,7 +100,7 @@ class SessionRefs:
         """None if all exist, else what is done when they do."""
         return self._readiness.of(refs)
 
-    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:  # noqa: ARG002
+    async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:  # noqa: ARG002
         """
         Raises:
             InvalidRequest: objects come by Ray.

@@ -13,7 +13,7 @@ CALLERS = 4096
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _Caller:
     """next: the number of the call that goes on at once, as do late ones, with lower numbers."""
 
     next: int = 0
@@ -31,12 +31,12 @@ class Sequencer:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, _Line] = OrderedDict()
+        self._lines: OrderedDict[str, _Caller] = OrderedDict()
 
     async def take(self, caller: str, number: int) -> None:
         """Wait until all calls with lower numbers have come, or are given up. Who goes on without giving way to others
         (an await, say) is before all with higher numbers."""
-        line = self._lines.setdefault(caller, _Line())
+        line = self._lines.setdefault(caller, _Caller())
         self._lines.move_to_end(caller)
         if number > line.next:
             loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ from kaas.wire.sent_ktasks import SentTask, decode_images, decode_task, encode_t
 
 AT_ONCE_KERNELS, AT_ONCE_BYTES = 64, 32 << 10
 """Up to so many, in a kTask of so many bytes, are built by the event loop itself: that takes some milliseconds."""
-BESIDE_KERNELS, BESIDE_BYTES = 512, 256 << 10
+PROCESS_KERNELS, PROCESS_BYTES = 512, 256 << 10
 """More are built by the process beside the server's, fewer by a thread. A kernel has some 200 bytes; a kTask of few may
 have a hundred thousand buffers, and names of any length."""
 LIMIT_S = 120.0
@@ -116,7 +116,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._beside = Steps({_STEP: f"{__name__}:{build_beside.__name__}"}, 1, LIMIT_S)
+        self._builder_process = Steps({_STEP: f"{__name__}:{build_in_process.__name__}"}, 1, LIMIT_S)
 
     async def built(
         self, client: str, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
@@ -127,18 +127,18 @@ class Builder:
             NotBuilt
         """
         nbytes = len(sent.data)
-        if sent.kernels > BESIDE_KERNELS or nbytes > BESIDE_BYTES:
-            return await self._built_beside(client, sent, files)
+        if sent.kernels > PROCESS_KERNELS or nbytes > PROCESS_BYTES:
+            return await self._built_in_process(client, sent, files)
         if sent.kernels > AT_ONCE_KERNELS or nbytes > AT_ONCE_BYTES:
             return await asyncio.to_thread(_timed, sent, libraries)
         return _timed(sent, libraries)
 
-    async def _built_beside(self, client: str, sent: SentTask, files: Mapping[str, Path]) -> Built:
+    async def _built_in_process(self, client: str, sent: SentTask, files: Mapping[str, Path]) -> Built:
         paths = msgspec.msgpack.encode([str(path) for path in files.values()])
         async with self._turn:
             began_s = monotonic()
             try:
-                made = await self._beside.run(_STEP, {"task": sent.data, "paths": paths}, {"client": client})
+                made = await self._builder_process.run(_STEP, {"task": sent.data, "paths": paths}, {"client": client})
             except StepFailed as error:
                 cause = KaasError(f"this kTask cannot be built: {error.message}")
                 raise NotBuilt(monotonic() - began_s, cause) from error
@@ -149,7 +149,7 @@ class Builder:
         return Built(msgspec.msgpack.decode(said["facts"], type=Facts), said["task"], used_s)
 
     def close(self) -> None:
-        self._beside.close()
+        self._builder_process.close()
 
 
 def _timed(sent: SentTask, libraries: Mapping[str, Library]) -> Built:
@@ -161,7 +161,7 @@ def _timed(sent: SentTask, libraries: Mapping[str, Library]) -> Built:
     return Built(facts, task, thread_time() - began_s)
 
 
-def build_beside(values: dict[str, bytes]) -> dict[str, bytes]:
+def build_in_process(values: dict[str, bytes]) -> dict[str, bytes]:
     """In the process beside the server's. A library that is another one by now is missing."""
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     began_s = process_time()

@@ -99,7 +99,7 @@ class ServerListener:
         """
         self._loop, self._receive, self._gone = loop, receive, gone
         self._changed = changed
-        self._keys, self._nobody, self._limit = keys, nobody, connections
+        self._keys, self._keyless_client, self._limit = keys, nobody, connections
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
         self._closed = False
         self._channels: dict[tuple[bytes, str], ServerChannel] = {}
@@ -251,7 +251,7 @@ class ServerListener:
         if (self._keys is not None and client is None) or self._shut_for(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(fd)
             return None
-        user = self._nobody if client is None else client.name
+        user = self._keyless_client if client is None else client.name
         channel = ServerChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
         connection = self._connections.owned(fd, channel)
         if connection is None:

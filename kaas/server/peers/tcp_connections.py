@@ -21,7 +21,7 @@ from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import Socket
 from kaas.wire.connections.zmq_reader import ZmqReader
 
-STRANGERS, STRANGERS_EACH = 128, 64
+UNAUTHENTICATED, UNAUTHENTICATED_EACH = 128, 64
 """Connections that have not sent a message yet, in all and of one source address; when more come, the source with the
 most of them loses one."""
 STRANGER_S = 10.0
@@ -127,7 +127,7 @@ class TcpConnections(Generic[T]):
         the ends of connections that had an owner. client_of: names the client of an owner."""
         self._loop, self._unfinished, self._ended, self._client_of = loop, unfinished, ended, client_of
         self._by_fd: dict[int, TcpConnection[T]] = {}
-        self._strangers = UnauthenticatedPeers(STRANGERS, STRANGERS_EACH)
+        self._unauthenticated = UnauthenticatedPeers(UNAUTHENTICATED, UNAUTHENTICATED_EACH)
         self._refused: dict[str, tuple[float, float]] = {}  # by address: how many now count, and when the last came
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
@@ -161,7 +161,7 @@ class TcpConnections(Generic[T]):
             return None
         if connection.owner is not None:  # it had ended already, and this is a later one
             self._ended(connection.owner)
-        self._strangers.discard(fd)
+        self._unauthenticated.discard(fd)
         connection.owner = owner
         return connection
 
@@ -189,13 +189,13 @@ class TcpConnections(Generic[T]):
         if told["event"] == zmq.Event.ACCEPTED:
             address = _address(fd)
             self._by_fd[fd] = TcpConnection(fd, self._loop.time())
-            self._strangers.add(fd, source_of(address))
+            self._unauthenticated.add(fd, source_of(address))
             if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
                 self._put_out(fd)
-            elif (excess := self._strangers.excess(lambda each: self._by_fd[each].silent)) is not None:
+            elif (excess := self._unauthenticated.excess(lambda each: self._by_fd[each].silent)) is not None:
                 self._put_out(excess)
         elif (connection := self._by_fd.pop(fd, None)) is not None:
-            self._strangers.discard(fd)
+            self._unauthenticated.discard(fd)
             if connection.owner is not None:
                 self._ended(connection.owner)
 
@@ -213,7 +213,7 @@ class TcpConnections(Generic[T]):
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
     def _put_out(self, fd: int) -> None:
-        self._strangers.discard(fd)
+        self._unauthenticated.discard(fd)
         self.shut(fd)
 
 

@@ -58,7 +58,7 @@ async def serve(
             leave.add_done_callback(lambda told: _drain(session, told.result()))
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, reload, partial(_reload, session), reread or (lambda: settings))
-            opener = partial(open_front, _settled(settings), folder.absolute(), path)
+            opener = partial(open_listener, _settled(settings), folder.absolute(), path)
             served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
             opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
             await asyncio.wait((served, opened), return_when=asyncio.FIRST_COMPLETED)
@@ -191,7 +191,7 @@ def _free_port(host: str) -> int:
 # --- in the pool's process
 
 
-async def open_front(
+async def open_listener(
     settings: Settings, folder: Path, path: Sequence[str], service: Service, backend: RayBackend
 ) -> Server:
     """path: where the server's process looks for modules.

@@ -129,16 +129,16 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         self._killed = False
         try:
-            self._line, its = socket.socketpair()
+            self._connection, its = socket.socketpair()
         except OSError as error:
             raise KaasError(f"no line to a process: {error}") from error
-        self._line.setblocking(False)
+        self._connection.setblocking(False)
         try:
             with its:
                 self._child = Child("kaas.server.steps.step_process", (its.fileno(), named), files=[its.fileno()])
             self._child.on_end(self._loop, lambda _: self._ended())
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
 
     async def ready(self) -> None:
@@ -154,7 +154,7 @@ class _Process:
         parts += [each.cast("B") for each in values.values()]
         with suppress(ConnectionError):  # what it has said tells whether it had begun
             for part in parts:
-                await self._loop.sock_sendall(self._line, part)
+                await self._loop.sock_sendall(self._connection, part)
         try:
             return await self._read(len(BEGUN)) == BEGUN
         except EOFError:
@@ -183,7 +183,7 @@ class _Process:
         rest = memoryview(data)
         while rest:
             try:
-                count = await self._loop.sock_recv_into(self._line, rest)
+                count = await self._loop.sock_recv_into(self._connection, rest)
             except ConnectionError as error:
                 raise EOFError from error
             if not count:
@@ -195,11 +195,11 @@ class _Process:
         """Nobody waits for it."""
         self._killed = True
         self._child.process.kill()
-        self._line.close()
+        self._connection.close()
 
     def _ended(self) -> None:
         if not self._killed:  # others may hold its end
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._connection.shutdown(socket.SHUT_RDWR)
 
 
 def _failed(name: str, whose: Mapping[str, str], reason: str, kind: str = "", traceback: str = "") -> StepFailed:

@@ -15,7 +15,7 @@ AWAY_S, ASLEEP_S = 0.3e-3, 0.25
 
 
 class AdaptivePoll:
-    """An edge-triggered epoll, of which any number of threads have each piece of news once.
+    """An edge-triggered epoll, of whose events each reaches one thread, however many wait.
 
     To wake a thread of an idle processor takes 20 to 50 μs, or more on a virtual machine, and the threads that hand a
     request on meanwhile are moved between processors. So after a short wait the next one begins awake, as KVM lets a
@@ -24,7 +24,7 @@ class AdaptivePoll:
     """
 
     def __init__(self, files: Iterable[int]) -> None:
-        """files: descriptors, of which news is that there is something to read."""
+        """files: descriptors; an event says that there is something to read."""
         self._epoll = select.epoll()
         for file in files:
             self._epoll.register(file, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)

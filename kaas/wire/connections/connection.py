@@ -14,7 +14,7 @@ import msgspec
 
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.error_codec import decode_error
-from kaas.wire.messages import FromPeer, Hello, Refused, ToPeer, Welcome
+from kaas.wire.messages import FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
 
 LARGE_BYTES = 64 << 10
 """Frames from here on are not copied on their way through a process: the sender's memory goes out as it is, and must
@@ -100,11 +100,11 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
             del received  # the next one may be long in coming
 
     @abstractmethod
-    def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
+    def _greet(self, hello: PeerHello, frames: Sequence[Any]) -> None:
         """Send the first message."""
 
-    def introduce(self, hello: Hello, timeout_s: float, *, here: bool) -> None:
-        """Say Hello and wait for Welcome. here: the pool is on this machine, and may be able to read Blocks.
+    def introduce(self, hello: PeerHello, timeout_s: float, *, here: bool) -> None:
+        """Say PeerHello and wait for PoolWelcome. here: the pool is on this machine, and may be able to read Blocks.
 
         Raises:
             LineLost: there is no answer in time
@@ -117,7 +117,7 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
             self._greet(msgspec.structs.replace(hello, probe=probe.block) if here else hello, [secret])
             while True:
                 match self.receive(max(0.0, deadline_s - time.monotonic())):
-                    case (Welcome() as welcome, _):
+                    case (PoolWelcome() as welcome, _):
                         self.shares = welcome.shares
                         self._early.extend(early)
                         return

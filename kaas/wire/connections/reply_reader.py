@@ -42,15 +42,15 @@ class ReplyReader(Generic[Got]):
         self.lock = threading.Lock()
         self._take = take
         self._lost = lost
-        self._line: AnyConnection[Any, Got] | None = None
+        self._connection: AnyConnection[Any, Got] | None = None
         self._receiving: int | None = None  # the thread that does
         self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
         self._watched = _Watched()
 
-    def use(self, line: AnyConnection[Any, Got] | None) -> None:
+    def use(self, connection: AnyConnection[Any, Got] | None) -> None:
         """Receive from this line from now on; None: from none. Called with the lock held."""
-        self._line = line
+        self._connection = connection
         self._pass_on()
 
     def wait(self, until: AwaitedReply, timeout_s: float | None) -> None:
@@ -58,19 +58,19 @@ class ReplyReader(Generic[Got]):
         end_s = None if timeout_s is None else monotonic() + timeout_s
         while True:
             with self.lock:
-                line = self._line if self._receiving is None else None
+                connection = self._connection if self._receiving is None else None
                 if until.ended:
                     if self._turns:
                         self._pass_on()
                     return
-                if line is not None:
+                if connection is not None:
                     self._receiving = threading.get_ident()
                 else:
                     turn = threading.Event()
                     self._turns[turn] = None
                     until.waiting.append(turn)
-            if line is not None:
-                self._receive(line, until, end_s)
+            if connection is not None:
+                self._receive(connection, until, end_s)
                 time_left = not until.ended and (end_s is None or monotonic() < end_s)
             else:
                 time_left = self._await_turn(turn, until, end_s)
@@ -81,19 +81,19 @@ class ReplyReader(Generic[Got]):
         """What has come already."""
         self.wait(_Never(), 0)
 
-    def _receive(self, line: AnyConnection[Any, Got], until: AwaitedReply, end_s: float | None) -> None:
+    def _receive(self, connection: AnyConnection[Any, Got], until: AwaitedReply, end_s: float | None) -> None:
         left_s, late = None, 0
         try:
             while not until.ended and not self._called_later and late < LATE_AT_MOST:
                 if end_s is not None:
                     left_s = max(0.0, end_s - monotonic())
                     late += not left_s
-                arrived = line.receive(left_s)
+                arrived = connection.receive(left_s)
                 if arrived is None:
                     return
                 self._take(*arrived)
         except ConnectionLost:
-            self._lost(line)
+            self._lost(connection)
         finally:
             with self.lock:
                 self._receiving = None
@@ -130,15 +130,15 @@ class ReplyReader(Generic[Got]):
         return time_left
 
     def _pass_on(self) -> None:
-        if self._turns and self._receiving is None and self._line is not None:
+        if self._turns and self._receiving is None and self._connection is not None:
             next(iter(self._turns)).set()
 
     def wake(self) -> None:
         """Something has ended otherwise: whoever receives may have waited for it."""
         with self.lock:
-            line = self._line if self._receiving is not None else None
-        if line is not None:
-            line.wake()
+            connection = self._connection if self._receiving is not None else None
+        if connection is not None:
+            connection.wake()
 
     # --- what has nobody who waits
 
@@ -158,7 +158,7 @@ class ReplyReader(Generic[Got]):
             watched.let_go()
 
     def close(self) -> None:
-        self._line = None
+        self._connection = None
         self._watched.numbers.clear()
         self._watched.closed = True
         self._watched.some.set()

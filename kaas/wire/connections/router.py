@@ -16,7 +16,7 @@ from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.socket_folder import SocketFolder
 from kaas.wire.connections.unix_listener import UnixListener
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
+from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
 
 if TYPE_CHECKING:
     from kaas.wire.connections.zmq_listener import ZmqListener
@@ -37,12 +37,13 @@ class Channel(Protocol):
 
 
 class Peer:
-    """Who is at the other end of a line. role, name, incarnation, pid: as in its Hello. shares: the pool can read its
-    Blocks, which are in memory of that pid and no other."""
+    """One end of a connection, as the pool knows it. role, name, incarnation, pid: as in its PeerHello.
+
+    shares: the pool can read its Blocks, which are in memory of that pid and no other."""
 
     __slots__ = ("channel", "incarnation", "name", "pid", "role", "shares")
 
-    def __init__(self, channel: Channel, hello: Hello, shares: bool) -> None:
+    def __init__(self, channel: Channel, hello: PeerHello, shares: bool) -> None:
         self.role, self.name, self.incarnation, self.pid = hello.role, hello.name, hello.incarnation, hello.pid
         self.shares = shares
         self.channel = channel
@@ -52,7 +53,7 @@ class Peer:
 
 
 Receive = Callable[[Peer, FromPeer, Frames], None]
-Greet = Callable[[Peer, Hello], None]
+Greet = Callable[[Peer, PeerHello], None]
 
 
 class Router:
@@ -129,7 +130,7 @@ class Router:
     # --- what comes
 
     def _take_local(self, channel: Channel, frames: Frames) -> None:
-        """The first message of a line is Hello."""
+        """The first message of a line is PeerHello."""
         peer = self._peers.get(channel)
         if peer is None:
             self._greeted(channel, frames)
@@ -145,14 +146,14 @@ class Router:
 
     def _hear(self, peer: Peer, frames: Frames) -> None:
         header = _header(frames)
-        if header is None or type(header) is Hello:
+        if header is None or type(header) is PeerHello:
             self.dropped += 1
         else:
             self._receive(peer, header, frames[1:])
 
     def _greeted(self, channel: Channel, frames: Frames) -> None:
         hello = _header(frames)
-        if type(hello) is not Hello:
+        if type(hello) is not PeerHello:
             self.dropped += 1
             return
         known = self._peers.get(channel)
@@ -166,12 +167,12 @@ class Router:
             self.send(peer, Refused(), [encode_error(error)])
             return
         self._peers[channel] = peer
-        self.send(peer, Welcome(self.address.epoch, peer.shares))
+        self.send(peer, PoolWelcome(self.address.epoch, peer.shares))
 
     def _ended(self, channel: Channel) -> None:
         self._peers.pop(channel, None)
 
-    def _can_read(self, hello: Hello, frames: Frames) -> bool:
+    def _can_read(self, hello: PeerHello, frames: Frames) -> bool:
         """Who shows what lies in a process's memory is that process: nobody else knows it."""
         if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
             return False

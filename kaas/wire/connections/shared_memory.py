@@ -31,7 +31,7 @@ LEASED_AT_MOST = 256
 """Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
 
 MAPPED_AT_MOST = 256
-"""Files that an inbox keeps mapped for the next time: each takes a descriptor, and no news of a sender's end comes for
+"""Files that an inbox keeps mapped for the next time: each takes a descriptor, and no event of a sender's end comes for
 files that were received."""
 
 _GRAIN_BYTES = 64 << 10

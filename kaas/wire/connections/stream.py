@@ -46,7 +46,7 @@ class MessageStream:
     """One end. It never waits: what cannot be sent at once is kept for `flush`.
 
     Fields:
-        unread: the last `read` found something, so there may be more; False: what comes now is news of the socket's.
+        unread: the last `read` found something, so there may be more; False: what comes now is an event of the socket.
         drained: the last `read` found less than it had room for: what else was there then is at most the end.
 
     Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.

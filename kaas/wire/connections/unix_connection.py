@@ -17,7 +17,7 @@ from kaas.wire.connections.adaptive_poll import AdaptivePoll
 from kaas.wire.connections.connection import CLOSED, ENDED, Connection, ConnectionLost, Frames, T
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import Malformed, MessageStream
-from kaas.wire.messages import FromPeer, Hello, ToPeer
+from kaas.wire.messages import FromPeer, PeerHello, ToPeer
 
 
 class UnixConnection(Connection):
@@ -27,7 +27,7 @@ class UnixConnection(Connection):
     Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
     to wait, and none while who is at work can take it: nobody has to be woken to wait in another's place. Who is
     woken is told of the end as well, if that has come; without it, who has read less than there was room for has read
-    all that there is, and of what comes later there will be news.
+    all that there is, and an event tells of what comes later.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,8 +54,8 @@ class UnixConnection(Connection):
         self._users = 1  # who serves, and until it is closed whose it is
         self._idle = 0  # of those who serve, who take messages and run nothing
         self._more = -1
-        self._unread, self._ends = True, False  # as far as those who serve have had the news
-        self._news: AdaptivePoll | None = None  # of those who serve
+        self._unread, self._ends = True, False  # as far as those who serve have had the event
+        self._serving_poll: AdaptivePoll | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
@@ -113,17 +113,17 @@ class UnixConnection(Connection):
             if self._lost == CLOSED:
                 raise ConnectionLost(CLOSED)
             self._users += 1
-            if self._news is None:
+            if self._serving_poll is None:
                 self._more = os.eventfd(0)
-                self._news = AdaptivePoll([self._socket.fileno(), self._more])
-            news = self._news
+                self._serving_poll = AdaptivePoll([self._socket.fileno(), self._more])
+            poll = self._serving_poll
         try:
             while True:
-                yield self._served_by(news, take)
+                yield self._served_by(poll, take)
         finally:
             self._leave()
 
-    def _served_by(self, news: AdaptivePoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
+    def _served_by(self, poll: AdaptivePoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
         events = 0
         while True:
             with self._receiving:
@@ -137,11 +137,11 @@ class UnixConnection(Connection):
                     if given is not None:
                         self._idle -= 1
                         self._fill()
-                        if self._arrived or self._lost:  # of which this thread has had the news
+                        if self._arrived or self._lost:  # of which this thread has had the event
                             os.eventfd_write(self._more, 1)
                         return given
                 idle = self._idle == self._users - 1
-            events = news.wait(idle)
+            events = poll.wait(idle)
 
     def _next(self) -> tuple[ToPeer, Frames] | None:
         """What has come, of what is not taken yet.
@@ -160,7 +160,7 @@ class UnixConnection(Connection):
         return messages.decode_to_peer(header), frames
 
     def _fill(self) -> None:
-        """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
+        """Read until a message is there, or nothing is left: else no event tells of what comes after it."""
         while not self._arrived and self._unread and not self._lost:
             self._read()
             self._unread = self._ends or not self._stream.drained
@@ -202,15 +202,15 @@ class UnixConnection(Connection):
         with self._receiving:
             self._users -= 1
             if self._users:
-                if self._news is not None:
+                if self._serving_poll is not None:
                     os.eventfd_write(self._more, 1)  # the next one may have to leave too
                 return
             self._poll.close()
             self._stream.close()
             os.close(self._bell)
-            if self._news is not None:
-                self._news.close()
+            if self._serving_poll is not None:
+                self._serving_poll.close()
                 os.close(self._more)
 
-    def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
+    def _greet(self, hello: PeerHello, frames: Sequence[Any]) -> None:
         self.send(hello, frames)

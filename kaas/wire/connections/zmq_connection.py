@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import messages
 from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, Connection, ConnectionLost, Frames
-from kaas.wire.messages import Address, FromPeer, Hello, ToPeer
+from kaas.wire.messages import Address, FromPeer, PeerHello, ToPeer
 
 HEARTBEAT_S = 5.0
 """How often each end asks the other whether it is there; thrice as long without an answer is a no."""
@@ -37,7 +37,7 @@ class ZmqConnection(Connection):
     """ZeroMQ connects anew by itself where a connection breaks. The pool is then greeted again, and a Welcome that
     `receive` gives says that what was on its way in between, in either direction, may be lost."""
 
-    def __init__(self, address: Address, hello: Hello) -> None:
+    def __init__(self, address: Address, hello: PeerHello) -> None:
         """hello: for each connection but the first."""
         super().__init__()
         self._hello = hello
@@ -105,7 +105,7 @@ class ZmqConnection(Connection):
             self._context.term()
             os.close(self._bell)
 
-    def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
+    def _greet(self, hello: PeerHello, frames: Sequence[Any]) -> None:
         send_message(self._in, hello, frames)
 
     def _socket(self, address: Address, identity: bytes) -> Socket:

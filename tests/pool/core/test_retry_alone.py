@@ -449,10 +449,10 @@ def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
 
 
 def test_nobody_pays_for_a_process_that_was_killed_beside_another() -> None:
-    case = Case(beside=1, reported=False, alone=True, pure=True, retries=0)
+    case = Case(others=1, reported=False, alone=True, pure=True, retries=0)
     assert charged_s(case, Verdict.DIED, 2.0, 1.0, abandoned=False) == 0.0
     assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, abandoned=True) == 2.0
-    assert charged_s(replace(case, beside=0), Verdict.DIED, 2.0, 1.0, abandoned=False) == 3.0
+    assert charged_s(replace(case, others=0), Verdict.DIED, 2.0, 1.0, abandoned=False) == 3.0
 
 
 # --- limits of queues

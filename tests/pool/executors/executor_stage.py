@@ -18,7 +18,7 @@ from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import specs
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import close_all
-from kaas.wire.messages import Address, Hello
+from kaas.wire.messages import Address, PeerHello
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from tests.api.conftest import scale_task
@@ -104,7 +104,7 @@ class FakeHosts:
         await self.adopting.wait()
         return self.adoptions
 
-    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+    def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
         self.supplied.append((worker, number, refs))
         if isinstance(self.has, KaasError):
             raise self.has
@@ -139,7 +139,7 @@ class Stage:
         assert await starting is INFO
 
     def greet(self, peer: Any = PEER, worker: int = 3) -> None:
-        self.executors.greet(peer, Hello(1, "executor", str(worker), "once", 1))
+        self.executors.greet(peer, PeerHello(1, "executor", str(worker), "once", 1))
 
     def say(self, message: Any, *frames: Any, peer: Any = PEER) -> None:
         self.executors.receive(peer, message, frames)

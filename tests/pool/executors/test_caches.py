@@ -9,7 +9,7 @@ from kaas.pool.executors.payloads import OrderPayload
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
 from kaas.wire import messages, specs
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Done, Named, RegisterFunction, RequestObjects, WrittenBack
+from kaas.wire.messages import ExecutorReply, Named, RegisterFunction, RequestObjects, WrittenBack
 from tests.pool.executors.executor_stage import FUNCTION, LARGE, RECORD, Ref, Stage, begin, play, small
 
 # --- caches
@@ -26,7 +26,7 @@ def test_an_order_introduces_its_functions() -> None:
         ]
         stage.say(RequestObjects(1))
         assert stage.hosts.supplied == [(3, 1, [Ref(b"x")])]
-        stage.say(Done(1, RECORD))
+        stage.say(ExecutorReply(1, RECORD))
         assert await order == WorkerReply(record=RECORD)
 
     play(scenario)
@@ -44,7 +44,7 @@ def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
         assert stage.router.headers() == [messages.CacheDecision(1, [Named(b"x")])]
         decided = specs.decode_decided(stage.router.sent[-1][2][0])
         assert decided == specs.CacheDecisionSpec([specs.KeyedObject(b"x", 0, None)], [])
-        stage.say(Done(1, RECORD))
+        stage.say(ExecutorReply(1, RECORD))
         assert (await prefetch).record == RECORD
         await begin(stage.executors.evict(3, [b"x"]))
         assert stage.router.headers()[-1] == messages.CacheDecision(2, [])
@@ -62,7 +62,7 @@ def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
         order = await begin(stage.executors.write_back(3, [b"kept"]))
         assert stage.router.headers() == [messages.WriteBackOutput(1, [b"kept"])]
         stage.say(WrittenBack(b"kept", 1))
-        stage.say(Done(1, RECORD))
+        stage.say(ExecutorReply(1, RECORD))
         assert await order == WorkerReply(record=RECORD)
         assert await value == "array"
         await begin(stage.executors.discard(3, [b"kept"]))
@@ -88,7 +88,7 @@ def test_a_worker_that_must_go_writes_back_what_it_keeps() -> None:
         stage.residents.expect(b"kept", small(keep={0: b"kept"}, frames=[INVOCATION]))
         stage.residents.placed(b"kept", 3)
         stopping = await begin(stage.executors.stop(3))
-        stage.say(Done(1, failed=True), encode_error(KaasError("no room")))
+        stage.say(ExecutorReply(1, failed=True), encode_error(KaasError("no room")))
         assert await stopping == "outputs that it kept did not come back: no room"
         stopping = await begin(stage.executors.stop(3))
         stage.executors.kill(3)

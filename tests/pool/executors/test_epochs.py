@@ -14,7 +14,7 @@ from kaas.pool.executors.transport import WorkerLost, WorkerReply
 from kaas.pool.executors.workers import Workers
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import messages
-from kaas.wire.messages import Done, RegisterFunction, RunInvocation
+from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation
 from kaas.worker.epochs import Adoption, Orphan
 from tests.pool.executors.executor_stage import FUNCTION, PEER, RECORD, START, FakePeer, Stage, begin, play, small
 from tests.pool.fake_workers import INFO, settle
@@ -46,7 +46,7 @@ def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
         assert (stage.hosts.killed, stage.router.forgotten) == ([3], [PEER])
         with pytest.raises(WorkerLost):
             await (await stage.run(small()))
-        stage.say(Done(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), b"")
         stage.executors.kill(3)
 
     play(scenario)
@@ -66,9 +66,9 @@ def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
             (again, RegisterFunction),
             (again, RunInvocation),
         ]
-        stage.say(Done(2, RECORD), b"")
+        stage.say(ExecutorReply(2, RECORD), b"")
         assert not run.done()
-        stage.say(Done(2, RECORD), b"", peer=again)
+        stage.say(ExecutorReply(2, RECORD), b"", peer=again)
         assert (await run).record == RECORD
 
     play(scenario)

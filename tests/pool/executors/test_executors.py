@@ -19,7 +19,7 @@ from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import (
     Block,
-    Done,
+    ExecutorReply,
     Filed,
     ForgetFunction,
     Framed,
@@ -59,7 +59,7 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
             (PEER, RunInvocation(1, 0), [MESSAGE]),
             (PEER, RunInvocation(2, 1), [MESSAGE]),
         ]
-        stage.say(Done(1, failed=True), encode_error(UnknownSymbol("no such kernel", symbol="sale", near=())))
+        stage.say(ExecutorReply(1, failed=True), encode_error(UnknownSymbol("no such kernel", symbol="sale", near=())))
         error = (await first).error
         assert isinstance(error, UnknownSymbol)
         assert error.symbol == "sale"
@@ -71,8 +71,8 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
 
 
 def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_connection, "MET_AT_MOST", 3)
-    monkeypatch.setattr(executor_connection, "MET_BYTES", 100)
+    monkeypatch.setattr(executor_connection, "REGISTERED_AT_MOST", 3)
+    monkeypatch.setattr(executor_connection, "REGISTERED_BYTES", 100)
     functions = [
         replace(FUNCTION, key=key, introduction=(b"", bytes(size)))
         for key, size in {"a": 10, "b": 10, "c": 10, "d": 40, "e": 90}.items()
@@ -103,7 +103,7 @@ def test_outputs_come_in_frames_and_become_arrays_where_they_arrive() -> None:
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(Done(1, RECORD), array.data)
+        stage.say(ExecutorReply(1, RECORD), array.data)
         reply = await run
         assert (reply.error, reply.record, reply.lost) == (None, RECORD, "")
         (value,) = reply.value
@@ -120,7 +120,7 @@ def test_who_wants_frames_gets_them_as_they_came() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
         assert stage.router.headers()[-1] == RunInvocation(1, 0)
-        stage.say(Done(1, RECORD), data, b"other")
+        stage.say(ExecutorReply(1, RECORD), data, b"other")
         value = (await run).value
         assert value[0] is data
 
@@ -132,19 +132,19 @@ def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
         stage.hosts.deferred_results[7] = ["first", "second"]
         run = await stage.run(Payload(LARGE, [MESSAGE]))
         assert stage.router.headers()[-1] == RunInvocation(1, 0, deferred=True)
-        stage.say(Done(1, RECORD, deferred=7))
+        stage.say(ExecutorReply(1, RECORD, deferred=7))
         assert (await run).value == ("first", "second")
 
         stage.residents.expect(b"kept", None)
         stage.hosts.deferred_results[8] = ["first"]
         run = await stage.run(Payload(LARGE, [MESSAGE], keep={1: b"kept"}))
         assert stage.router.headers()[-1] == RunInvocation(2, 0, keep=(b"kept",), deferred=True)
-        stage.say(Done(2, RECORD, deferred=8))
+        stage.say(ExecutorReply(2, RECORD, deferred=8))
         assert (await run).value == ("first", Placed(b"kept", 1))
         assert stage.residents.ask(b"kept") == 3
 
         run = await stage.run(Payload(LARGE, [MESSAGE], keep={0: b"one", 1: b"two"}))
-        stage.say(Done(3, RECORD))  # nothing is left to collect
+        stage.say(ExecutorReply(3, RECORD))  # nothing is left to collect
         assert (await run).value == (Placed(b"one", 1), Placed(b"two", 1))
 
     play(scenario)
@@ -153,7 +153,7 @@ def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
 def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE]))
-        stage.say(Done(1, RECORD, deferred=7))
+        stage.say(ExecutorReply(1, RECORD, deferred=7))
         with pytest.raises(WorkerLost, match="gone with its parcels"):
             await run
 
@@ -163,7 +163,7 @@ def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
 def test_a_device_that_is_lost_is_told_of() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(Done(1, None, "an illegal address", failed=True), encode_error(KaasError("it failed")))
+        stage.say(ExecutorReply(1, None, "an illegal address", failed=True), encode_error(KaasError("it failed")))
         reply = await run
         assert (str(reply.error), reply.lost) == ("it failed", "an illegal address")
 
@@ -173,13 +173,13 @@ def test_a_device_that_is_lost_is_told_of() -> None:
 def test_answers_to_nobody_mean_nothing() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(Done(9, RECORD))
-        stage.say(Done(1, RECORD), b"of another", peer=FakePeer("other"))
+        stage.say(ExecutorReply(9, RECORD))
+        stage.say(ExecutorReply(1, RECORD), b"of another", peer=FakePeer("other"))
         assert not run.done()
         run.cancel()
         await settle()
-        stage.say(Done(1, RECORD), b"")
-        stage.say(Done(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), b"")
         assert run.cancelled()
 
     play(scenario)
@@ -192,7 +192,7 @@ def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
         await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
-        assert stage.router.sent[-1] == (PEER, RunInvocation(1, 0, beside=[Framed(2), Named(b"x")]), frames)
+        assert stage.router.sent[-1] == (PEER, RunInvocation(1, 0, attached=[Framed(2), Named(b"x")]), frames)
 
     play(scenario)
 
@@ -205,8 +205,8 @@ def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.run(small(*two.blocks, one.block))
         (_, second), (third,) = two.blocks, one.blocks
-        beside = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
-        assert stage.router.sent[-1][1].beside == beside
+        attached = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
+        assert stage.router.sent[-1][1].attached == attached
         assert stage.router.files == [b"a" * 64 + b"b" * 8, b"c"]
         files = memory_files()
         reply = await (await stage.run(small(one.block, gone)))
@@ -224,8 +224,8 @@ def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open(FakePeer("elsewhere", FakeChannel(local=False)))
         await stage.run(small(Framed(2), lease.block, frames=[MESSAGE, b"a large value"]))
-        beside, frames = stage.router.sent[-1][1].beside, stage.router.sent[-1][2]
-        assert beside == [Framed(2), Framed(3)]
+        attached, frames = stage.router.sent[-1][1].attached, stage.router.sent[-1][2]
+        assert attached == [Framed(2), Framed(3)]
         assert frames == [MESSAGE, b"a large value", b"of a client"]
         reply = await (await stage.run(small(gone)))
         assert isinstance(reply.error, InputFailed)
@@ -244,8 +244,8 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
 
         stage.hosts.has = [[], [b"first", lease.block, b"second"]]
         stage.say(RequestObjects(1))
-        supply = ProvideObjects(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
-        assert stage.router.sent[-1] == (PEER, supply, [b"first", b"second"])
+        provide = ProvideObjects(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
+        assert stage.router.sent[-1] == (PEER, provide, [b"first", b"second"])
         assert stage.router.files == [b"shared"]
 
         stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
@@ -253,7 +253,7 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
         assert stage.router.headers()[-1] == ProvideObjects(1, error=True)
         assert decode_error(stage.router.sent[-1][2][0]).message == "nobody has it"
 
-        stage.say(Done(1, RECORD), b"")
+        stage.say(ExecutorReply(1, RECORD), b"")
         sent = len(stage.router.sent)
         stage.say(RequestObjects(1))
         assert len(stage.router.sent) == sent

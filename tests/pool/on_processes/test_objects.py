@@ -32,16 +32,16 @@ def keep(objects: HeldObjects, session: str, *values: bytes | Named, together: b
     keys = [value.key if isinstance(value, Named) else key_of(value) for value in values]
     whole = key_of_all(keys) if together else None
     frames: list[Any] = [encode_keep(KeepObjects(keys, whole))]
-    beside: list[Any] = []
+    attached: list[Any] = []
     for value in values:
         if isinstance(value, Named):
-            beside.append(value)
+            attached.append(value)
         elif block is not None:
-            beside.append(block)
+            attached.append(block)
         else:
             frames.append(value)
-            beside.append(Framed(len(frames)))
-    asyncio.run(objects.keep(session, beside, frames))
+            attached.append(Framed(len(frames)))
+    asyncio.run(objects.keep(session, attached, frames))
     return whole or keys[-1]
 
 
@@ -108,7 +108,7 @@ def test_executors_get_the_blocks_of_what_they_lack() -> None:
     objects = HeldObjects()
     ref = objects.ref("a", Named(keep(objects, "a", SMALL)))
     hosts = ProcessHosts(Config(devices=(Device(),)), "here")
-    assert hosts.supply(0, 1, [None, ref]) == [(), ref.blocks]
+    assert hosts.provide(0, 1, [None, ref]) == [(), ref.blocks]
 
 
 GPU, SOFTWARE = Device("gpu"), Device()

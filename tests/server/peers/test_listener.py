@@ -18,7 +18,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.peers import listener, tcp_connections
 from kaas.server.peers.keys import Keys
 from kaas.server.peers.listener import FRAMES
-from kaas.server.peers.tcp_connections import STRANGER_BYTES, STRANGERS
+from kaas.server.peers.tcp_connections import STRANGER_BYTES, UNAUTHENTICATED
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
@@ -480,9 +480,9 @@ def test_strangers_cannot_fill_the_memory(
 def test_many_strangers_keep_nobody_out(opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys) -> None:
     client = come(alice)
     echoes(client)
-    strangers = [plain() for _ in range(2 * STRANGERS)]
+    strangers = [plain() for _ in range(2 * UNAUTHENTICATED)]
     assert strangers[0].put_out()
-    until(lambda: opened.do(lambda: len(opened.listener._connections)) <= STRANGERS + 1)
+    until(lambda: opened.do(lambda: len(opened.listener._connections)) <= UNAUTHENTICATED + 1)
     echoes(client)
     echoes(come(alice))
 

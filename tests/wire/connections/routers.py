@@ -12,7 +12,7 @@ from kaas.pool.loop import PoolLoop
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import Connection, Frames
 from kaas.wire.connections.router import Peer, Router
-from kaas.wire.messages import Address, FromPeer, Hello
+from kaas.wire.messages import Address, FromPeer, PeerHello
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -27,10 +27,10 @@ class Running:
     """
 
     def __init__(self, host: str | None = None, folder: str | None = None) -> None:
-        self.greeted: queue.Queue[tuple[Peer, Hello]] = queue.Queue()
+        self.greeted: queue.Queue[tuple[Peer, PeerHello]] = queue.Queue()
         self.received: queue.Queue[tuple[Peer, FromPeer, Frames]] = queue.Queue()
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.on_greet: Callable[[Peer, Hello], None] = lambda _peer, _hello: None
+        self.on_greet: Callable[[Peer, PeerHello], None] = lambda _peer, _hello: None
         self.on_receive: Callable[[Peer, FromPeer, Frames], None] = lambda _peer, _header, _frames: None
         self.loop = PoolLoop()
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
@@ -60,7 +60,7 @@ class Running:
         self._thread.join(PATIENCE_S)
         self.loop.close()
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> None:
         self.greeted.put((peer, hello))
         self.on_greet(peer, hello)
 

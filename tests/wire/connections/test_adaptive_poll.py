@@ -14,7 +14,7 @@ READABLE = [(0, 1)]
 
 
 class Epoll:
-    """Has news for who sleeps after `asleep_s`, and for who looks on the look after `looks` in vain, if it ever has.
+    """Has poll for who sleeps after `asleep_s`, and for who looks on the look after `looks` in vain, if it ever has.
 
     Fields:
         now_s: by its clock. slept: how often somebody has. looking: is called before a look. look_s: what it takes.
@@ -103,7 +103,7 @@ def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> N
     assert epoll.slept == 2
 
 
-@pytest.mark.parametrize("looks", [0, 9], ids=["news came meanwhile", "none did"])
+@pytest.mark.parametrize("looks", [0, 9], ids=["poll came meanwhile", "none did"])
 def test_who_had_to_yield_for_long_sleeps_for_a_while(epoll: Epoll, waiting: AdaptivePoll, looks: int) -> None:
     epoll.looks, epoll.look_s = looks, 1.1 * AWAY_S
     until_s = epoll.now_s + epoll.look_s + ASLEEP_S

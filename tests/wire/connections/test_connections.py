@@ -25,7 +25,7 @@ from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connectio
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.connections.stream import MessageStream
 from kaas.wire.error_codec import decode_error
-from kaas.wire.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
+from kaas.wire.messages import Address, CallResult, CancelCall, PeerHello, PoolWelcome, Refused, Release, Submit
 from tests.open_files import connections_on
 from tests.patience import PATIENCE_S, readable, until
 from tests.wire.connections.routers import NODE, Running
@@ -51,10 +51,10 @@ def open_pool() -> Iterator[Running]:
 
 
 @pytest.fixture
-def line(pool: Running) -> Iterator[Connection]:
-    line = pool.connect()
-    yield line
-    line.close()
+def connection(pool: Running) -> Iterator[Connection]:
+    connection = pool.connect()
+    yield connection
+    connection.close()
 
 
 class Raw:
@@ -105,28 +105,28 @@ def echo(pool: Running) -> None:
     """From now on every request is answered with its own frames."""
 
     def answer(peer: Any, header: Any, frames: Any) -> None:
-        pool.router.send(peer, Result(header.number), frames)
+        pool.router.send(peer, CallResult(header.number), frames)
 
     pool.on_receive = answer
 
 
-def test_messages_go_both_ways(pool: Running, line: Connection) -> None:
+def test_messages_go_both_ways(pool: Running, connection: Connection) -> None:
     peer, hello = pool.greeted.get(timeout=PATIENCE_S)
     assert (peer.role, peer.name, peer.incarnation, peer.pid) == ("client", "a name", "first", os.getpid())
     assert hello.version == messages.VERSION
-    line.send(Submit(7), [b"small", b"", b"x" * LARGE_BYTES])
+    connection.send(Submit(7), [b"small", b"", b"x" * LARGE_BYTES])
     sender, header, frames = arrived(pool)
     assert sender is peer
     assert header == Submit(7, [])
     assert [bytes(frame) for frame in frames] == [b"small", b"", b"x" * LARGE_BYTES]
     pool.do(lambda: pool.router.send(peer, Release(7)))
-    assert line.receive(PATIENCE_S) == (Release(7), [])
+    assert connection.receive(PATIENCE_S) == (Release(7), [])
 
 
-def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Connection) -> None:
+def test_small_frames_are_bytes_and_large_ones_views(pool: Running, connection: Connection) -> None:
     echo(pool)
-    line.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
-    for frames in (arrived(pool)[2], line.receive(PATIENCE_S)[1]):  # type: ignore[index]
+    connection.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
+    for frames in (arrived(pool)[2], connection.receive(PATIENCE_S)[1]):  # type: ignore[index]
         small, large = frames
         assert type(small) is bytes
         assert type(large) is memoryview
@@ -134,19 +134,19 @@ def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Connec
         assert large.nbytes == LARGE_BYTES
 
 
-def test_many_messages_keep_their_order(pool: Running, line: Connection) -> None:
+def test_many_messages_keep_their_order(pool: Running, connection: Connection) -> None:
     echo(pool)
     count = 320
     for number in range(count):
-        line.send(Submit(number), [b"%d" % number])
-    answers = [line.receive(PATIENCE_S) for _ in range(count)]
-    assert answers == [(Result(number), [b"%d" % number]) for number in range(count)]
+        connection.send(Submit(number), [b"%d" % number])
+    answers = [connection.receive(PATIENCE_S) for _ in range(count)]
+    assert answers == [(CallResult(number), [b"%d" % number]) for number in range(count)]
 
 
-def test_threads_send_over_one_line(pool: Running, line: Connection) -> None:
+def test_threads_send_over_one_line(pool: Running, connection: Connection) -> None:
     def send(first: int) -> None:
         for number in range(first, first + 100):
-            line.send(Submit(number), [b"%d" % number, b"x"])
+            connection.send(Submit(number), [b"%d" % number, b"x"])
 
     threads = [threading.Thread(target=send, args=(100 * thread,)) for thread in range(4)]
     for thread in threads:
@@ -156,13 +156,13 @@ def test_threads_send_over_one_line(pool: Running, line: Connection) -> None:
     assert all(frames == [b"%d" % header.number, b"x"] for _, header, frames in got)
 
 
-def test_several_peers_are_told_apart(pool: Running, line: Connection) -> None:
+def test_several_peers_are_told_apart(pool: Running, connection: Connection) -> None:
     echo(pool)
     other = pool.connect("executor")
     other.send(Submit(2))
-    line.send(Submit(1))
-    assert line.receive(PATIENCE_S) == (Result(1), [])
-    assert other.receive(PATIENCE_S) == (Result(2), [])
+    connection.send(Submit(1))
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
+    assert other.receive(PATIENCE_S) == (CallResult(2), [])
     (one, _, _), (another, _, _) = arrived(pool), arrived(pool)
     assert {one.role, another.role} == {"client", "executor"}
     other.close()
@@ -172,7 +172,7 @@ def test_several_peers_are_told_apart(pool: Running, line: Connection) -> None:
 
 
 def test_a_peer_may_be_refused(pool: Running) -> None:
-    def refuse(_peer: Any, _hello: Hello) -> None:
+    def refuse(_peer: Any, _hello: PeerHello) -> None:
         raise QueueFull("too many", limit=3)
 
     pool.on_greet = refuse
@@ -183,14 +183,14 @@ def test_a_peer_may_be_refused(pool: Running) -> None:
 
 def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
     pool.on_greet = lambda peer, _hello: pool.router.send(peer, Release(3))
-    line = pool.connect()
-    assert line.receive(PATIENCE_S) == (Release(3), [])
-    line.close()
+    connection = pool.connect()
+    assert connection.receive(PATIENCE_S) == (Release(3), [])
+    connection.close()
 
 
 def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
     peer = raw()
-    peer.send(messages.encode(Hello(messages.VERSION + 1, "client", "", "", 1)))
+    peer.send(messages.encode(PeerHello(messages.VERSION + 1, "client", "", "", 1)))
     header, error = peer.receive()
     assert messages.decode_to_peer(header) == Refused()
     refusal = decode_error(error)
@@ -198,8 +198,10 @@ def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
     assert refusal.differences == (f"messages: {messages.VERSION}, not {messages.VERSION + 1}",)
 
 
-def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Connection, raw: Callable[[], Raw]) -> None:
-    assert line.shares
+def test_memory_is_shared_where_the_pool_can_read_it(
+    pool: Running, connection: Connection, raw: Callable[[], Raw]
+) -> None:
+    assert connection.shares
     assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
     outbox = Outbox()
     secret, other = os.urandom(PROBE_BYTES), os.urandom(PROBE_BYTES)
@@ -210,17 +212,17 @@ def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Connec
     guessed = [(msgspec.structs.replace(probe, nbytes=nbytes), secret[:nbytes], False) for nbytes in (0, 1)]
     for block, said, shares in [*cases, *guessed, (None, b"", False)]:
         peer = raw()
-        peer.send(messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said)
-        assert messages.decode_to_peer(peer.receive()[0]) == Welcome(pool.address.epoch, shares)
+        peer.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", pid, block)), said)
+        assert messages.decode_to_peer(peer.receive()[0]) == PoolWelcome(pool.address.epoch, shares)
     outbox.close()
 
 
 # --- what makes no sense
 
 
-def test_what_makes_no_sense_is_dropped(pool: Running, line: Connection, raw: Callable[[], Raw]) -> None:
+def test_what_makes_no_sense_is_dropped(pool: Running, connection: Connection, raw: Callable[[], Raw]) -> None:
     strangers = [raw(), raw()]
-    hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
+    hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
     bad = [
         b"",
         b"\xc1",
@@ -234,12 +236,12 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Connection, raw: Ca
     for stranger in strangers:
         for message in bad:
             stranger.send(message, b"and a frame")
-    line.send(Hello(messages.VERSION, "client", "", "", 1))  # once is enough
+    connection.send(PeerHello(messages.VERSION, "client", "", "", 1))  # once is enough
     until(lambda: pool.do(lambda: pool.router.dropped) == 2 * len(bad) + 1)
     strangers[0].send(hello)
-    assert messages.decode_to_peer(strangers[0].receive()[0]) == Welcome(pool.address.epoch, False)
-    line.send(Cancel(1))
-    assert arrived(pool)[1] == Cancel(1)
+    assert messages.decode_to_peer(strangers[0].receive()[0]) == PoolWelcome(pool.address.epoch, False)
+    connection.send(CancelCall(1))
+    assert arrived(pool)[1] == CancelCall(1)
     assert pool.faults.empty()
 
 
@@ -247,35 +249,37 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Connection, raw: Ca
     "said",
     [b"\0\0\0\0", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", pack("<IQ", 1, 2**63), pack("<I2Q", 2, 2**63, 2**63)],
 )
-def test_who_sends_no_messages_is_put_out(pool: Running, line: Connection, raw: Callable[[], Raw], said: bytes) -> None:
+def test_who_sends_no_messages_is_put_out(
+    pool: Running, connection: Connection, raw: Callable[[], Raw], said: bytes
+) -> None:
     stranger = raw()
     stranger.socket.sendall(said)
     assert stranger.put_out()
     echo(pool)
-    line.send(Submit(1))
-    assert line.receive(PATIENCE_S) == (Result(1), [])
+    connection.send(Submit(1))
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
     assert pool.faults.empty()
 
 
-def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Connection) -> None:
+def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, connection: Connection) -> None:
     def fail(_peer: Any, header: Any, _frames: Any) -> None:
-        if header == Cancel(1):
+        if header == CancelCall(1):
             raise ValueError("of mine")
 
     pool.on_receive = fail
-    line.send(Cancel(1))
-    line.send(Cancel(2))
-    assert [arrived(pool)[1], arrived(pool)[1]] == [Cancel(1), Cancel(2)]
+    connection.send(CancelCall(1))
+    connection.send(CancelCall(2))
+    assert [arrived(pool)[1], arrived(pool)[1]] == [CancelCall(1), CancelCall(2)]
     assert "of mine" in str(pool.faults.get(timeout=PATIENCE_S)["exception"])
 
 
-def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Connection) -> None:
+def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, connection: Connection) -> None:
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
     other = pool.connect("executor")
     pool.do(lambda: pool.router.forget(peer))
-    line.send(Cancel(1))
-    other.send(Cancel(2))
-    assert arrived(pool)[1] == Cancel(2)
+    connection.send(CancelCall(1))
+    other.send(CancelCall(2))
+    assert arrived(pool)[1] == CancelCall(2)
     gone, _ = pool.greeted.get(timeout=PATIENCE_S)
     other.close()
     dropped = pool.router.dropped
@@ -291,60 +295,60 @@ def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: su
     path = address_of(process).path
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
     waiting = Raw(path)
-    waiting.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    waiting.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
     with pytest.raises(ConnectionLost, match="no answer"):
         connect(msgspec.structs.replace(Address("", NODE, path)), NODE, "client", "", "", 0.5)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
-    assert type(messages.decode_to_peer(waiting.receive()[0])) is Welcome
+    assert type(messages.decode_to_peer(waiting.receive()[0])) is PoolWelcome
 
 
 # --- who is slow
 
 
-def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, line: Connection) -> None:
+def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, connection: Connection) -> None:
     """And what it is sent comes once it does."""
     echo(pool)
     slow = pool.connect("executor")
     large = os.urandom(1 << 20)
     for number in range(16):
         slow.send(Submit(number), [large])
-    line.send(Submit(100))
-    assert line.receive(PATIENCE_S) == (Result(100), [])
+    connection.send(Submit(100))
+    assert connection.receive(PATIENCE_S) == (CallResult(100), [])
     answers = [slow.receive(PATIENCE_S) for _ in range(16)]
-    assert answers == [(Result(number), [large]) for number in range(16)]
+    assert answers == [(CallResult(number), [large]) for number in range(16)]
     slow.close()
 
 
 def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
     """And small ones stay behind the large ones that wait."""
-    line = line_to(process)
+    connection = line_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(0, 64, 2):
-        line.send(Submit(number), [bytes(LARGE_BYTES)])
-        line.send(Submit(number + 1), [b"small"])
+        connection.send(Submit(number), [bytes(LARGE_BYTES)])
+        connection.send(Submit(number + 1), [b"small"])
     os.kill(process.pid, signal.SIGCONT)
-    answers = [line.receive(PATIENCE_S) for _ in range(64)]
+    answers = [connection.receive(PATIENCE_S) for _ in range(64)]
     assert [header.number for header, _ in filter(None, answers)] == list(range(64))  # type: ignore[union-attr]
-    line.close()
+    connection.close()
 
 
 def test_a_line_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
-    line = line_to(process)
+    connection = line_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(64):
-        line.send(Submit(number), [bytes(LARGE_BYTES)])
-    line.close()
+        connection.send(Submit(number), [bytes(LARGE_BYTES)])
+    connection.close()
     until(lambda: all(thread.name != "kaas-sends" for thread in threading.enumerate()))
 
 
-def _ask(line: Connection) -> None:
-    line.send(Submit(1))
-    line.receive(PATIENCE_S)
+def _ask(connection: Connection) -> None:
+    connection.send(Submit(1))
+    connection.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("during", ["send", "read"])
 def test_a_line_that_was_interrupted_is_lost(
-    pool: Running, line: Connection, during: str, monkeypatch: pytest.MonkeyPatch
+    pool: Running, connection: Connection, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows how much of a message was sent or taken."""
     echo(pool)
@@ -358,8 +362,8 @@ def test_a_line_that_was_interrupted_is_lost(
 
     monkeypatch.setattr(MessageStream, during, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _ask(line)
-    for use in (lambda: line.send(Cancel(1)), line.receive):
+        _ask(connection)
+    for use in (lambda: connection.send(CancelCall(1)), connection.receive):
         with pytest.raises(ConnectionLost, match="interrupted"):
             use()
 
@@ -368,61 +372,61 @@ def test_a_line_that_was_interrupted_is_lost(
 
 
 def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
-    """Of that the pool hears once: with what it has said itself and its end in one piece of news."""
+    """Of that the pool hears once: with what it has said itself and its end in one piece of poll."""
     before = connections_on(pool.address.path)
     stranger = Raw(pool.address.path)
-    stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
-    assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.epoch, False)
+    stranger.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
+    assert messages.decode_to_peer(stranger.receive()[0]) == PoolWelcome(pool.address.epoch, False)
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
     assert connections_on(pool.address.path) > before
 
     def end() -> None:
         pool.router.send(peer, Release(1))
         for number in range(3):
-            stranger.send(messages.encode(Cancel(number)))
+            stranger.send(messages.encode(CancelCall(number)))
         stranger.stream.close()
 
     pool.do(end)
-    assert [arrived(pool)[1] for _ in range(3)] == [Cancel(number) for number in range(3)]
+    assert [arrived(pool)[1] for _ in range(3)] == [CancelCall(number) for number in range(3)]
     until(lambda: connections_on(pool.address.path) == before)
 
 
-def test_receiving_ends_in_time(line: Connection) -> None:
-    assert line.receive(0.0) is None
-    assert line.receive(0.01) is None
+def test_receiving_ends_in_time(connection: Connection) -> None:
+    assert connection.receive(0.0) is None
+    assert connection.receive(0.01) is None
 
 
-def test_who_waits_is_woken(pool: Running, line: Connection) -> None:
-    line.wake()
-    assert line.receive() is None
+def test_who_waits_is_woken(pool: Running, connection: Connection) -> None:
+    connection.wake()
+    assert connection.receive() is None
     got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(line.receive()))
+    waiting = threading.Thread(target=lambda: got.append(connection.receive()))
     waiting.start()
-    line.wake()
+    connection.wake()
     waiting.join(PATIENCE_S)
     assert got == [None]
     echo(pool)
-    line.send(Submit(1))
-    assert line.receive(PATIENCE_S) == (Result(1), [])
+    connection.send(Submit(1))
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
 
 
-def test_a_closed_line_is_lost(line: Connection) -> None:
+def test_a_closed_line_is_lost(connection: Connection) -> None:
     lost: list[BaseException] = []
 
     def receive() -> None:
         try:
-            line.receive()
+            connection.receive()
         except ConnectionLost as error:
             lost.append(error)
 
     waiting = threading.Thread(target=receive)
     waiting.start()
-    line.close()
+    connection.close()
     waiting.join(PATIENCE_S)
     assert "closed" in str(lost[0])
-    line.close()
-    line.wake()
-    for use in (lambda: line.send(Cancel(1)), line.receive):
+    connection.close()
+    connection.wake()
+    for use in (lambda: connection.send(CancelCall(1)), connection.receive):
         with pytest.raises(ConnectionLost, match="closed"):
             use()
 
@@ -448,12 +452,12 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
 POOL = """
 import asyncio, os, signal, sys
 from kaas.wire.connections.router import Router
-from kaas.wire.messages import Result, encode
+from kaas.wire.messages import CallResult, encode
 
 async def main():
     router = Router(asyncio.get_running_loop(), "here", sys.argv[1] if len(sys.argv) > 1 else None)
     def receive(peer, header, frames):
-        router.send(peer, Result(header.number), frames)
+        router.send(peer, CallResult(header.number), frames)
         if header.number < 0:
             router.close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -484,42 +488,42 @@ def line_to(process: subprocess.Popen[str]) -> Connection:
 
 
 def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str]) -> None:
-    line = line_to(process)
-    line.send(Submit(1), [b"x"])
-    assert line.receive(PATIENCE_S) == (Result(1), [b"x"])
+    connection = line_to(process)
+    connection.send(Submit(1), [b"x"])
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [b"x"])
     process.kill()
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="has ended"):
-            line.receive(PATIENCE_S)
+            connection.receive(PATIENCE_S)
     with pytest.raises(ConnectionLost, match="has ended"):
-        line.send(Submit(2))
-    line.close()
+        connection.send(Submit(2))
+    connection.close()
 
 
 def test_who_only_sends_notices_it_too(process: subprocess.Popen[str]) -> None:
-    line = line_to(process)
+    connection = line_to(process)
     process.kill()
     process.wait()
     with pytest.raises(ConnectionLost, match="has ended"):
-        send_for_ever(line)
-    line.close()
+        send_for_ever(connection)
+    connection.close()
 
 
-def send_for_ever(line: Connection) -> None:
+def send_for_ever(connection: Connection) -> None:
     while True:
-        line.send(Submit(1))
+        connection.send(Submit(1))
 
 
 def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None:
-    line = line_to(process)
+    connection = line_to(process)
     for number in range(100):
-        line.send(Submit(number), [b"x" * LARGE_BYTES])
-    line.send(Submit(-1))
-    numbers = [line.receive(PATIENCE_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
+        connection.send(Submit(number), [b"x" * LARGE_BYTES])
+    connection.send(Submit(-1))
+    numbers = [connection.receive(PATIENCE_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
     assert numbers == [*range(100), -1]
     with pytest.raises(ConnectionLost, match="has ended"):
-        line.receive(PATIENCE_S)
-    line.close()
+        connection.receive(PATIENCE_S)
+    connection.close()
 
 
 def test_the_local_socket_is_for_its_user_only_and_goes_with_the_router() -> None:
@@ -530,12 +534,12 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_router() -> Non
     assert not folder.exists()
 
 
-def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Connection) -> None:
+def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, connection: Connection) -> None:
     echo(pool)
     pool.do(pool.router.hide)
     assert not Path(pool.address.path).parent.exists()
-    line.send(Submit(1))
-    assert line.receive(PATIENCE_S) == (Result(1), [])
+    connection.send(Submit(1))
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
     with pytest.raises(ConnectionLost, match="ended"):
         pool.connect()
 

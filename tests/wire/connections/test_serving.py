@@ -27,11 +27,11 @@ class Served:
         taken: numbers, in the order in which they were. given: likewise. lost: why threads have ended.
     """
 
-    def __init__(self, line: Connection, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
+    def __init__(self, connection: Connection, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
         self.taken: queue.Queue[tuple[int, list[int]]] = queue.Queue()
         self.given: queue.Queue[int] = queue.Queue()
         self.lost: queue.Queue[ConnectionLost] = queue.Queue()
-        self._line, self._gives, self._on_given = line, gives, on_given
+        self._line, self._gives, self._on_given = connection, gives, on_given
         self._alone = threading.Lock()
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(THREADS)]
         for thread in self._threads:
@@ -68,10 +68,10 @@ def pool() -> Iterator[Running]:
 
 
 @pytest.fixture(params=[NODE, "elsewhere"], ids=["here", "on another node"])
-def line(pool: Running, request: pytest.FixtureRequest) -> Iterator[Connection]:
-    line = pool.connect("executor", node=request.param)
-    yield line
-    line.close()
+def connection(pool: Running, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    connection = pool.connect("executor", node=request.param)
+    yield connection
+    connection.close()
 
 
 def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = lambda _: []) -> None:
@@ -90,20 +90,20 @@ def got(from_queue: queue.Queue[Any], count: int) -> list[Any]:
     return [from_queue.get(timeout=PATIENCE_S) for _ in range(count)]
 
 
-def test_messages_are_taken_in_order_one_at_a_time(pool: Running, line: Connection) -> None:
+def test_messages_are_taken_in_order_one_at_a_time(pool: Running, connection: Connection) -> None:
     sizes = [0, 1, 4096, LARGE_BYTES, 3 * CHUNK_BYTES, CHUNK_BYTES - 20]
     count = 600
-    served = Served(line, lambda number: number % 3 > 0, lambda _: None)
+    served = Served(connection, lambda number: number % 3 > 0, lambda _: None)
     for first in range(0, count, 100):
         send(pool, range(first, first + 100), lambda number: [bytes(sizes[number % len(sizes)])])
     assert got(served.taken, count) == [(number, [sizes[number % len(sizes)]]) for number in range(count)]
     assert sorted(got(served.given, count * 2 // 3)) == [number for number in range(count) if number % 3]
 
 
-def test_others_go_on_while_some_are_busy(pool: Running, line: Connection) -> None:
+def test_others_go_on_while_some_are_busy(pool: Running, connection: Connection) -> None:
     """As many as can be are given something, and the last one takes what follows."""
     done = threading.Event()
-    served = Served(line, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
     send(pool, range(2 * THREADS))
     assert sorted(got(served.given, THREADS - 1)) == list(range(THREADS - 1))
     assert [number for number, _ in got(served.taken, 2 * THREADS)] == list(range(2 * THREADS))
@@ -112,9 +112,9 @@ def test_others_go_on_while_some_are_busy(pool: Running, line: Connection) -> No
     done.set()
 
 
-def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Connection) -> None:
+def test_what_came_while_all_were_busy_is_taken_then(pool: Running, connection: Connection) -> None:
     done = threading.Event()
-    served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda _: True, lambda _: done.wait(PATIENCE_S))
     send(pool, range(THREADS))
     assert sorted(got(served.given, THREADS)) == list(range(THREADS))
     send(pool, range(THREADS, 3 * THREADS))
@@ -126,14 +126,14 @@ def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pyt
     waits: queue.Queue[bool] = queue.Queue()
     wait = AdaptivePoll.wait
 
-    def noted(news: AdaptivePoll, idle: bool) -> int:
+    def noted(poll: AdaptivePoll, idle: bool) -> int:
         waits.put(idle)
-        return wait(news, idle)
+        return wait(poll, idle)
 
     monkeypatch.setattr(AdaptivePoll, "wait", noted)
-    line = pool.connect("executor")
+    connection = pool.connect("executor")
     done = threading.Event()
-    served = Served(line, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
     got(waits, THREADS)
     send(pool, range(1, 2))
     assert got(waits, 1) == [True]
@@ -146,35 +146,35 @@ def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pyt
     assert got(waits, 1) == [True]
     send(pool, range(4, 5))
     assert got(waits, 1) == [True]
-    line.close()
+    connection.close()
     served.ended()
 
 
-def test_all_leave_a_line_that_is_closed(pool: Running, line: Connection) -> None:
-    served = Served(line, lambda _: True, lambda _: None)
+def test_all_leave_a_line_that_is_closed(pool: Running, connection: Connection) -> None:
+    served = Served(connection, lambda _: True, lambda _: None)
     send(pool, range(THREADS))
     got(served.given, THREADS)
-    line.close()
+    connection.close()
     assert all("closed" in str(lost) for lost in served.ended())
     with pytest.raises(ConnectionLost, match="closed"):
-        next(line.serve(lambda *_: None))
+        next(connection.serve(lambda *_: None))
 
 
 def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
-    line = pool.connect("executor")
-    served = Served(line, lambda _: True, lambda _: None)
+    connection = pool.connect("executor")
+    served = Served(connection, lambda _: True, lambda _: None)
     send(pool, range(THREADS))
     got(served.given, THREADS)
     pool.do(pool.router.close)
     assert all("ended" in str(lost) for lost in served.ended())
-    line.close()
+    connection.close()
 
 
 def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> None:
-    """All are busy meanwhile, so that both are one piece of news."""
-    line = pool.connect("executor")
+    """All are busy meanwhile, so that both are one piece of poll."""
+    connection = pool.connect("executor")
     done = threading.Event()
-    served = Served(line, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))
     send(pool, range(THREADS))
     got(served.given, THREADS)
     peer = pool.greeted.get(timeout=PATIENCE_S)[0]
@@ -187,14 +187,14 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
     done.set()
     assert all("ended" in str(lost) for lost in served.ended())
     assert [number for number, _ in got(served.taken, THREADS + 1)][-1] == 100
-    line.close()
+    connection.close()
 
 
-def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, line: Connection) -> None:
+def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, connection: Connection) -> None:
     done = threading.Event()
-    served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda _: True, lambda _: done.wait(PATIENCE_S))
     send(pool, range(THREADS))
     got(served.given, THREADS)
-    line.close()
+    connection.close()
     done.set()
     assert all("closed" in str(lost) for lost in served.ended())

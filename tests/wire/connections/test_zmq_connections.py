@@ -19,7 +19,7 @@ from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connectio
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.connections.zmq_connection import INWARD, OUTWARD
 from kaas.wire.connections.zmq_reader import TURN
-from kaas.wire.messages import Cancel, Done, Hello, Result, Submit, Welcome
+from kaas.wire.messages import CallResult, CancelCall, ExecutorReply, PeerHello, PoolWelcome, Submit
 from tests.patience import PATIENCE_S, until
 from tests.wire.connections.routers import Running
 
@@ -56,30 +56,30 @@ def echo(pool: Running) -> None:
     """From now on every request is answered with its own frames."""
 
     def answer(peer: Any, header: Any, frames: Any) -> None:
-        pool.router.send(peer, Result(header.number), frames)
+        pool.router.send(peer, CallResult(header.number), frames)
 
     pool.on_receive = answer
 
 
 def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running) -> None:
     echo(open_pool)
-    line = open_pool.connect(node="elsewhere")
+    connection = open_pool.connect(node="elsewhere")
     count = 5 * TURN
     for number in range(count):
-        line.send(Submit(number), [b"%d" % number])
-    answers = [line.receive(PATIENCE_S) for _ in range(count)]
-    assert answers == [(Result(number), [b"%d" % number]) for number in range(count)]
-    line.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
-    small, large = line.receive(PATIENCE_S)[1]  # type: ignore[index]
+        connection.send(Submit(number), [b"%d" % number])
+    answers = [connection.receive(PATIENCE_S) for _ in range(count)]
+    assert answers == [(CallResult(number), [b"%d" % number]) for number in range(count)]
+    connection.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
+    small, large = connection.receive(PATIENCE_S)[1]  # type: ignore[index]
     assert (type(small), type(large), large.nbytes, large.readonly) == (bytes, memoryview, LARGE_BYTES, True)
-    line.close()
+    connection.close()
     with pytest.raises(ConnectionLost, match="closed"):
-        line.receive()
+        connection.receive()
 
 
 def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
     senders = [raw(b"no token" + INWARD), raw(b""), raw(b"another" + OUTWARD)]
-    hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
+    hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
     bad = [b"", b"\xc1", b"\x91" * 100_000, os.urandom(100), messages.encode(Submit(1)), bytes(LARGE_BYTES)]
     for sender in senders:
         for message in bad:
@@ -88,20 +88,20 @@ def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes
         sender.send(hello)
     until(lambda: open_pool.do(lambda: open_pool.router.dropped) == 3 * len(bad) + 2)
     senders[0].send(hello)
-    assert messages.decode_to_peer(senders[0].recv()) == Welcome(open_pool.address.epoch, False)
+    assert messages.decode_to_peer(senders[0].recv()) == PoolWelcome(open_pool.address.epoch, False)
     assert open_pool.received.empty()
     assert open_pool.faults.empty()
 
 
 def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
-    line = open_pool.connect(node="elsewhere")
+    connection = open_pool.connect(node="elsewhere")
     peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
-    line.send(Cancel(1))
-    assert open_pool.received.get(timeout=PATIENCE_S)[1] == Cancel(1)
-    line.close()
+    connection.send(CancelCall(1))
+    assert open_pool.received.get(timeout=PATIENCE_S)[1] == CancelCall(1)
+    connection.close()
 
     def noticed() -> bool:
-        open_pool.do(lambda: open_pool.router.send(peer, Result(1)))
+        open_pool.do(lambda: open_pool.router.send(peer, CallResult(1)))
         return open_pool.router.dropped > 0
 
     until(noticed)
@@ -115,20 +115,20 @@ def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> Non
     peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
     peer.curve_secretkey = address.secret_key
     peer.connect(address.tcp)
-    hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
+    hello = PeerHello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
     peer.send_multipart([messages.encode(hello), secret])
-    assert messages.decode_to_peer(peer.recv()) == Welcome(address.epoch, False)
+    assert messages.decode_to_peer(peer.recv()) == PoolWelcome(address.epoch, False)
     context.destroy(linger=0)
     outbox.close()
 
 
 def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
     echo(open_pool)
-    line = open_pool.connect(node="elsewhere")
-    assert not line.shares
-    line.send(Submit(1), [b"x" * LARGE_BYTES])
-    assert line.receive(PATIENCE_S) == (Result(1), [b"x" * LARGE_BYTES])
-    line.close()
+    connection = open_pool.connect(node="elsewhere")
+    assert not connection.shares
+    connection.send(Submit(1), [b"x" * LARGE_BYTES])
+    assert connection.receive(PATIENCE_S) == (CallResult(1), [b"x" * LARGE_BYTES])
+    connection.close()
     public_key, secret_key = zmq.curve_keypair()
     stranger = msgspec.structs.replace(open_pool.address, public_key=public_key, secret_key=secret_key)
     with pytest.raises(ConnectionLost, match="key"):
@@ -150,7 +150,7 @@ def test_nothing_that_is_not_encrypted_comes_in(open_pool: Running) -> None:
     )
     events.rcvtimeo = int(PATIENCE_S * 1000)
     plain.connect(open_pool.address.tcp)
-    plain.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    plain.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
     assert events.recv_multipart()
     context.destroy(linger=0)
     assert open_pool.greeted.empty()
@@ -160,36 +160,36 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
     echo(open_pool)
     with Cable(open_pool.address.tcp) as cable:
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        line = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        connection = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
         peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
-        line.send(Submit(1))
-        assert line.receive(PATIENCE_S) == (Result(1), [])
+        connection.send(Submit(1))
+        assert connection.receive(PATIENCE_S) == (CallResult(1), [])
         assert open_pool.greeted.empty()
         cable.cut()
-        assert line.receive(PATIENCE_S) == (Welcome(open_pool.address.epoch, False), [])
+        assert connection.receive(PATIENCE_S) == (PoolWelcome(open_pool.address.epoch, False), [])
         again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
         assert again is peer
-        line.send(Done(2))
-        answers = [line.receive(PATIENCE_S)]
-        if answers == [(Welcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
-            answers = [line.receive(PATIENCE_S)]
-        assert answers == [(Result(2), [])]
-        line.close()
+        connection.send(ExecutorReply(2))
+        answers = [connection.receive(PATIENCE_S)]
+        if answers == [(PoolWelcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
+            answers = [connection.receive(PATIENCE_S)]
+        assert answers == [(CallResult(2), [])]
+        connection.close()
 
 
 def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
     echo(open_pool)
     with Cable(open_pool.address.tcp, faults=3) as cable:
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        line = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
-        line.send(Submit(1))
+        connection = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        connection.send(Submit(1))
         answers: list[Any] = []
-        while Result(1) not in answers:
-            received = line.receive(PATIENCE_S)
+        while CallResult(1) not in answers:
+            received = connection.receive(PATIENCE_S)
             assert received is not None
             answers.append(received[0])
-        assert {type(answer) for answer in answers} <= {Welcome, Result}  # one Welcome after each break
-        line.close()
+        assert {type(answer) for answer in answers} <= {PoolWelcome, CallResult}  # one PoolWelcome after each break
+        connection.close()
 
 
 class Cable:

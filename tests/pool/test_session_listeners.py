@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kaas.errors import InvalidConfig, PoolStopped
-from kaas.pool import fronts as pool_fronts
-from kaas.pool.fronts import SessionListeners
+from kaas.pool import session_listeners as pool_listeners
 from kaas.pool.loop import PoolThread
+from kaas.pool.session_listeners import SessionListeners
 from tests.patience import PATIENCE_S
 
 
@@ -38,31 +38,33 @@ async def opening(listener: Door) -> Door:
 
 
 @pytest.mark.parametrize(
-    "end", [lambda fronts, _: fronts.end("a"), lambda _, listener: listener.drain("enough")], ids=["gone", "drained"]
+    "end",
+    [lambda session_listeners, _: session_listeners.end("a"), lambda _, listener: listener.drain("enough")],
+    ids=["gone", "drained"],
 )
 def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[SessionListeners, Door], None]) -> None:
     async def life() -> None:
-        fronts, listener = SessionListeners(), Door()
-        opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
+        session_listeners, listener = SessionListeners(), Door()
+        opened = asyncio.ensure_future(session_listeners.opened("a"))  # it is asked for before it is there
         await asyncio.sleep(0)
-        serving = fronts.serve("a", lambda: opening(listener))
+        serving = session_listeners.serve("a", lambda: opening(listener))
         assert (await opened).endpoint == "there"
-        end(fronts, listener)
+        end(session_listeners, listener)
         await serving
         assert listener.closed
-        fronts.end("a")  # it knows it no more
+        session_listeners.end("a")  # it knows it no more
 
     asyncio.run(life())
 
 
 def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
     """The pool, which is on another thread, hears of the end as soon as of the wish."""
-    fronts, listener, there = SessionListeners(), Door(), PoolThread()
+    session_listeners, listener, there = SessionListeners(), Door(), PoolThread()
 
     async def life() -> None:
-        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", lambda: opening(listener)))
+        serving = asyncio.ensure_future(there.ask(session_listeners.serve, "a", lambda: opening(listener)))
         await asyncio.sleep(0)
-        there.post(fronts.end, "a")
+        there.post(session_listeners.end, "a")
         there.start()
         await asyncio.wait_for(serving, PATIENCE_S)
 
@@ -76,10 +78,10 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
         raise InvalidConfig("no such port", field="listen.port")
 
     async def life() -> None:
-        fronts = SessionListeners()
-        waits: list[Awaitable[object]] = [asyncio.ensure_future(fronts.opened("a"))]
+        session_listeners = SessionListeners()
+        waits: list[Awaitable[object]] = [asyncio.ensure_future(session_listeners.opened("a"))]
         await asyncio.sleep(0)
-        waits.append(fronts.serve("a", fails))
+        waits.append(session_listeners.serve("a", fails))
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, InvalidConfig)
 
@@ -88,15 +90,15 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
 
 def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     async def life() -> None:
-        fronts, listener = SessionListeners(), Door()
-        asked = asyncio.ensure_future(fronts.opened("a"))
+        session_listeners, listener = SessionListeners(), Door()
+        asked = asyncio.ensure_future(session_listeners.opened("a"))
         await asyncio.sleep(0)
-        fronts.end("a")
-        fronts.serve("a", lambda: opening(listener)).cancel()
+        session_listeners.end("a")
+        session_listeners.serve("a", lambda: opening(listener)).cancel()
         with pytest.raises(PoolStopped):
             await asked
-        again = fronts.serve("a", lambda: opening(listener))
-        assert await fronts.opened("a") is listener
+        again = session_listeners.serve("a", lambda: opening(listener))
+        assert await session_listeners.opened("a") is listener
         again.cancel()
         with pytest.raises(asyncio.CancelledError):
             await again
@@ -106,18 +108,21 @@ def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
 
 def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def life() -> None:
-        fronts, listener = SessionListeners(), Door()
-        given_up, waits = asyncio.ensure_future(fronts.opened("a")), asyncio.ensure_future(fronts.opened("a"))
+        session_listeners, listener = SessionListeners(), Door()
+        given_up, waits = (
+            asyncio.ensure_future(session_listeners.opened("a")),
+            asyncio.ensure_future(session_listeners.opened("a")),
+        )
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.wait((given_up,))
-        serving = fronts.serve("a", lambda: opening(listener))
+        serving = session_listeners.serve("a", lambda: opening(listener))
         assert await waits is listener
-        fronts.end("a")
+        session_listeners.end("a")
         await serving
-        monkeypatch.setattr(pool_fronts, "OPEN_LIMIT_S", 0.0)
+        monkeypatch.setattr(pool_listeners, "OPEN_LIMIT_S", 0.0)
         with pytest.raises(TimeoutError):
-            await fronts.opened("a")
-        assert not fronts._entries
+            await session_listeners.opened("a")
+        assert not session_listeners._entries
 
     asyncio.run(life())

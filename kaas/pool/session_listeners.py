@@ -36,7 +36,7 @@ class SessionListener(Protocol):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _OpenListener:
     """opened: the front, or why there is none. gone: nobody asks for it any more. served: it has begun. asking: so many
     wait for it."""
 
@@ -50,7 +50,7 @@ class SessionListeners:
     """By the sessions of those who ask for them. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _OpenListener] = {}
 
     @property
     def any(self) -> bool:
@@ -65,7 +65,7 @@ class SessionListeners:
         task.add_done_callback(partial(self._ended, session, entry))  # it may be cancelled before it begins
         return task
 
-    def _ended(self, session: str, entry: _Entry, task: asyncio.Task[None]) -> None:
+    def _ended(self, session: str, entry: _OpenListener, task: asyncio.Task[None]) -> None:
         del self._entries[session]
         if not entry.opened.done():
             error = PoolStopped("it was given up before it opened") if task.cancelled() else task.exception()
@@ -93,13 +93,13 @@ class SessionListeners:
         if session in self._entries:
             self._entries[session].gone.set()
 
-    def _entry(self, session: str) -> _Entry:
+    def _entry(self, session: str) -> _OpenListener:
         if session not in self._entries:
-            self._entries[session] = _Entry(asyncio.get_running_loop().create_future())
+            self._entries[session] = _OpenListener(asyncio.get_running_loop().create_future())
         return self._entries[session]
 
 
-async def _live(entry: _Entry, opener: Callable[[], Awaitable[SessionListener]]) -> None:
+async def _live(entry: _OpenListener, opener: Callable[[], Awaitable[SessionListener]]) -> None:
     front = await opener()
     entry.opened.set_result(front)
     ends = asyncio.ensure_future(front.left()), asyncio.ensure_future(entry.gone.wait())
