@@ -18,8 +18,8 @@ from kaas.server.usage.quotas import Quotas
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 INTRODUCTION = """# Configuration
 
-All that a pool and a server can be told, with the defaults. `kaas.init` takes the fields of `Config`; a server's file
-([serve.md](serve.md)) has those of `Settings`, and under `pool` those of `Config` but for `store`, with devices and
+All settings of a pool and of a server, with their defaults. `kaas.init` takes the fields of `Config`; a server's file
+([serve.md](serve.md)) has the fields of `Settings`, and under `pool` those of `Config` except `store`, with devices and
 clients as objects. `python -m tests.test_configuration_page` writes this page from the code.
 """
 CLASSES: dict[type, str] = {
@@ -43,7 +43,7 @@ def page() -> str:
 def _section(kind: type, title: str) -> str:
     said = _descriptions(kind)
     rows = [f"| `{name}` | {default} | {said.get(name, '')} |" for name, default in _defaults(kind).items()]
-    return "\n".join([f"## {title}", "", "| field | default | what it says |", "| --- | --- | --- |", *rows, ""])
+    return "\n".join([f"## {title}", "", "| field | default | meaning |", "| --- | --- | --- |", *rows, ""])
 
 
 def _defaults(kind: type) -> dict[str, str]:
