@@ -1,5 +1,5 @@
-"""`make map`: files, lines and imports of every folder, import cycles, the longest files; the picture in
-docs/architecture.md is drawn from the same counts.
+"""`make map`: files, lines and imports of every folder, import cycles, the longest files, and the files that a call
+enters on its way to `cuGraphLaunch`; the picture in docs/architecture.md is drawn from the same counts.
 
 `python -m tests.map` prints them, `--write` draws the picture again, `--json` prints one line as benchmarks do.
 """
@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.report import report
+from tests import walks
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = {
@@ -50,7 +51,8 @@ TABLES = {
 }
 """Files that may be longer than LINES, and what their rows are."""
 
-LINES, FILES = 400, 14
+LINES, FILES, CALL = 400, 14, 40
+"""Lines of a file, files of a folder and files of a warm call, at most."""
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- made by `make map` -->", "<!-- end of what `make map` makes -->"
 
@@ -208,6 +210,7 @@ def main() -> None:
         "cycles": (len(found), "<=", 0),
         "files_on_a_level": (max(count.values()), "<=", FILES),
         "lines_of_a_file": (longest()[0][0], "<=", LINES),
+        "files_of_a_call": (len(walks.files_of_a_call(walks.call())), "<=", CALL),
     }
     detail = {
         "files": len(MODULES),

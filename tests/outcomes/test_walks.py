@@ -1,0 +1,49 @@
+"""The walks that docs/architecture.md draws are those that requests make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import walks
+from tests.walks import Step, Walk
+
+pytestmark = pytest.mark.processes
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+ROW = re.compile(r"^\| (\w+) \| `(kaas/\S+)` `(\S+)` \|", re.MULTILINE)
+
+
+def drawn(title: str) -> list[tuple[str, Step]]:
+    """Return the rows of the table under a title: a process, and a function with its file."""
+    section = PAGE.read_text().split(f"**{title}**", 1)[1].split("**From", 1)[0].split("\n## ", 1)[0]
+    return [(process, Step(file, function)) for process, file, function in ROW.findall(section)]
+
+
+@pytest.fixture(scope="module")
+def call() -> Walk:
+    return walks.call()
+
+
+@pytest.fixture(scope="module")
+def remote() -> Walk:
+    return walks.remote()
+
+
+@pytest.mark.parametrize(
+    ("title", "recorded"),
+    [
+        ("From a call to `cuGraphLaunch`", "call"),
+        ("From an event to a decision", "call"),
+        ("From a remote frame to its reply", "remote"),
+    ],
+)
+def test_a_request_walks_as_the_page_says(title: str, recorded: str, request: pytest.FixtureRequest) -> None:
+    walk: Walk = request.getfixturevalue(recorded)
+    rows = drawn(title)
+    assert len(rows) >= 10
+    for process in {process for process, _ in rows}:
+        wanted = [step for place, step in rows if place == process]
+        assert [step for step in walk[process] if step in wanted] == wanted

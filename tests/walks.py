@@ -1,0 +1,144 @@
+"""The functions that one warm request enters, in each process that it passes through, recorded while it runs.
+
+`python -m tests.walks` prints them with their files; `make map` counts the files of a call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAUNCH = "GraphInstance.launch"
+"""The last function of ours before `cuGraphLaunch`."""
+SEND = "MessageStream.send"
+"""The last function of ours before a message leaves a process over a Unix socket."""
+PROGRAM, POOL, EXECUTOR, SERVER = "program", "pool", "executor", "server"
+_MODULES = {"kaas.pool.on_processes.process_pool": POOL, "kaas.worker.executor_process": EXECUTOR, "serve": SERVER}
+
+_TASK = """
+import mmap, os, sys
+import numpy as np
+import kaas
+from kaas.code.kernels import library
+
+flag = mmap.mmap(os.open(os.path.join(os.environ["KAAS_WALK_FOLDER"], "flag"), os.O_RDWR), 1)
+n = 256
+a, b, c = (kaas.Buffer(name, (n,), "float32") for name in "abc")
+arguments = [kaas.In(a), kaas.In(b), kaas.Out(c), kaas.u32(n)]
+kernel = kaas.Kernel(library("nearest_neighbours"), "vsub", grid=1, block=256, args=arguments)
+task, x = kaas.KTask([kernel], outputs=[c]), np.ones(n, np.float32)
+
+def walk(call, status):
+    for _ in range(20):
+        call()
+    status()  # what the pool does after the last call's reply is done when it replies to this
+    flag[0] = 1
+    call()
+    flag[0] = 0
+"""
+_CALL = """
+kaas.init(ray=False, name=sys.argv[1])
+function = kaas.register(task, constants={"a": x})
+walk(lambda: function.call(b=x).result(), kaas.status)
+kaas.shutdown()
+"""
+_REMOTE = """
+with kaas.Client(sys.argv[1]) as client:
+    function = client.register(task, {"a": x})
+    walk(lambda: client.call(function, {"b": x}).result(), client.status)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function that a process entered: its file, as a path in the repository, and its qualified name."""
+
+    file: str
+    function: str
+
+
+Walk = dict[str, list[Step]]
+"""Steps in the order of first entry, by process: PROGRAM, POOL or SERVER, EXECUTOR."""
+
+
+def call() -> Walk:
+    """Record one warm `Function.call` on a pool without Ray, with one constant and one input."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run(Path(folder), _TASK + _CALL, f"walk-{os.getpid()}")
+        return _read(Path(folder))
+
+
+def remote() -> Walk:
+    """Record one warm `Client.call` to a server on this machine."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kaas.yaml").write_text("listen: {port: 0}\ncode: {any: true}\n")
+        serve = [sys.executable, "-m", "kaas.cli", "serve", "--config", "kaas.yaml", "--insecure"]
+        environment = _environment(folder)
+        with subprocess.Popen(serve, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                address = next(word for line in server.stdout for word in line.split() if word.startswith("tcp://"))
+                _run(folder, _TASK + _REMOTE, address.rstrip(".,"))
+            finally:
+                server.send_signal(signal.SIGTERM)
+                server.communicate()
+        return _read(folder)
+
+
+def files_of_a_call(walk: Walk) -> list[str]:
+    """Return the files that a call enters on its way to `cuGraphLaunch`, in the order of first entry.
+
+    The way ends in the program and in the pool when the message leaves, in the executor with the launch.
+    """
+    ways = (_until(walk[PROGRAM], SEND), _until(walk[POOL], SEND), _until(walk[EXECUTOR], LAUNCH))
+    return list(dict.fromkeys(step.file for way in ways for step in way))
+
+
+def _until(steps: list[Step], function: str) -> list[Step]:
+    last = next(place for place, step in enumerate(steps) if step.function == function)
+    return steps[: last + 1]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    flag = folder / "flag"
+    if not flag.exists():
+        flag.write_bytes(bytes(mmap.PAGESIZE))
+    paths = [str(Path(__file__).parent / "recorder"), str(ROOT), str(ROOT / "softgpu")]
+    walk = {"KAAS_WALK_FOLDER": str(folder), "KAAS_WALK_ROOT": f"{ROOT}/", "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **walk}
+
+
+def _run(folder: Path, program: str, argument: str) -> None:
+    subprocess.run([sys.executable, "-c", program, argument], env=_environment(folder), check=True)
+
+
+def _read(folder: Path) -> Walk:
+    found: Walk = {}
+    for path in folder.glob("*.walk"):
+        command, *lines = path.read_text().splitlines()
+        process = next((name for word, name in _MODULES.items() if word in command.split()), PROGRAM)
+        steps = (Step(*line.split(" ", 1)) for line in lines)
+        ours = [step for step in steps if step.file.startswith("kaas/")]
+        found[process] = max(ours, found.get(process, []), key=len)  # an executor without a run enters little
+    return found
+
+
+def main() -> None:
+    for title, walk in (("a call", call()), ("a remote call", remote())):
+        for process, steps in walk.items():
+            print(f"{title}: {process}")
+            print(*(f"  {step.file}: {step.function}" for step in steps), sep="\n")
+    files = files_of_a_call(call())
+    print(f"{len(files)} files from Function.call to cuGraphLaunch:", *files, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
