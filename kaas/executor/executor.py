@@ -13,17 +13,15 @@ from kaas.executor.cache.cache import ObjectCache
 from kaas.executor.cache.memory import MemoryLease, TieredMemory
 from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.cache.write_back import Deliver, WriteBackStream
-from kaas.executor.device.context import DeviceContext
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.host_to_device import HostToDevice
-from kaas.executor.device.monitor import DeviceMonitor
+from kaas.executor.device.monitor import DeviceContext, DeviceMonitor
 from kaas.executor.failures import Failures
 from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, gather_whole, stage
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slot import Slot
-from kaas.executor.slots import Slots
+from kaas.executor.slots import Slot, Slots
 from kaas.executor.watchdog import Watchdog, Watched
 from kaas.executor.work import check, occupied, tiers_of, work
 from kaas.ktask.graph import KTask
@@ -342,7 +340,8 @@ class Executor:
         while True:
             admitted = self._admission.admit(wanted)
             try:
-                complete = self._transport.bring(admitted.lease)
+                lease = admitted.lease
+                complete = not (lease.loaded or lease.awaited) or self._transport.bring(lease)
             except DeviceLost:
                 raise
             except BaseException:

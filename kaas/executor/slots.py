@@ -1,12 +1,203 @@
-"""Hands out the slots of an executor, to those who ask in the order in which they asked."""
+"""The slots of an executor, and `Slots`, which hands them out in the order in which threads ask.
+
+A slot has a stream, plans and an arena. A slot copies the inputs of a request in, launches, and copies the outputs out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from kaas.executor.cache.memory import MemoryLease, SlotArena
+from kaas.executor.cache.tiers import granules
+from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.device_to_host import Bytes, DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.slot import Slot
+from kaas.executor.inputs import CachedObject, Inputs
+from kaas.executor.plan.graph_cache import ArenaPlacement, GraphCache, Launches, LaunchValues
+from kaas.executor.plan.loaded_kernels import LoadedKernels
+from kaas.executor.plan.plan import Plan, make_plan
+from kaas.executor.profile import KernelTime
+from kaas.ktask.graph import KTask
+
+MAX_PLANS = 256
+"""Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
+
+
+class Slot:
+    """Capacity for one request at a time. Use it inside `device.current()`.
+
+    It has loaded libraries of its own: requests that run beside each other must not share the globals of their code.
+
+    Fields:
+        number: among the slots of its executor. arena: which only the executor's memory changes.
+    """
+
+    def __init__(self, number: int, device: OpenDevice, arena: SlotArena) -> None:
+        self.number = number
+        self.arena = arena
+        self.stream = device.stream()
+        self.kernels = LoadedKernels(device)
+        self.replays: dict[str, GraphCache] = {}
+        self._device = device
+        self._outlet = DeviceToHost(device, self.stream)
+        self._client: str | None = None
+        self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
+
+    def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
+        """The plan of a kTask in this slot, made at its first request.
+
+        Args:
+            client: whose request it is for, if anybody's.
+
+        Raises:
+            What `make_plan` raises.
+        """
+        replay = self._ready(task, capacity_bytes)
+        if client is None or not replay.plan.globals:
+            return replay
+        stale = {library.name for library in replay.plan.globals if library.stale(client)}
+        if not stale:
+            return replay
+        for key, other in list(self.replays.items()):
+            if any(library.name in stale for library in other.plan.globals):
+                self.replays.pop(key).close()
+        self.kernels.drop(stale)
+        return self._ready(task, capacity_bytes)
+
+    def _ready(self, task: KTask, capacity_bytes: int) -> GraphCache:
+        replay = self.replays.pop(task.key, None)
+        if replay is None:
+            device = self._device
+            name = device.info().name
+            plan = make_plan(task, self.kernels, device.limits, capacity_bytes, name, apart=device.checks)
+            replay = GraphCache(plan, device)
+            if len(self.replays) >= MAX_PLANS:
+                self.replays.pop(next(iter(self.replays))).close()
+                in_use = (replay, *self.replays.values())
+                self.kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
+        self.replays[task.key] = replay  # the last one is the one used last
+        return replay
+
+    def enter(self, client: str, plan: Plan) -> None:
+        """Clears the arena and puts globals back where requests of other clients may have left something; once its
+        request has its lease."""
+        for library in plan.globals:
+            library.enter(client, self.stream)
+        arena = self.arena
+        if client != self._client or arena.fresh:
+            self.stream.clear(arena.address, arena.nbytes)
+            arena.fresh = False
+            self._client = client
+            self._tables = None
+
+    def copy_in(self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, lease: MemoryLease) -> list[int]:
+        """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
+        stream = self.stream
+        objects = lease.objects
+        if self._device.checks:
+            self._describe(plan, placement, inputs, objects)
+        addresses = placement.addresses.copy()
+        for index, key in inputs.kept.items():
+            addresses[index] = objects[key].address
+        by_value = inputs.by_value
+        for index, data in by_value.staged:
+            stream.copy_in(addresses[index], data, len(data))
+        for index, (address, _) in by_value.placed.items():
+            addresses[index] = address
+        for index, (address, _) in by_value.moved.items():
+            stream.copy(addresses[index], address, plan.nbytes[index])
+        for index in plan.zeroed:
+            stream.clear(addresses[index], plan.nbytes[index])
+        for index, key, offset_bytes in inputs.shared:
+            addresses[index] = objects[key].address + offset_bytes
+        self._write_tables(plan, placement, addresses)
+        self._wait_for(lease)
+        for index, key, offset_bytes in inputs.copied:
+            stream.copy(addresses[index], objects[key].address + offset_bytes, plan.nbytes[index])
+        return addresses
+
+    def launch(self, launches: Launches) -> None:
+        """Submits the kernels between two events."""
+        stream = self.stream
+        stream.kernels.start(stream)
+        for instance, times in launches:
+            instance.launch(stream, times)
+        stream.kernels.stop(stream)
+
+    def profile(self, replay: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
+        """Runs the kernels one by one, all between two events, and each between two of its own."""
+        self.stream.kernels.start(self.stream)
+        times = replay.profile(values, self.stream, iterations)
+        self.stream.kernels.stop(self.stream)
+        return times
+
+    def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> dict[str, Bytes]:
+        """Waits for everything and gives the outputs' bytes, but for those that only stay on the device."""
+        outputs: dict[str, Bytes] = {}
+        targets: list[tuple[int, Bytes]] = []
+        for index in plan.outputs:
+            if index in staying:
+                continue
+            outputs[plan.buffers[index].name] = data = np.empty(plan.nbytes[index], np.uint8)
+            targets.append((addresses[index], data))
+        self._outlet.copy(targets)
+        return outputs
+
+    def close(self) -> None:
+        while self.replays:
+            self.replays.popitem()[1].close()
+        self._outlet.close()
+        self.stream.close()
+        self.kernels.close()
+
+    def _describe(
+        self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
+    ) -> None:
+        """Names what lies in the arena, and the cached objects that kernels read or make. An object that others read
+        too at this moment gets the name that it has here."""
+        describe = self._device.describe
+        describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
+        bound = [*((index, key) for index, key, _ in inputs.shared), *inputs.kept.items()]
+        for index, key in bound:
+            there = objects[key]
+            if there.nbytes:
+                region = (plan.buffers[index].name, 0, there.nbytes)
+                describe(there.address, granules(there.nbytes), [region])
+
+    def _wait_for(self, lease: MemoryLease) -> None:
+        """Makes the stream wait for the objects that are on their way."""
+        for arrival in lease.awaited:
+            arrival.watch.hold_back(self.stream)
+        if lease.arrivals:
+            last = next(reversed(lease.arrivals.values()))  # they come one after the other
+            last.watch.hold_back(self.stream)
+
+    def _write_tables(self, plan: Plan, placement: ArenaPlacement, addresses: list[int]) -> None:
+        """Tables stay in the arena from one request to the next, unless another plan's runs in between."""
+        if not plan.tables:
+            self._tables = None
+            return
+        contents = [
+            b"".join((addresses[index] + offset_bytes).to_bytes(8, "little") for index, offset_bytes in table)
+            for table in plan.tables
+        ]
+        if self._tables != (placement, contents):
+            self._tables = None
+            for index, data in enumerate(contents, start=len(plan.buffers)):
+                self.stream.copy_in(addresses[index], data, len(data))
+            self._tables = (placement, contents)
+
+
+def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
+    """What lies in the arena: names, offsets and bytes."""
+    for tenant in plan.tenants:
+        address = placement.addresses[tenant.index]
+        if address and tenant.nbytes:
+            name = plan.buffers[tenant.index].name if tenant.index < len(plan.buffers) else "a table of pointers"
+            yield name, address - placement.arena, tenant.nbytes
 
 
 @dataclass(slots=True, eq=False)

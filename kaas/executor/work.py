@@ -16,7 +16,7 @@ from kaas.executor.plan.graph_cache import GraphCache, LaunchValues
 from kaas.executor.plan.plan import Plan
 from kaas.executor.profile import KernelTime
 from kaas.executor.run import RunRequest
-from kaas.executor.slot import Slot
+from kaas.executor.slots import Slot
 from kaas.ktask.request import check_names, iterations_of
 
 

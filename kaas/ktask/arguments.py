@@ -78,12 +78,15 @@ class Buffer:
         dtype: a name of `kaas.ktask.dtypes.DTYPE_BYTES` or anything NumPy makes one of. An input of a "uint8" buffer
             may have any dtype.
         init: "zero" clears the buffer once in each request, before the first iteration; it is then never an input.
+
+    `nbytes` is the size in bytes that follows from shape and dtype.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     init: str | None
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __init__(self, name: str, shape: int | Sequence[int], dtype: Any = "uint8", *, init: str | None = None) -> None:
         check_name("a buffer's name", name)
@@ -96,10 +99,7 @@ class Buffer:
         object.__setattr__(self, "shape", _shape(name, shape))
         object.__setattr__(self, "dtype", known)
         object.__setattr__(self, "init", init)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * DTYPE_BYTES[known])
 
 
 def _shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,9 +13,8 @@ from kaas.errors import InvalidRequest, KaasError
 from kaas.pool.core.core import Pool
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.payloads import Payload
-from kaas.pool.functions import RegisteredFunction
+from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.pool.registry import Registry
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import encode_error

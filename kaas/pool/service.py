@@ -18,10 +18,9 @@ from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.payloads import OrderPayload, Payload
 from kaas.pool.executors.residents import Residents
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerTransport
-from kaas.pool.functions import RegisteredFunction
+from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
-from kaas.pool.registry import Registry
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Router

@@ -13,7 +13,7 @@ import pytest
 import kaas
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.executor import InputSource, RunRequest, RunResult
-from kaas.executor.slot import Slot
+from kaas.executor.slots import Slot
 from tests.patience import PATIENCE_S
 
 KIB = 1024

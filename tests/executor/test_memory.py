@@ -12,7 +12,7 @@ from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooL
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest
-from kaas.executor.slot import Slot
+from kaas.executor.slots import Slot
 from tests.executor.conftest import MakeExecutor
 
 KIB = 1024

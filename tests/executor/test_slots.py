@@ -17,7 +17,7 @@ from kaas.executor.device.device import open_device
 from kaas.executor.device.memory import HostMemory
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.plan import Plan
-from kaas.executor.slot import Slot
+from kaas.executor.slots import Slot
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, A, N, Stop, Waits, array, check, request, source, stop, task, threads, waits
 from tests.patience import PATIENCE_S

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kaas.errors import KaasError, PoolStopped, QueueFull
-from kaas.pool import registry
+from kaas.pool import functions
 from kaas.pool.executors.residents import Placed
 from kaas.pool.executors.transport import WorkerReply
 from kaas.pool.immediate_future import ImmediateFuture
@@ -64,7 +64,7 @@ def test_an_invocation_that_overtook_its_function(play: Callable[..., None]) -> 
 
 def test_an_invocation_of_what_nobody_registers(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
-        monkeypatch.setattr(registry, "REGISTRATION_LIMIT_S", 0.0)
+        monkeypatch.setattr(functions, "REGISTRATION_LIMIT_S", 0.0)
         message = specs.encode(specs.Invocation("f", "alice", None, 3, True, {}, [], [], None))
         with pytest.raises(KaasError, match="has not been told"):
             await invoke(stage, message)

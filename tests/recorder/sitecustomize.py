@@ -4,6 +4,8 @@ process enters while a flag is up. `tests.walks` sets the flag and reads the fil
 A profile function for every thread, since calls of C code pass by a debugger's hooks and processes start one another.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 import sys

@@ -1,12 +1,14 @@
-"""What all threads of an executor share: the lock under which it decides, and the error after which nothing works."""
+"""What the threads of an executor share: the lock, the error that ends the device, and the context that they enter."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 from kaas.errors import DeviceLost, DeviceUnavailable
+from kaas.executor.device.device import OpenDevice
 
 
 class DeviceMonitor:
@@ -78,3 +80,25 @@ class DeviceMonitor:
         """Within the lock: everything has been given back."""
         self.closed = True
         self.notify()
+
+
+class DeviceContext:
+    """The device's context, for the calling thread, and the end of everything once the device is lost."""
+
+    __slots__ = ("_device", "_monitor")
+
+    def __init__(self, device: OpenDevice, monitor: DeviceMonitor) -> None:
+        self._device = device
+        self._monitor = monitor
+
+    def __enter__(self) -> None:
+        self._monitor.check()
+        self._device.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, DeviceLost):
+            self._monitor.lose(error)
+        else:
+            self._device.leave()

@@ -17,8 +17,8 @@ import msgspec
 from kaas.errors import KaasError, QuotaExceeded, UnexpectedInput
 from kaas.ktask.library import Library
 from kaas.ktask.request import check_fit
+from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObject, HeldObjects
-from kaas.pool.registry import Registry
 from kaas.server.building.building import Builder, Facts, NotBuilt
 from kaas.server.building.remote_function import InvocableFunction, label_of
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing

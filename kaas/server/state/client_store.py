@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kaas.errors import InvalidRequest
+from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
-from kaas.pool.registry import Registry
 from kaas.server.building.served import NONE_SERVED, ServedETasks
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed

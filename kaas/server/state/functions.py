@@ -14,8 +14,8 @@ import msgspec
 
 from kaas.errors import InvalidRequest, KaasError, UnknownFunction
 from kaas.ktask.library import Library
+from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
-from kaas.pool.registry import Registry
 from kaas.server.building.function_builder import ClientFunction, FunctionBuilder, KeptFunction
 from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.building.served import NONE_SERVED, ServedETasks, described

@@ -12,10 +12,10 @@ import pytest
 
 from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidConfig, KaasError
-from kaas.pool import registry
+from kaas.pool import functions
 from kaas.pool.core import accounts
 from kaas.pool.core.accounts import ClientAccounts, client_known
-from kaas.pool.registry import Registry
+from kaas.pool.functions import Registry
 from kaas.scheduling.events import ClientKnown
 from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
 from kaas.wire import specs
@@ -110,7 +110,7 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
         await asyncio.sleep(0)
         register(known, scale.key, scale.to_msgpack())
         assert (await waiting).key == scale.key
-        monkeypatch.setattr(registry, "REGISTRATION_LIMIT_S", 0)
+        monkeypatch.setattr(functions, "REGISTRATION_LIMIT_S", 0)
         with pytest.raises(KaasError, match="not been told"):
             await known.registered("nobody's")
 

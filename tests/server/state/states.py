@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import kaas
+from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
-from kaas.pool.registry import Registry
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed
 from kaas.server.state.functions import ClientFunctions
