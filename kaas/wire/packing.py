@@ -290,7 +290,9 @@ def unpack(
     for item in invocation.objects:
         ref = refs[item.ref]
         if item.shared:
-            sources[item.buffer] = InputSource(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
+            sources[item.buffer] = InputSource(
+                key=ref.binary(), fetch=_ObjectFetch(get, ref), offset_bytes=item.offset_bytes
+            )
         else:
             sources[item.buffer] = InputSource(value=_by_value(item.buffer, ref, get))
     if invocation.constants is not None:
@@ -320,7 +322,7 @@ def unpack_objects(
     if not upkeep.objects:
         return []
     if not specs:
-        return [InputSource(key=refs[0].binary(), fetch=_Fetch(get, refs[0]))]
+        return [InputSource(key=refs[0].binary(), fetch=_ObjectFetch(get, refs[0]))]
     constants = _Constants(get, refs[0])
     entries = dict.fromkeys(binding.entry for spec in specs for binding in spec.bindings)
     return [
@@ -335,7 +337,7 @@ def unpack_keyed(
     """The objects that a policy wants loaded."""
     constants = {item.ref: _Constants(get, refs[item.ref]) for item in loads if item.entry is not None}
     return [
-        InputSource(key=item.key, fetch=_Fetch(get, refs[item.ref]))
+        InputSource(key=item.key, fetch=_ObjectFetch(get, refs[item.ref]))
         if item.entry is None
         else InputSource(key=item.key, fetch=constants[item.ref].entry(item.entry), constant=True)
         for item in loads
@@ -348,7 +350,7 @@ def constant_key(ref: Any, entry: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class _ObjectFetch:
     get: Callable[[Any], Any]
     ref: Any
 

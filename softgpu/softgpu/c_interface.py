@@ -94,7 +94,7 @@ class CompilerTable(ctypes.Structure):
     ]
 
 
-class Compiler(Protocol):
+class CompilerCalls(Protocol):
     """What the functions of the table call: `softgpu.jit.Compiler`, whose methods say more. They raise CompileError."""
 
     def load(self, content: bytes) -> int: ...
@@ -108,7 +108,7 @@ class Compiler(Protocol):
 class CInterface:
     """Keeps the table, and for each module the arrays that `describe` has handed out."""
 
-    def __init__(self, compiler: Compiler, library: ctypes.CDLL) -> None:
+    def __init__(self, compiler: CompilerCalls, library: ctypes.CDLL) -> None:
         self._compiler, self._library = compiler, library
         self._described: dict[int, tuple[Any, Any, list[Any]]] = {}
         self._linked = threading.local()

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.compilers.onnx_cases import Array, model, value
 from tvm_backend.errors import UnsupportedOperators
 from tvm_backend.frontends import imported
-from tvm_backend.frontends.onnx_resize import Options, extents, weights
+from tvm_backend.frontends.onnx_resize import ResizeOptions, extents, weights
 
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_crop_and_resize",
@@ -46,7 +46,7 @@ def resize(options: dict[str, Any], constants: dict[str, Array], x: Array) -> Ar
 
 
 def own(options: dict[str, Any], constants: dict[str, Array], x: Array) -> Array:
-    chosen = Options.of(options)
+    chosen = ResizeOptions.of(options)
     roi = constants.get("roi", np.array([0.0, 0, 1, 1]))
     found = extents(x.shape, chosen, constants.get("scales"), constants.get("sizes"))
     tables = [
@@ -84,13 +84,13 @@ def test_one_scale_for_all_axes_where_the_aspect_ratio_is_kept(policy: str) -> N
 
 
 def test_sizes_are_rounded_in_the_scales_own_precision() -> None:
-    assert extents([5], Options(), np.array([1.4], np.float32), None)[0][1] == 7  # 6.9999999 in float64
+    assert extents([5], ResizeOptions(), np.array([1.4], np.float32), None)[0][1] == 7  # 6.9999999 in float64
 
 
 @pytest.mark.parametrize("wrong", ["mode", "nearest_mode", "coordinate_transformation_mode"])
 def test_what_onnx_does_not_have(wrong: str) -> None:
     with pytest.raises(ValueError, match=f"no {wrong}"):
-        weights(3, 2, 0.5, (0, 1), Options.of({wrong: "other"}))
+        weights(3, 2, 0.5, (0, 1), ResizeOptions.of({wrong: "other"}))
 
 
 def test_resize_of_the_oldest_kind_is_told() -> None:

@@ -82,7 +82,7 @@ def test_a_request_that_fails_counts_as_its_client_s(
     task = counting(library)
     run(own, task, "a")
     with monkeypatch.context() as patch:
-        patch.setattr("kaas.executor.slot.Slot.copy_out", interrupted)
+        patch.setattr("kaas.executor.slots.Slot.copy_out", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(own, task, "b")
     assert [run(own, task, client) for client in "ba"] == [SECOND, FIRST]
@@ -147,7 +147,7 @@ def test_memory_is_back_when_libraries_go(
     own: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [peeking(kaas.Library.from_ptx(f"{PTX}// {number}")) for number in range(2)]
-    monkeypatch.setattr("kaas.executor.slot.MAX_PLANS", 1)
+    monkeypatch.setattr("kaas.executor.slots.MAX_PLANS", 1)
     own.prepare(others[0])
     with own.device.current():
         before = own.device.free_bytes()

@@ -263,7 +263,7 @@ def test_a_failed_request_keeps_nothing(
         raise DeviceError("not today", call="cuGraphLaunch", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
 
     with monkeypatch.context() as broken:
-        broken.setattr("kaas.executor.slot.Slot.launch", refuse)
+        broken.setattr("kaas.executor.slots.Slot.launch", refuse)
         with pytest.raises(DeviceError, match="not today"):
             run(executor, double, 2, b"2")
     assert state(executor) == before

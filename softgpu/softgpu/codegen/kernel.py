@@ -44,7 +44,7 @@ def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, mem
     """The code of `kernel` for blocks of this shape; memcheck: with a check of every access. Raises PtxError."""
     graph = flow.build(kernel, operation)
     emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck)
-    return _Function(emitter).write()
+    return _KernelWriter(emitter).write()
 
 
 def _emit(e: Emitter, step: Step) -> None:
@@ -58,7 +58,7 @@ def _emit(e: Emitter, step: Step) -> None:
         raise
 
 
-class _Function:
+class _KernelWriter:
     def __init__(self, emitter: Emitter) -> None:
         self.e = emitter
         self.plan = emitter.plan

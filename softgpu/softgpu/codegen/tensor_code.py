@@ -15,10 +15,10 @@ from softgpu.codegen.forms import SIDE, TF32_BITS, Form
 
 def function(form: Form, e: Emitter) -> str:
     """The text of void mma(ptr %a, ptr %b, ptr %c): c += a b, on registers of whole warps."""
-    return "\n".join(_Function(form, e).lines())
+    return "\n".join(_TensorFunction(form, e).lines())
 
 
-class _Function:
+class _TensorFunction:
     def __init__(self, form: Form, e: Emitter) -> None:
         self.form, self.e = form, e
         self.type = form.element

@@ -16,7 +16,7 @@ from tvm_backend.errors import CompileError, InvalidModel
 from tvm_backend.frontends.content import Digest, feed, feed_all
 from tvm_backend.frontends.imported import Imported, Prepared
 from tvm_backend.frontends.onnx_constants import SMALL, Values
-from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
+from tvm_backend.frontends.onnx_nodes import STANDARD, OnnxImporter, is_known, where
 from tvm_backend.frontends.onnx_types import DTYPES
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_name
@@ -65,7 +65,7 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
     parts = []
     for binding in found:
         known = Values(small, model.opset_import)
-        importer = Importer({each.name: list(binding.shape(each)) for each in inputs}, tensors, known, graph)
+        importer = OnnxImporter({each.name: list(binding.shape(each)) for each in inputs}, tensors, known, graph)
         module = importer.converted(name, opset(model))
         names = output_names(module["main"].ret_ty, [output.name for output in graph.output])
         parts.append(

@@ -23,7 +23,7 @@ from tvm_backend.frontends.imported import Imported, Prepared
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 from tvm_backend.frontends.specialised import closed
-from tvm_backend.frontends.torch_importer import Importer, decompositions, difference
+from tvm_backend.frontends.torch_importer import TorchImporter, decompositions, difference
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 
@@ -147,7 +147,7 @@ def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[s
     Raises:
         UnsupportedOperators: nodes without a conversion, or else those whose conversion fails.
     """
-    importer = Importer()
+    importer = TorchImporter()
     places = list(_unsupported(program, importer.convert_map))
     if places:
         raise unsupported(name, places)
@@ -234,7 +234,7 @@ def _unsupported(program: ExportedProgram, known: Mapping[str, Any]) -> Iterator
 
 
 def _told(
-    convert: Callable[[fx.Node], Any], importer: Importer, origins: dict[str, tuple[str, str]], failed: list[Place]
+    convert: Callable[[fx.Node], Any], importer: TorchImporter, origins: dict[str, tuple[str, str]], failed: list[Place]
 ) -> Callable[[fx.Node], Any]:
     """A conversion that notes where its results come from, and what fails, with zeros instead."""
 

@@ -29,7 +29,7 @@ ALSO_MICROSOFT = {"Gelu"}
 KNOWN = {*onnx_frontend._get_convert_map(), "Constant"}
 
 
-class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
+class OnnxImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     """TVM's importer, node by node: it gathers the nodes that fail, with their places, and says where Relax's variables
     come from. Tensors are shared by the importers of all batch sizes."""
 

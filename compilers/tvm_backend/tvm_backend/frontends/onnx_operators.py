@@ -72,7 +72,9 @@ def one_hot(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, A
 def resize(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:
     if opset < FIRST_RESIZE:
         raise ValueError(f"before opset {FIRST_RESIZE} ONNX does not say which elements it takes")
-    options = onnx_resize.Options.of({name: _text(value) for name, value in attrs.items() if name != "tvm_custom"})
+    options = onnx_resize.ResizeOptions.of(
+        {name: _text(value) for name, value in attrs.items() if name != "tvm_custom"}
+    )
     roi = constant(inputs[1]) if options.coordinate_transformation_mode == "tf_crop_and_resize" else None
     return onnx_resize.resized(bb, inputs[0], options, roi, constant(inputs[2]), constant(inputs[3]))
 

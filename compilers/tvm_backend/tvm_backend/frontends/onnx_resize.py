@@ -17,7 +17,7 @@ GATHERED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ResizeOptions:
     """The attributes, by their names."""
 
     antialias: int = 0
@@ -31,12 +31,17 @@ class Options:
     nearest_mode: str = "round_prefer_floor"
 
     @classmethod
-    def of(cls, attributes: Mapping[str, Any]) -> Options:
+    def of(cls, attributes: Mapping[str, Any]) -> ResizeOptions:
         return cls(**{each.name: attributes[each.name] for each in fields(cls) if each.name in attributes})
 
 
 def resized(
-    bb: relax.BlockBuilder, data: Any, options: Options, roi: Array | None, scales: Array | None, sizes: Array | None
+    bb: relax.BlockBuilder,
+    data: Any,
+    options: ResizeOptions,
+    roi: Array | None,
+    scales: Array | None,
+    sizes: Array | None,
 ) -> Any:
     """
     Raises:
@@ -61,7 +66,7 @@ def resized(
 
 
 def extents(
-    shape: Sequence[int], options: Options, scales: Array | None, sizes: Array | None
+    shape: Sequence[int], options: ResizeOptions, scales: Array | None, sizes: Array | None
 ) -> list[tuple[float, int]]:
     """Of each axis the scale and the size of the result."""
     if scales is not None:
@@ -81,7 +86,7 @@ def extents(
     return [(scale, math.floor(scale * n + 0.5)) for n in shape]
 
 
-def weights(n: int, size: int, scale: float, window: tuple[float, float], options: Options) -> Array:
+def weights(n: int, size: int, scale: float, window: tuple[float, float], options: ResizeOptions) -> Array:
     """What each of `size` elements takes of each of `n`; nothing, where it lies outside and is extrapolated."""
     at = _coordinates(n, size, scale, window, options.coordinate_transformation_mode)
     shrunk = min(scale, 1.0) if options.antialias else 1.0

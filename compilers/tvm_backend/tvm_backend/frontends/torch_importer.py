@@ -35,7 +35,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {**table, **get_decompositions(more)}
 
 
-class Importer(ExportedProgramImporter):  # type: ignore[misc]
+class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
     """Operands are promoted as PyTorch promotes them, and no option of an operator is left out unsaid."""
 
     def create_convert_map(self) -> dict[Any, Callable[[fx.Node], Any]]:
