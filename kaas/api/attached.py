@@ -1,4 +1,4 @@
-"""Which pool a process is attached to: the one it called `init` for, or, in a Ray task, its program's."""
+"""The session of a process: the one that it called `init` for, or, in a Ray task, that of its program."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from kaas.errors import NotInitialized
 
 
 def current_session(pool: str | None = None) -> Session:
-    """This process's session. A Ray task or actor that has none, or whose pool is gone, is attached to a running pool:
-    to `pool`, else to that of the program that it belongs to.
+    """Return this process's session.
+
+    A Ray task or actor that has none, or whose pool is gone, is attached to a running pool: to `pool`, else to the pool
+    of the program that it belongs to.
 
     Raises:
         NotInitialized

@@ -21,11 +21,13 @@ from kaas.wire.packing import FunctionSignature
 
 
 def put(value: Any) -> Any:
-    """An object for many requests: gives the ObjectRef under which devices cache it. Without Ray the pool itself holds
-    it, as long as somebody refers to what this gives; what is the same in content is there once.
+    """Put an object where devices cache it for many requests, and return its ObjectRef.
+
+    Without Ray the pool itself holds the object for as long as the program refers to the returned value; objects of
+    equal content are there once.
 
     Args:
-        value: an array without gaps, NumPy's or one of any library that knows DLPack (what lies on a GPU is copied to
+        value: an array without gaps, NumPy's or one of any library that knows DLPack (arrays on a GPU are copied to
             the host), or anything with the buffer protocol.
 
     Raises:
@@ -52,12 +54,14 @@ def prefetch(target: Any, device: int | None = None) -> Any:
 
 
 def pin(target: Any, device: int | None = None) -> None:
-    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`. Should the executor there be
-    replaced, the new one loads it again, as long as the object exists. Should the pool's process be replaced, this
-    program tells the new one, unless it has ended.
+    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`.
+
+    If the executor there is replaced, the new one loads the object again, as long as the object exists. If the pool's
+    process is replaced, this program tells the new one, unless the program has ended.
 
     Raises:
-        As `prefetch`, all of it here.
+        NotInitialized, PoolStopped, InvalidRequest: as `prefetch`; and here what `prefetch` raises through its
+        ObjectRef.
     """
     session = current_session()
     message = _message(session, "pin", target, device)
@@ -66,8 +70,9 @@ def pin(target: Any, device: int | None = None) -> None:
 
 
 def unpin(target: Any = None, device: int | None = None) -> None:
-    """Let go what `pin` holds, an object, a function's constants, or (None) everything. It stays cached as long as
-    there is room; nothing happens to what is not pinned.
+    """Release an object, a function's constants, or (None) everything that `pin` holds.
+
+    The objects stay cached as long as there is room. Objects that are not pinned do not change.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable

@@ -23,22 +23,27 @@ def call(
     retries: int = RETRIES,
     profile: bool = False,
 ) -> Future:
-    """Run a kTask, without waiting for it, and without Ray on the way: the answer comes straight to this process.
+    """Run a kTask, without waiting for it and without Ray: the reply comes straight to this process.
 
     Use `kaas.invoke` where an ObjectRef is wanted, to compose with Ray tasks, and this where the value is.
 
     Args:
+        task_or_function: a kTask, or a registered function.
         inputs: by buffer name, as of `kaas.invoke`. Values may be written to again as soon as this returns.
             References, of a pool on Ray, need one message by Ray before the first of the calls that name them.
-        scalars, client, deadline_s, retries, profile: as of `kaas.invoke`.
+        scalars: as of `kaas.invoke`.
+        client: as of `kaas.invoke`.
+        deadline_s: as of `kaas.invoke`.
+        retries: as of `kaas.invoke`.
+        profile: as of `kaas.invoke`.
 
     Returns:
         A `kaas.Future`: `result()` and `await` give the output's array, read-only; for several outputs a named tuple of
-        them, in declared order. It is for this process only.
+        them, in declared order. The future is for this process only.
 
     Raises:
-        NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else through the
-            future, as the KaasError that it is.
+        NotInitialized, PoolStopped, InvalidRequest: here, for all that can be seen here. All other errors come through
+            the future, as the KaasError that they are.
     """
     session = current_session()
     if isinstance(task_or_function, Function):

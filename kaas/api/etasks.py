@@ -43,10 +43,10 @@ def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any
 
 
 class ETask:
-    """A Python function or class that runs on a device of its own. Made by `etask`; it can be sent to Ray tasks and
-    used there.
+    """A Python function or class that runs on a device of its own, made by `etask`.
 
-    `remote` calls the function, or the instance's `__call__`; `.name.remote` calls a method of the instance.
+    An eTask can be sent to Ray tasks and used there. `remote` calls the function, or the instance's `__call__`;
+    `.name.remote` calls a method of the instance.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class ETask:
         return ETask(self._target, (args, kwargs), self._options, self._pool)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it, without waiting. Calls of one program run in the order in which it made them, but for those that
-        wait for what their references stand for, and those that run again.
+        """Call the function, without waiting.
 
-        Args: anything that can be pickled. An ObjectRef among them, of whatever task or kTask, is replaced by its value
-            before the call.
+        Calls of one program run in the order in which the program made them, but for calls that wait for their
+        references, and calls that run again. Arguments are anything that can be pickled; an ObjectRef among them, of
+        any task or kTask, is replaced by its value before the call.
 
         Returns:
-            An ObjectRef of what it returns; arrays in there are read-only.
+            An ObjectRef of what the function returns; arrays in there are read-only.
 
         Raises:
             NotInitialized, PoolStopped, InvalidRequest: here. Through the ObjectRef ETaskFailed, whose cause is what
@@ -130,6 +130,7 @@ class ETask:
         return _Method(self, name)
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raise InvalidRequest: an eTask runs by `remote`."""
         raise InvalidRequest(f"{self._label} is an eTask: call {self._label}.remote()")
 
     def __reduce__(self) -> tuple[Any, ...]:

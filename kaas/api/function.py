@@ -27,9 +27,10 @@ LONGEST_S = 1e9
 
 
 def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
-    """A function: a kTask with some inputs bound once, for instance to weights.
+    """Return a function: a kTask with some inputs bound once, for instance to weights.
 
     Args:
+        task: the kTask.
         constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
             executors cache them under the identity of what was put here, so clients that share a Function share a copy.
 
@@ -44,11 +45,12 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
 
 
 def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:
-    """A function of a model: several kTasks for inputs of different shapes, which share constants.
+    """Return a function of a model: several kTasks for inputs of different shapes, which share constants.
 
     Args:
-        variants: all with inputs of the same names. constants: by buffer name, exactly those that they read, as of
-            `register`.
+        name: of the model, for people.
+        variants: all with inputs of the same names.
+        constants: by buffer name, exactly those that the variants read, as of `register`.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest
@@ -103,6 +105,7 @@ class Options:
             object.__setattr__(self, "keep", tuple(self.keep))
 
     def caller(self, session: Session) -> CallOptions:
+        """Return the options of a call in a session."""
         client = session.client if self.client is None else self.client
         keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
         return CallOptions(client, self.deadline_s, self.retries, self.profile, keep, session.id)
@@ -135,8 +138,12 @@ def _caller(
 
 
 class _Bound:
-    """What a function and its copies have bound: the reference to their constants, and those among these that were
-    references; they are forgotten when they are known to be complete."""
+    """The constants that a function and its copies have bound.
+
+    Fields:
+        constants: the reference to them. awaited: those that were references; they are forgotten once they are
+        complete.
+    """
 
     __slots__ = ("__weakref__", "awaited", "constants")
 
@@ -146,8 +153,11 @@ class _Bound:
 
 
 class Function:
-    """A registered kTask with its constants bound, or several that share them: a model's variants, of which each
-    invocation takes the one for the shapes of its inputs. It can be sent to Ray tasks and used there."""
+    """A registered kTask with its constants bound, or several that share them.
+
+    The several are variants of a model, of which each invocation takes the one for the shapes of its inputs. A Function
+    can be sent to Ray tasks and used there.
+    """
 
     def __init__(
         self,
@@ -202,8 +212,10 @@ class Function:
         return self._with(self._signatures, replace(self._options, **changed))
 
     def variant(self, /, **shapes: int | Sequence[int]) -> Function:
-        """This function for inputs of these shapes only, by name: what to call with references, whose shapes cannot be
-        seen. `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`. Not all need be given, if the others decide.
+        """Return this function for inputs of these shapes only, by name: `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`.
+
+        It is what to call with references, whose shapes cannot be seen. Not all shapes need be given, if the others
+        decide.
 
         Raises:
             UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
@@ -231,9 +243,11 @@ class Function:
         return self.ask(session, inputs, self._with_scalars(inputs), arrays)
 
     def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
-        """A node of a Ray DAG, as a Ray task's `bind` gives it: each `execute()` of the DAG invokes this function as
-        `remote` does, with what the nodes among its inputs give. A function of several outputs gives a named tuple of
-        references. Compiled graphs (`experimental_compile`) consist of actors' methods only, and refuse it.
+        """Return a node of a Ray DAG, as a Ray task's `bind` gives it.
+
+        Each `execute()` of the DAG invokes this function as `remote` does, with what the nodes among its inputs give. A
+        function of several outputs gives a named tuple of references. Compiled graphs (`experimental_compile`) consist
+        of actors' methods only, and refuse it.
         """
         check_ray()
         from kaas.api.dag import FunctionNode

@@ -1,4 +1,4 @@
-"""One thing that is asked of the pool: what is sent, and what stands beside it."""
+"""A call of the pool that has no reply yet: its message, and the attachments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from kaas.wire.packing import FunctionSignature, ObjectSink
 
 @dataclass(slots=True)
 class PendingCall:
-    """What has no answer yet, as it is sent, and sent again to a pool that has started again.
+    """A call without a reply, as it is sent, and sent again to a pool that has started again.
 
     Fields:
-        what: of an Ask; "" if it is a Submit. attached: references, Leases, and bytes. keys: of objects that are held
-            until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
+        what: of a PoolQuery; "" for a Submit. attached: references, leases and bytes. keys: of objects that are held
+        until the
+            reply. function: to be introduced first. owner: lives until the reply, with what is held for it.
     """
 
     repeatable: ClassVar[bool] = True  # kTasks are pure, and other questions may be asked twice
@@ -33,11 +34,12 @@ class PendingCall:
 
     @property
     def leases(self) -> list[BlockLease]:
+        """The blocks of shared memory that the call leases."""
         return [item for item in self.attached if isinstance(item, BlockLease)]
 
 
 def placed(asked: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]]:
-    """What stands beside a request as its header says it, and all its frames."""
+    """Return the attachments of a call as its header names them, and all its frames."""
     attached: list[Attachment] = []
     frames = [*asked.frames]
     for item in asked.attached:
@@ -52,8 +54,10 @@ def placed(asked: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any
 
 
 class CallAttachments:
-    """A session's store, but for inputs by value: they go beside the call as its line carries them. Ends with whether
-    the call was sent."""
+    """A session's store, but for inputs by value: these travel with the call, as its connection carries them.
+
+    A `with` block that raises releases the leases: the call was not sent.
+    """
 
     def __init__(self, store: ObjectSink, put: Callable[[memoryview], BlockLease | bytes]) -> None:
         self.is_ref = store.is_ref
@@ -62,6 +66,7 @@ class CallAttachments:
         self._leases: list[BlockLease] = []
 
     def put(self, value: Any) -> BlockLease | bytes:
+        """Take a value along with the call."""
         item = self._put(memoryview(value))
         if isinstance(item, BlockLease):
             self._leases.append(item)

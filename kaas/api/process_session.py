@@ -100,9 +100,11 @@ class _HeldStore:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ProcessSession(Session):
-    """
+    """A session with a pool without Ray.
+
     Fields:
-        notice: what the pool says of itself. child: its process, if this one has started it. pid: this process.
+        notice: the pool's address, and what else it says of itself. child: the pool's process, if this one has started
+        it. pid: this process.
     """
 
     ray: ClassVar[bool] = False
@@ -114,14 +116,17 @@ class ProcessSession(Session):
 
     @property
     def store(self) -> _HeldStore:
+        """The objects of the pool."""
         if self._store is None:
             self._store = _HeldStore(self)
         return self._store
 
     def alive(self) -> bool:
+        """Return True if this process may use the session."""
         return os.getpid() == self.pid  # one that was forked from it has no session
 
     def address(self) -> tuple[Address, str]:
+        """Return the pool's address and this process's node; raise PoolStopped."""
         self.gone = self._addressed  # then there is no line, or no longer: such a pool does not start again
         self.check()
         self._addressed = True
@@ -134,10 +139,12 @@ class ProcessSession(Session):
         """It goes with its reference."""
 
     def introduce(self, signature: FunctionSignature) -> None:
+        """Tell the pool of a function."""
         self.check()
         self.calls.introduce(signature)
 
     def send(self, *_: Any) -> Any:
+        """Raise InvalidRequest: `kaas.invoke` needs Ray."""
         raise needs_ray("kaas.invoke", self.name)
 
     def ask(self, what: str, frames: Sequence[bytes] = (), attached: Sequence[Any] = ()) -> list[Any]:
@@ -151,24 +158,31 @@ class ProcessSession(Session):
         return answer
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
+        """Send an encoded cache command; return a future of its end."""
         return self.calls.ask("upkeep", [message], refs)
 
     def upkeep(self, message: bytes, refs: list[Any]) -> None:
+        """Send an encoded cache command, and wait until it is done."""
         self.ask("upkeep", [message], refs)
 
     def status(self) -> Status:
+        """Return the pool's status."""
         return codec.decode(self.ask("status")[0], Status)
 
     def stats(self, reset: bool) -> Stats:
+        """Return the pool's figures, and begin anew if `reset`."""
         return codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
 
     def trace(self, seconds: float) -> bytes:
+        """Return the pool's trace of so many seconds."""
         return bytes(self.ask("trace", [str(seconds).encode()])[0])
 
     def pardon(self, function: str) -> bool:
+        """Lift a function's quarantine; return True if it was in quarantine."""
         return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"
 
     def shut_down(self) -> None:
+        """Stop the pool, or leave it if it is a server's."""
         why = "was shut down"
         with suppress(PoolStopped):  # somebody else stopped it first
             if self.ask("stop") == [b"0"]:
@@ -184,8 +198,9 @@ class ProcessSession(Session):
 
 
 def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool]:
-    """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
-    who holds HERE's lock.
+    """Return the session with the pool of this name, and True if this call started the pool.
+
+    The caller holds the lock of HERE.
 
     Raises:
         ConfigMismatch, InvalidConfig

@@ -33,12 +33,12 @@ def init(
     record: str | None = None,
     name: str = "kaas",
 ) -> bool:
-    """Attach this process to the pool of this name, or start it. Once more changes nothing.
+    """Attach this process to the pool of this name, or start it. A second call changes nothing.
 
-    Ray is started or connected to when the program has not done so. Without it (`ray=False`) the pool is a plain
+    Ray is started or connected to if the program has not done so. Without Ray (`ray=False`) the pool is a plain
     process, with one for each device of this machine, and ends with the program that started it; other programs of the
-    same user attach to it by its name. There `kaas.call` runs kTasks; `kaas.invoke`, eTasks and what stays on a device
-    (`keep`) need Ray.
+    same user attach to it by its name. There `kaas.call` runs kTasks; `kaas.invoke`, eTasks and outputs that stay on a
+    device (`keep`) need Ray.
 
     Args:
         address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
@@ -46,10 +46,12 @@ def init(
         config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
         devices: short for Config(devices=...). Default: the GPUs that Ray finds, or this machine has; else two software
             GPUs.
-        policy, record: short for Config(policy=...) and Config(record=...).
+        policy: short for Config(policy=...).
+        record: short for Config(record=...).
+        name: of the pool.
 
     Returns:
-        Whether this call started the pool. Who did is the one to shut it down; who attached just leaves.
+        True if this call started the pool. The program that started the pool shuts it down; others just leave.
 
     Raises:
         ConfigMismatch, InvalidConfig
@@ -84,11 +86,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Stop the pool, for everyone attached to it, and Ray if `init` started it. Waiting requests end with PoolStopped.
-    A pool that `kaas serve` has goes on: this process leaves it.
+    """Stop the pool, for all programs that use it, and Ray if `init` started it.
 
-    Nothing happens without a pool. A process that only wants to leave just ends; `init` says whether it started the
-    pool.
+    Waiting requests end with PoolStopped. A pool of `kaas serve` goes on: this process leaves it. Nothing happens
+    without a pool. A process that only wants to leave just ends; `init` says whether it started the pool.
     """
     with HERE.lock:
         session, HERE.session = HERE.session, None
@@ -172,18 +173,19 @@ def invoke(
     """Run a kTask, without waiting for it.
 
     Args:
+        task_or_function: a kTask, or a registered function.
         inputs: by buffer name: ObjectRefs, arrays, anything with the buffer protocol, or Views of these. Exactly the
             buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet. Arrays
-            may be of any library that knows DLPack; what lies on a GPU is copied to the host here.
+            may be of any library that knows DLPack; arrays on a GPU are copied to the host here.
         scalars: a value for each of the kTask's Scalars.
-        client: the tenant it is billed to; default: what a Function's options say, or this
+        client: the tenant that the request is billed to; default: the client of a Function's options, else this
             program: its script and Ray job.
-        deadline_s: seconds from now within which it must have ended.
-        retries: how often it may run again when its executor dies; the default leaves a Function its own.
+        deadline_s: seconds from now within which the request must have ended.
+        retries: how often the request may run again when its executor dies; the default leaves a Function its own.
         profile: run the kernels one by one, without the graph, and add what each takes to `kaas.stats().kernels`. False
             leaves a Function its own.
-        keep: whether the outputs, or which of them, stay on the device, for a kTask that reads them next; default: as a
-            Function's options say, else none. They come to the host only when somebody asks, or when they must leave.
+        keep: True, or names of outputs, that stay on the device for a kTask that reads them next; default: as a
+            Function's options say, else none. They come to the host only when a program asks, or when they must leave.
 
     Returns:
         An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
@@ -192,7 +194,7 @@ def invoke(
         if all outputs together have no more than 100 KB.
 
     Raises:
-        NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a
+        NotInitialized, PoolStopped, InvalidRequest: here, for all that can be seen here. All other errors come, as a
             KaasError, through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself
             as `cause`.
     """

@@ -69,9 +69,10 @@ STORE = _RayStore()
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RaySession(Session):
-    """
+    """A session with a pool on Ray.
+
     Fields:
-        pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
+        pool: its actor. invoke: the actor's method, looked up once. started_ray: `init` started Ray for this session.
     """
 
     ray: ClassVar[bool] = True
@@ -88,9 +89,11 @@ class RaySession(Session):
 
     @property
     def store(self) -> _RayStore:
+        """The objects of the pool."""
         return STORE
 
     def alive(self) -> bool:
+        """Return True if this process may use the session."""
         return bool(ray.is_initialized())
 
     def watch(self, epoch: str = "") -> RaySession:
@@ -126,18 +129,22 @@ class RaySession(Session):
         return self
 
     def address(self) -> tuple[Address, str]:
+        """Return the pool's address and this process's node; raise PoolStopped."""
         if not ray.is_initialized():
             raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
         address: Address = self._answer(self.pool.address)
         return address, ray.get_runtime_context().get_node_id()
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
+        """Have the pool hold objects that calls are going to name."""
         self.pool.hold.remote(self.id, epoch, refs)
 
     def drop(self, epoch: str, keys: list[bytes]) -> None:
+        """Undo `hold`."""
         self.calls.drop(keys, epoch)
 
     def introduce(self, signature: FunctionSignature) -> None:
+        """Tell the pool of a function."""
         self.check()
         if signature.key not in self.registered:
             spec, task = specs.encode(signature.spec), signature.task.to_msgpack()
@@ -149,6 +156,7 @@ class RaySession(Session):
         tell()
 
     def send(self, signature: FunctionSignature, message: bytes, refs: list[Any]) -> Any:
+        """Invoke a function; return its ObjectRef, or a named tuple of them."""
         self.introduce(signature)
         outputs = signature.task.outputs
         if len(outputs) == 1:
@@ -157,33 +165,40 @@ class RaySession(Session):
         return outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
+        """Send an encoded cache command; return a future of its end."""
         return self.pool.upkeep.remote(message, refs)
 
     def upkeep(self, message: bytes, refs: list[Any]) -> None:
+        """Send an encoded cache command, and wait until it is done."""
         self._answer(self.pool.upkeep, message, refs)
 
     def status(self) -> Status:
+        """Return the pool's status."""
         status: Status = self._answer(self.pool.status)
         return status
 
     def stats(self, reset: bool) -> Stats:
+        """Return the pool's figures, and begin anew if `reset`."""
         stats: Stats = self._answer(self.pool.stats, reset)
         return stats
 
     def trace(self, seconds: float) -> bytes:
+        """Return the pool's trace of so many seconds."""
         trace: bytes = self._answer(self.pool.trace, seconds)
         return trace
 
     def pardon(self, function: str) -> bool:
+        """Lift a function's quarantine; return True if it was in quarantine."""
         pardoned: bool = self._answer(self.pool.pardon, function)
         return pardoned
 
     async def aside(self, function: Callable[..., T], *args: Any) -> T:
-        """What a function gives in a process of its own, as workers of eTasks are: on a node with devices of the pool,
-        none of which it reserves.
+        """Return what a function returns in a process of its own, on a node with devices of the pool.
+
+        The process is one as eTasks' workers are. It reserves no device.
 
         Raises:
-            KaasError: as it raises it. ExecutorDied: it gave nothing, for its process has ended, say.
+            KaasError: the function raised it. ExecutorDied: the process ended without a result.
         """
         kinds = {"GPU" if device.kind == "gpu" else SOFTWARE_RESOURCE for device in self.status().devices}
         options: dict[str, Any] = {"num_cpus": 0, "max_calls": 1, "max_retries": 0}
@@ -217,6 +232,7 @@ class RaySession(Session):
             raise plain(error) from None
 
     def shut_down(self) -> None:
+        """Stop the pool, and Ray if this session started it."""
         why = "was shut down"
         try:
             # answers leave the actor in order: when the second is here, those of all who waited are
@@ -236,8 +252,9 @@ class RaySession(Session):
 
 
 def open_session(name: str, wanted: Config | None, address: str | None, here: bool = False) -> tuple[RaySession, bool]:
-    """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
-    who holds HERE's lock. here: a pool that it starts stays on this machine.
+    """Return the session with the pool of this name, and True if this call started the pool.
+
+    The caller holds the lock of HERE. With `here` a pool that starts stays on this machine.
 
     Raises:
         ConfigMismatch, InvalidConfig
@@ -345,8 +362,9 @@ def ray_address() -> str:
 
 
 def session_for(pool: str | None) -> Session:
-    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool, or to its
-    program's.
+    """Return this process's session.
+
+    A Ray task that has none, or whose pool is gone, is attached to the pool, or to its program's.
 
     Raises:
         NotInitialized

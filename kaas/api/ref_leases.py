@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Held:
-    """life: of the pool, that was told; None: none yet."""
+    """A held reference. epoch: of the pool that was told; None: none yet."""
 
     ref: Any
     users: int = 0
@@ -22,8 +22,8 @@ class _Held:
 class RefLeases:
     """References that calls name, or functions for as long as they live, each held once.
 
-    hold: has the pool hold references; returns its life that was told, None if there is none now. drop: lets that life
-    let go; the pool counts, so a drop may overtake a hold.
+    `hold` has the pool hold references, and returns the epoch of the pool that was told, None if there is none now.
+    `drop` lets that epoch release them. The pool counts, so a drop may overtake a hold.
     """
 
     def __init__(self, hold: Callable[[list[Any]], str | None], drop: Callable[[str, list[bytes]], None]) -> None:
@@ -35,7 +35,7 @@ class RefLeases:
         self._unkept: SimpleQueue[list[bytes]] | None = None
 
     def use(self, refs: Sequence[Any]) -> list[bytes]:
-        """Their keys, for `release`."""
+        """Hold references, and return their keys, for `release`."""
         keys = [ref.binary() for ref in refs]
         with self._lock:
             used = [self._held.setdefault(key, _Held(ref)) for key, ref in zip(keys, refs, strict=True)]
@@ -58,13 +58,14 @@ class RefLeases:
                 held.epoch = epoch
 
     def release(self, keys: Iterable[bytes]) -> None:
+        """Release the references of these keys."""
         with self._lock:
             unused = self._subtract(keys)
         for epoch, dropped in unused.items():
             self._drop(epoch, dropped)
 
     def _subtract(self, keys: Iterable[bytes]) -> dict[str, list[bytes]]:
-        """What is used no more, by the life that holds it."""
+        """Return the keys that no call uses any more, by the epoch that holds them."""
         unused: dict[str, list[bytes]] = {}
         for key in keys:
             held = self._held[key]
@@ -97,10 +98,11 @@ class RefLeases:
             self.release(keys)
 
     def again(self, epoch: str) -> None:
-        """Have a pool that has started again, and is in this life now, hold what it has not been told of yet."""
+        """Have a pool that has started again, and is in this epoch now, hold what it has not been told of yet."""
         with self._lock:
             self._tell([held for held in self._held.values() if held.epoch != epoch])
 
     def close(self) -> None:
+        """End the thread that releases references."""
         if self._unkept is not None:
             self._unkept.put([])

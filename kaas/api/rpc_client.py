@@ -84,8 +84,10 @@ class RpcClient:
 
     @classmethod
     def connected(cls, pool: PoolEndpoint) -> RpcClient:
-        """Those of a session that connects to its pool now. An event loop does not wait for that: there another thread
-        connects, and what is asked meanwhile is sent then, or ends with what went wrong.
+        """Return the calls of a session, connected to its pool.
+
+        In a running event loop another thread connects. Messages that are sent meanwhile go out then, or their calls
+        end with the error.
 
         Raises:
             PoolStopped
@@ -109,11 +111,14 @@ class RpcClient:
         constants: Any = None,
         owner: Any = None,
     ) -> Future:
-        """Run an invocation.
+        """Send an invocation.
 
         Args:
+            function: which runs.
+            message: the encoded invocation.
             attached: references, and what `aside` made of values, in the order of the message.
             constants: the one of them that is held for as long as owner lives.
+            owner: the function's object in the program.
 
         Raises:
             PoolStopped, NotInitialized
@@ -211,16 +216,20 @@ class RpcClient:
     # --- answers
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
+        """Wait for a reply, timeout_s at most."""
         self._check_process()
         self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Have the receiving thread call these."""
         self._receiver.call(callbacks)
 
     def watch(self, pending: PendingReply) -> None:
+        """Have the receiving thread end a call, since no thread waits for it."""
         self._receiver.watch(pending.number)
 
     def forget(self, pending: PendingReply) -> None:
+        """Cancel a call whose future no program has any more."""
         number = pending.number
         with self.lock:
             asked = self._half.open.get(number)

@@ -52,7 +52,8 @@ class Session(ABC):
     _connecting: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """
+        """Check that the pool is there.
+
         Raises:
             PoolStopped
         """
@@ -129,17 +130,20 @@ class Session(ABC):
         """Send an encoded CacheCommandSpec, and wait until it is done."""
 
     @abstractmethod
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """Return the pool's status."""
 
     @abstractmethod
-    def stats(self, reset: bool) -> Stats: ...
+    def stats(self, reset: bool) -> Stats:
+        """Return the pool's figures, and begin anew if `reset`."""
 
     @abstractmethod
     def trace(self, seconds: float) -> bytes:
         """What the pool does for so long, as `kaas.pool.observing.tracing.chrome` takes it."""
 
     @abstractmethod
-    def pardon(self, function: str) -> bool: ...
+    def pardon(self, function: str) -> bool:
+        """Lift a function's quarantine; return True if it was in quarantine."""
 
     @abstractmethod
     def shut_down(self) -> None:
@@ -173,7 +177,8 @@ def needs_ray(what: str, pool: str) -> InvalidRequest:
 
 
 def refuse_second_pool(name: str, *, ray: bool) -> None:
-    """
+    """Check that this process may attach to a pool.
+
     Raises:
         ConfigMismatch: the process is attached to a pool of another name, or to one of the other kind.
     """

@@ -50,19 +50,22 @@ class AsyncClient:
         after: str = "",
         progress: Progress | None = None,
     ) -> RemoteFunction:
-        """progress: called by another thread."""
+        """Do as `Client.register` does, in a thread."""
         function = await self._in_thread(
             self._client.register, task, constants, name=name, before=before, after=after, progress=progress
         )
         return RemoteFunction(self, function.name, function.tasks)
 
     async def function(self, name: str) -> RemoteFunction:
+        """Do as `Client.function` does, in a thread."""
         return RemoteFunction(self, name, (await self._in_thread(self._client.function, name)).tasks)
 
     async def functions(self) -> list[dict[str, Any]]:
+        """Do as `Client.functions` does, in a thread."""
         return await self._in_thread(self._client.functions)
 
     async def unregister(self, function: RemoteFunction | str) -> None:
+        """Do as `Client.unregister` does, in a thread."""
         await self._in_thread(self._client.unregister, function)
 
     async def call(
@@ -76,8 +79,10 @@ class AsyncClient:
         store: Mapping[str, str] | None = None,
         trace: str = "",
     ) -> Any:
-        """Run a function, and give what it gives: what `Client.call`'s future holds. Cancelling who awaits it cancels
-        the call."""
+        """Run a function, and return its outputs as `Client.call`'s future holds them.
+
+        Cancelling the task that awaits them cancels the call.
+        """
         client = self._client
         known = client.known(function)
         if known is None:
@@ -105,42 +110,55 @@ class AsyncClient:
             raise
 
     async def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
+        """Do as `Client.put` does, in a thread."""
         return await self._in_thread(self._client.put, name, value, progress=progress)
 
     async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+        """Do as `Client.get` does, in a thread."""
         return await self._in_thread(self._client.get, name, progress=progress)
 
     async def object(self, name: str) -> RemoteObject:
+        """Do as `Client.object` does, in a thread."""
         return await self._in_thread(self._client.object, name)
 
     async def delete(self, name: str | RemoteObject) -> None:
+        """Do as `Client.delete` does, in a thread."""
         await self._in_thread(self._client.delete, name)
 
     async def objects(self) -> list[dict[str, Any]]:
+        """Do as `Client.objects` does, in a thread."""
         return await self._in_thread(self._client.objects)
 
     async def status(self) -> Any:
+        """Do as `Client.status` does, in a thread."""
         return await self._in_thread(self._client.status)
 
     async def stats(self) -> Any:
+        """Do as `Client.stats` does, in a thread."""
         return await self._in_thread(self._client.stats)
 
     async def usage(self) -> Any:
+        """Do as `Client.usage` does, in a thread."""
         return await self._in_thread(self._client.usage)
 
     async def health(self, *, canary: bool = False) -> Any:
+        """Do as `Client.health` does, in a thread."""
         return await self._in_thread(self._client.health, canary=canary)
 
     async def drain(self) -> Any:
+        """Do as `Client.drain` does, in a thread."""
         return await self._in_thread(self._client.drain)
 
     async def pardon(self, function: KTask | str) -> bool:
+        """Do as `Client.pardon` does, in a thread."""
         return await self._in_thread(self._client.pardon, function)
 
     def limits(self) -> protocol.Limits | None:
+        """Return the limits that the server told, or None before the first connection."""
         return self._client.limits()
 
     async def close(self) -> None:
+        """Do as `Client.close` does, in a thread."""
         await self._in_thread(self._client.close)
 
     async def __aenter__(self) -> AsyncClient:

@@ -38,17 +38,19 @@ Invocable = RemoteFunction | KTask | str
 
 
 class Client:
-    """For any number of threads. It connects when it is first used, and again by itself when the connection breaks or
-    the server starts again; what has no answer then is asked again and runs once.
+    """A client of a server, for any number of threads.
+
+    A client connects when it is first used, and again by itself when the connection breaks or the server starts again.
+    Calls without a reply are then sent again, and run once.
 
     Args:
         address: as "tcp://host:port".
-        keys: the file that `kaas keys new` wrote for this client, or what is in it. None for a server without keys,
-            which is on this machine.
+        keys: the file that `kaas keys new` wrote for this client, or its content. None for a server without keys, which
+            is on this machine.
         server_key: the server's public key, if it is not the one in that file.
         signatures: of kTasks, by key, for a server that takes signed ones: `kaas.remote.signing.read_signatures`.
-        patience_s: how long a server is looked for that is not there, and how long is asked again what a server has
-            put off; calls with a deadline have that instead.
+        patience_s: for how long the client looks for a server that is not there, and sends again what a server has put
+            off; calls with a deadline have that instead.
 
     Raises:
         InvalidConfig
@@ -84,15 +86,17 @@ class Client:
         after: str = "",
         progress: Progress | None = None,
     ) -> RemoteFunction:
-        """A function at the server: a kTask with some inputs bound once, or a model, which brings its constants.
+        """Return a function at the server: a kTask with some inputs bound once, or a model, which brings its constants.
 
         Code and constants that the server has already are not sent.
 
         Args:
+            task: the kTask or model.
             constants: by buffer name: arrays, or objects that were put there.
-            name: by which it can be called too, instead of another of this name. Several variants of a model have
-                none.
-            before, after: the server's cTasks around it.
+            name: by which the function can be called too, instead of another of this name. Several variants of a
+                model have none.
+            before: the server's cTask that runs before it.
+            after: the server's cTask that runs after it.
             progress: called with the bytes that the server has, and with those of all.
 
         Raises:
@@ -128,7 +132,8 @@ class Client:
         return self._listed(protocol.Functions)
 
     def unregister(self, function: RemoteFunction | str) -> None:
-        """
+        """Forget a function at the server.
+
         Raises:
             Unreachable, UnknownFunction
         """
@@ -153,17 +158,20 @@ class Client:
         store: Mapping[str, str] | None = None,
         trace: str = "",
     ) -> Future:
-        """Run a function, without waiting for it; but if as much is open at the server as may be, until there is room.
-        In a running event loop it does not wait for that either: the call is sent when there is room.
+        """Run a function, without waiting for its outputs.
+
+        If this client has as much open at the server as it may, the call waits until there is room. In a running event
+        loop it does not wait for that either: the message is sent when there is room.
 
         Args:
             function: one that was registered, its name, or a kTask without constants, which is registered first.
             inputs: by buffer name: arrays, objects that were put there (`put`), or Views of them. Values may be written
                 to again as soon as this returns.
-            deadline_s: within it there is an answer.
+            scalars: a value for each of the kTask's Scalars.
+            deadline_s: seconds from now within which there is a reply.
             key: of idempotency, up to 64 bytes of text: with the same key it is the same request, which is not run
-                again for a while, and has the same answer.
-            store: outputs that are to stay at the server, and the names of the objects that they become.
+                again for a while, and has the same reply.
+            store: names of objects that outputs become at the server, by output; these outputs stay there.
             trace: a W3C traceparent.
 
         Returns:
@@ -171,8 +179,9 @@ class Client:
             tuple. For an output that stays, it holds a RemoteObject.
 
         Raises:
-            Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, whatever is wrong and
-                can be seen here. All else through the future, as the KaasError that it is.
+            Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, for all that can be
+            seen
+                here. All other errors come through the future, as the KaasError that they are.
         """
         calls = self._calls
         call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
@@ -206,10 +215,14 @@ class Client:
     # --- objects
 
     def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
-        """Give a value a name at the server, instead of another of that name. What it has already is not sent.
+        """Give a value a name at the server, instead of another value of that name.
+
+        Bytes that the server has already are not sent.
 
         Args:
+            name: of the object.
             value: an array, or plain bytes.
+            progress: called with the bytes that the server has, and with those of all.
 
         Raises:
             Unreachable, InvalidRequest, QuotaExceeded
@@ -245,7 +258,8 @@ class Client:
         raise UnknownObject(f"this client has put no object {name!r} there", object=str(name))
 
     def delete(self, name: str | RemoteObject) -> None:
-        """
+        """Delete an object at the server.
+
         Raises:
             Unreachable, UnknownObject
         """
@@ -263,6 +277,7 @@ class Client:
         return self._told("status")
 
     def stats(self) -> Any:
+        """Return the figures of this client at the server."""
         return self._told("stats")
 
     def usage(self) -> Any:
@@ -278,11 +293,10 @@ class Client:
         return self._told("drain")
 
     def pardon(self, function: KTask | str) -> bool:
-        """Have the server run a function again that it has put in quarantine; for its administrators. Whether it was
-        there.
+        """Lift the quarantine of a function, and return True if it was in quarantine; for administrators.
 
         Args:
-            function: its `key` among `status()["quarantined"]`, whoever's it is, or a kTask: all functions of that.
+            function: its `key` among `status()["quarantined"]`, of any client, or a kTask: all functions of that.
 
         Raises:
             Unreachable, InvalidRequest: this client is no administrator.
@@ -321,6 +335,7 @@ class Client:
 
     @property
     def calls(self) -> RemoteCalls:
+        """The calls of this client."""
         return self._calls
 
     def __enter__(self) -> Client:

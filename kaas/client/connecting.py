@@ -63,15 +63,17 @@ class ServerEndpoint:
         self._connection: ServerConnection | None = None  # the newest
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
-        """A line on which this session has been welcomed.
+        """Return a connection on which this session has been welcomed.
 
         Args:
-            stopped: set when nobody wants it any more. meanwhile: called between attempts.
+            session: the session's id.
+            stopped: set when no program wants the connection any more.
+            meanwhile: called between attempts.
 
         Raises:
-            Unreachable: nobody is there for so long, or they do not speak to each other, which shows sooner
-            NotInitialized: it was closed, or stopped
-            KaasError: the server wants nothing of this session
+            Unreachable: no server replied for so long, or it has another key, which shows sooner.
+            NotInitialized: the endpoint was closed, or stopped.
+            KaasError: the server refuses this session.
         """
         with self._lock:
             if self._closed:
@@ -157,8 +159,10 @@ class ServerEndpoint:
             self._context.term()
 
     def abandon(self) -> None:
-        """Nobody is there any more to use it or to close it. Left to themselves, a context and its sockets that become
-        garbage together can wait for each other for ever."""
+        """Close the socket of an endpoint that no program has any more.
+
+        Without this, a context and its sockets that become garbage together can wait for each other for ever.
+        """
         if self._connection is not None and os.getpid() == self._pid:
             self._connection.close()
         self.close()

@@ -28,10 +28,9 @@ class CreditQueue:
         enter: Callable[[OpenCall], None],
         forget: Callable[[PendingReply], None],
     ) -> None:
-        """Share the client's credit, which its receiver's lock guards.
+        """Share the client's credit, which the receiver's lock guards.
 
-        Args:
-            enter: sends a call for which credit has been taken. forget: takes out what waits no longer.
+        `enter` sends a call for which credit has been taken; `forget` removes a call that no longer waits.
         """
         self._credit = credit
         self._receiver = receiver

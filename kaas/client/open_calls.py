@@ -26,9 +26,14 @@ class TryAgain(Exception):
 
 
 class OpenCall(PendingReply):
-    """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. make: its value out
-    of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s: when its
-    deadline is over. traceparent: of the server's span, with the answer."""
+    """An Invoke without a reply.
+
+    Fields:
+        invoke, frames: as the message was sent, and is sent again. nbytes: its part of the credit. make: makes its
+        value
+            of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s:
+            when its deadline is over. traceparent: of the server's span, with the reply.
+    """
 
     repeatable = True  # on the next connection
 
@@ -77,9 +82,10 @@ class OpenCall(PendingReply):
         return pause_s if monotonic() + pause_s < until_s else None
 
     def check(self, limits: protocol.Limits) -> None:
-        """
+        """Check the call against the server's limits.
+
         Raises:
-            RequestTooLarge: an input is more than one message may carry
+            RequestTooLarge: an input is more than one message may carry.
         """
         most = max(map(len, self.frames_out), default=0)
         if most > limits.frame_bytes:
@@ -93,6 +99,7 @@ class OpenCall(PendingReply):
             )
 
     def expired(self) -> DeadlineExceeded:
+        """Return the error of a call whose deadline is over."""
         return DeadlineExceeded(
             f"no answer from the server within {self.deadline_s} s",
             deadline_s=self.deadline_s,
@@ -113,6 +120,7 @@ class OpenQuestion(PendingReply):
 
 
 def too_large(nbytes: int, limits: protocol.Limits | None) -> RequestTooLarge:
+    """Return the error of a request of more bytes than the client may have open."""
     most = 0 if limits is None or not limits.requests else limits.credit_bytes
     return RequestTooLarge(
         f"a request with {nbytes} bytes of inputs and outputs is more than this client may have open at the server, "

@@ -47,10 +47,7 @@ class Registering:
         around: tuple[str, str],
         progress: Progress | None,
     ) -> RemoteTask:
-        """
-        Raises:
-            KaasError
-        """
+        """Register a kTask; raise KaasError if the server refuses it."""
         constants = mapping(task, "constants", constants)
         check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
         buffers = {buffer.name: buffer for buffer in task.inputs}
@@ -67,10 +64,7 @@ class Registering:
         return RemoteTask.of(registered, name or task.label, task.iterations, around=around)
 
     def model(self, model: CompiledModel, name: str, progress: Progress | None) -> tuple[RemoteTask, ...]:
-        """
-        Raises:
-            KaasError
-        """
+        """Register the variants of a model; raise KaasError if the server refuses one."""
         read = {buffer.name: buffer for variant in model.variants for buffer in variant.constants}
         own: dict[str, _Constant] = {}
         for buffer_name, buffer in read.items():
@@ -116,7 +110,8 @@ class Registering:
         raise UnknownFunction(f"this client has registered no function {name!r}{hint}", function=name)
 
     def put(self, made: RemoteObject, content: UploadContent, progress: Progress | None) -> None:
-        """
+        """Upload a value as an object.
+
         Raises:
             KaasError
         """
@@ -161,8 +156,10 @@ class Registering:
 
 
 def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:
-    """With the keys that the operator lists for these kTasks: a server that lists none refuses a library before it
-    knows of any. None: they would not help."""
+    """Return the error with the keys that the operator lists for these kTasks, or None if they would not help.
+
+    A server that lists none refuses a library before it knows of any kTask.
+    """
     library_hash = error.fields.get("library")
     refused = [
         task

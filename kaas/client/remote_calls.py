@@ -36,9 +36,7 @@ class RemoteCalls:
     """A source of futures.
 
     Fields:
-        queue: the calls that wait for credit.
-        session: this program, to the server. numbers: of its questions, each a new one. key_prefix: with that of a call
-            it is the call's own key of idempotency.
+        queue: calls that wait for credit. session: of this program. numbers: of questions. key_prefix: of calls' keys.
     """
 
     def __init__(self, endpoint: ServerEndpoint, patience_s: float) -> None:
@@ -128,6 +126,7 @@ class RemoteCalls:
         return question
 
     def limits(self) -> protocol.Limits | None:
+        """The limits that the server told, or None before the first connection."""
         return self._credit.limits
 
     def _check(self) -> None:
@@ -153,6 +152,7 @@ class RemoteCalls:
     # --- answers
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
+        """Wait for a reply, timeout_s at most."""
         if os.getpid() != self._pid:
             self._check()
         if isinstance(pending, OpenCall) and pending.expires_s is not None:
@@ -165,9 +165,11 @@ class RemoteCalls:
         self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Have the receiving thread call these."""
         self._receiver.call(callbacks)
 
     def watch(self, pending: PendingReply) -> None:
+        """Have the receiving thread end a call, since no thread waits for it."""
         self._receiver.watch(pending.number)
         if isinstance(pending, OpenCall) and pending.expires_s is not None:
             watched = weakref.ref(pending)  # what has an answer goes before its deadline
@@ -180,6 +182,7 @@ class RemoteCalls:
             self._expire(call)
 
     def forget(self, pending: PendingReply) -> None:
+        """Cancel a call whose future no program has any more."""
         connection = None
         with self.lock:
             self._receiver.unwatch(pending.number)
@@ -260,8 +263,7 @@ class RemoteCalls:
             self.queue.grant()
 
     def _reply(self, number: int, failure: protocol.Failure | None) -> tuple[OpenCall | None, float | None]:
-        """Return the call that a reply is for, if it is still waited for, and the pause after which it is asked again,
-        if it is. Called with the lock held."""
+        """Return the call that waits for a reply, and the pause before it is sent again, if it is. Needs the lock."""
         call = self._half.open.get(number)
         if isinstance(call, OpenQuestion):
             return None, None  # no reply of this kind is for a question
@@ -380,8 +382,7 @@ class RemoteCalls:
             each.end(error=error)
 
     def close(self) -> None:
-        """What has no answer ends with NotInitialized, and does not run if it has not begun; once more changes
-        nothing."""
+        """End all calls with NotInitialized; those that have not begun do not run. A second call changes nothing."""
         closed = NotInitialized("this client is closed")
         if os.getpid() != self._pid:
             return  # it is the other process's

@@ -25,7 +25,8 @@ Make = Callable[[Sequence[Any]], Any]
 
 
 def check_object_name(name: Any) -> None:
-    """
+    """Check that a name can be an object's.
+
     Raises:
         InvalidRequest
     """
@@ -141,12 +142,15 @@ class ClientCaller(Protocol):
 
     def call(
         self, function: Any, inputs: Mapping[str, Any] | None = None, *, scalars: Mapping[str, Any] | None = None
-    ) -> Any: ...
+    ) -> Any:
+        """Call a function, as `Client.call` does."""
 
 
 class RemoteFunction:
-    """What `Client.register` gives: a kTask at the server with its constants bound, or several that share them: a
-    model's variants, of which each call takes the one for the shapes of its inputs."""
+    """What `Client.register` gives: a kTask at the server with its constants bound, or several that share them.
+
+    The several are variants of a model, of which each call takes the one for the shapes of its inputs.
+    """
 
     def __init__(self, client: ClientCaller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
         self._client = client
@@ -170,10 +174,12 @@ class RemoteFunction:
         return future
 
     def __call__(self, /, *_: Any, **__: Any) -> NoReturn:
+        """Raise InvalidRequest: `call` calls it."""
         raise InvalidRequest(f"{self.name!r} is at a server: .call(...) calls it", task=self.name)
 
     @property
     def remote(self) -> NoReturn:
+        """Raise AttributeError: without Ray there is `call`."""
         raise AttributeError(f"{self.name!r} is a client's function, without Ray: .call(...) calls it")
 
     def variant(self, /, **shapes: int | Sequence[int]) -> RemoteFunction:

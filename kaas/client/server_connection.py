@@ -72,13 +72,16 @@ class CurveKeys:
 
 
 class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
-    """Sending and receiving threads share one socket: who waits for a message waits for the socket's file descriptor,
-    and not in the socket."""
+    """A CURVE connection to a server, whose one socket sending and receiving threads share.
+
+    A thread that waits for a message waits for the socket's file descriptor, and not in the socket.
+    """
 
     def __init__(self, context: zmq.Context[Socket], address: str, keys: CurveKeys | None, connect_s: float) -> None:
-        """
+        """Begin to connect.
+
         Raises:
-            zmq.ZMQError: there can be no such address
+            zmq.ZMQError: no such address can be.
         """
         self._using, self._receiving = threading.Lock(), threading.Lock()
         self._socket = socket = context.socket(zmq.DEALER)
@@ -116,6 +119,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                 os.eventfd_write(self._bell, 1)  # sending may have taken the notice of what has come
 
     def receive(self, timeout_s: float | None = None) -> tuple[protocol.FromServer, Frames] | None:
+        """Return the next message with its frames, or None after timeout_s."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
             came = False  # as far as its file descriptor tells
@@ -144,14 +148,17 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                 self._heard = self._monitor_fd not in ready
 
     def wake(self) -> None:
+        """Let a thread in `receive` return."""
         with self._using:
             if self._lost != CLOSED:
                 self._woken = True
                 os.eventfd_write(self._bell, 1)
 
     def part(self, unanswered: Iterable[int], received: tuple[int, ...]) -> None:
-        """Cancel requests, acknowledge replies, and close. The end of the connection tells the server what it does not
-        carry any more."""
+        """Cancel requests, acknowledge replies, and close.
+
+        The end of the connection tells the server what it no longer carries.
+        """
         try:
             for number in unanswered:
                 self.send(protocol.Cancel(number))
@@ -163,6 +170,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             self.close()
 
     def close(self) -> None:
+        """Close the socket; threads in `receive` raise."""
         with self._using:
             if self._lost == CLOSED:
                 return

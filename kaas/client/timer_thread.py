@@ -14,6 +14,8 @@ LINGER_S = 10.0
 
 
 class TimerThread:
+    """Calls functions at times, on one thread that starts with the first."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
@@ -34,6 +36,7 @@ class TimerThread:
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
+        """End the thread; what has not been called is dropped."""
         with self._changed:
             self._closed = True
             self._heap.clear()

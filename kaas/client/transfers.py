@@ -34,6 +34,7 @@ class UploadContent:
 
     @classmethod
     def value(cls, data: memoryview) -> UploadContent:
+        """Return a value as content of an upload."""
         return cls(hashlib.sha256(data).hexdigest(), data, "value")
 
 
@@ -56,6 +57,7 @@ class Transfers:
         return self.answer(self._calls.ask(make, frames))[0]
 
     def upload(self, contents: Sequence[UploadContent], progress: Progress | None) -> None:
+        """Upload what the server does not have yet, with reports of progress."""
         total, done = sum(len(content.data) for content in contents), 0
         for content in contents:
 

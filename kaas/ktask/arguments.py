@@ -145,8 +145,11 @@ class In(Access):
 
 @dataclass(frozen=True, slots=True)
 class Out(Access):
-    """The kernel writes the *whole* buffer, whatever it held before. A kernel that writes a part of it says InOut. What
-    no kernel of a request has written is zero in an output, and undefined in a temporary without `init="zero"`."""
+    """The kernel writes the *whole* buffer, whatever it held before.
+
+    A kernel that writes a part of a buffer says InOut. The bytes that no kernel of a request has written are zero in an
+    output, and undefined in a temporary without `init="zero"`.
+    """
 
     writes: ClassVar[bool] = True
 
@@ -277,7 +280,7 @@ def _no_fields(what: str, targets: Any) -> InvalidGraph:
 
 
 def _clear(blob: bytes, spans: list[tuple[int, int]]) -> bytes:
-    """blob with the spans (offset, bytes), sorted, zeroed; they must lie inside and apart."""
+    """Return a blob with sorted spans (offset, bytes) zeroed; they must lie inside and apart."""
     cleared, limit, end = bytearray(blob), len(blob), 0
     for offset, size in spans:
         if offset < end or offset + size > limit:
@@ -338,7 +341,7 @@ def argument_bytes(argument: Argument) -> int:
 
 
 def literal(kind: str, value: Any) -> Literal:
-    """The literal of a kind; kaas.i32(5) is literal("i32", 5).
+    """Return a literal of a kind: `kaas.i32(5)` is `literal("i32", 5)`.
 
     Raises:
         InvalidLiteral: a value of the wrong type or out of the kind's range.

@@ -32,17 +32,28 @@ class Encodable(Protocol):
     """A KTask as this module reads it: `graph` imports this module."""
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]: ...
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Its launches, in order."""
+
     @property
-    def buffers(self) -> tuple[Buffer, ...]: ...
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers."""
+
     @property
-    def outputs(self) -> tuple[Buffer, ...]: ...
+    def outputs(self) -> tuple[Buffer, ...]:
+        """The outputs, in declared order."""
+
     @property
-    def libraries(self) -> tuple[Library, ...]: ...
+    def libraries(self) -> tuple[Library, ...]:
+        """The libraries of its kernels, each once."""
+
     @property
-    def iterations(self) -> int | Scalar: ...
+    def iterations(self) -> int | Scalar:
+        """How often the kernels run."""
+
     @property
-    def name(self) -> str | None: ...
+    def name(self) -> str | None:
+        """Its name for people, if it has one."""
 
 
 def content_hash(task: Encodable) -> str:
@@ -52,10 +63,16 @@ def content_hash(task: Encodable) -> str:
 
 
 def to_dict(task: Encodable) -> dict[str, Any]:
+    """Return a kTask as a dict of plain values, code images as bytes."""
     return {"kaas": FORMAT, **content(task), "libraries": {lib.hash: _images(lib) for lib in task.libraries}}
 
 
 def from_dict(data: Mapping[str, Any]) -> Fields:
+    """Return the fields of a kTask from such a dict.
+
+    Raises:
+        InvalidGraph: the data has another shape than `to_dict` gives.
+    """
     _require_fields(data)
     try:
         libraries = {name: Library(tuple(Image(i["kind"], i["data"]) for i in images))
@@ -88,6 +105,7 @@ def from_content(data: Mapping[str, Any], libraries: Mapping[str, Library]) -> F
 
 
 def to_json(task: Encodable) -> str:
+    """Return a kTask as JSON; code images in base64."""
     data = to_dict(task)
     for images in data["libraries"].values():
         for image in images:
@@ -96,6 +114,11 @@ def to_json(task: Encodable) -> str:
 
 
 def from_json(text: str | bytes) -> Fields:
+    """Return the fields of a kTask from JSON.
+
+    Raises:
+        InvalidGraph: the text is no kTask in JSON.
+    """
     try:
         data = json.loads(text)
     except (TypeError, ValueError) as error:
@@ -111,12 +134,18 @@ def from_json(text: str | bytes) -> Fields:
 
 
 def to_msgpack(task: Encodable) -> bytes:
+    """Return a kTask as msgpack."""
     import msgspec
 
     return msgspec.msgpack.encode(to_dict(task))
 
 
 def from_msgpack(data: bytes) -> Fields:
+    """Return the fields of a kTask from msgpack.
+
+    Raises:
+        InvalidGraph: the bytes are no kTask in msgpack.
+    """
     import msgspec
 
     try:
@@ -222,7 +251,8 @@ def _buffers(entries: Iterable[Mapping[str, Any]]) -> dict[str, Buffer]:
 
 
 def to_buffer(data: Mapping[str, Any]) -> Buffer:
-    """
+    """Return a buffer from the dict that `from_buffer` gives.
+
     Raises:
         InvalidGraph; KeyError, TypeError: a field is missing, or data is no dict.
     """

@@ -120,14 +120,15 @@ def device_of(name: str, value: Any) -> int | None:
 
 
 def tensor_of(name: str, value: Any, stream: int | None = None) -> Tensor:
-    """An exporter's memory.
+    """Return the memory of an array that its library exports by DLPack.
 
     Args:
-        name: what it is, for errors.
+        name: of the input, for errors.
+        value: the array.
         stream: of an array on a CUDA device: the stream that will read it, which the exporter makes wait for its own.
 
     Raises:
-        NotContiguous: it has gaps or another order than C, or its library does not export it.
+        NotContiguous: the array has gaps or another order than C, or its library does not export it.
     """
     device = device_of(name, value)
     capsule = _export(name, value, stream if device is not None else None)

@@ -16,23 +16,40 @@ class Drawable(Protocol):
     """A KTask as this module reads it: `graph` imports this module."""
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]: ...
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Its launches."""
+
     @property
-    def edges(self) -> tuple[tuple[int, int], ...]: ...
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of launches, the earlier one first."""
+
     @property
-    def inputs(self) -> tuple[Buffer, ...]: ...
+    def inputs(self) -> tuple[Buffer, ...]:
+        """Its inputs."""
+
     @property
-    def outputs(self) -> tuple[Buffer, ...]: ...
+    def outputs(self) -> tuple[Buffer, ...]:
+        """Its outputs."""
+
     @property
-    def temporaries(self) -> tuple[Buffer, ...]: ...
+    def temporaries(self) -> tuple[Buffer, ...]:
+        """Its other buffers."""
+
     @property
-    def scalars(self) -> Mapping[str, str]: ...
+    def scalars(self) -> Mapping[str, str]:
+        """Kinds of its scalars, by name."""
+
     @property
-    def iterations(self) -> int | Scalar: ...
+    def iterations(self) -> int | Scalar:
+        """How often the kernels run."""
+
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """Its name for people."""
+
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Its content hash."""
 
 
 def layers(task: Drawable) -> list[list[int]]:

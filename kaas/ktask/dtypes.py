@@ -91,6 +91,7 @@ def which_kinds(given: Any) -> str:
 
 
 def is_integer_kind(kind: str) -> bool:
+    """Return True if values of a kind are integers."""
     return kind in _INTEGERS
 
 

@@ -83,10 +83,12 @@ class KTask:
 
     @property
     def largest_buffer(self) -> Buffer:
+        """The buffer of most bytes."""
         return max(self.buffers, key=lambda buffer: buffer.nbytes)
 
     @property
     def libraries(self) -> tuple[Library, ...]:
+        """The libraries of its kernels, each once, in the order of first use."""
         return tuple(dict.fromkeys(kernel.library for kernel in self.kernels))
 
     @property
@@ -101,7 +103,8 @@ class KTask:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KTask:
-        """
+        """Return the kTask of a dict that `to_dict` gave.
+
         Raises:
             InvalidGraph: data of another shape than to_dict gives; everything that KTask itself raises.
         """
@@ -113,13 +116,16 @@ class KTask:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> KTask:
+        """Return the kTask of a JSON text; raise as `from_dict` does."""
         return cls(*codec.from_json(text))
 
     def to_msgpack(self) -> bytes:
+        """Return the kTask as msgpack, code images included."""
         return codec.to_msgpack(self)
 
     @classmethod
     def from_msgpack(cls, data: bytes) -> KTask:
+        """Return the kTask of msgpack bytes; raise as `from_dict` does."""
         return cls(*codec.from_msgpack(data))
 
     def __reduce__(self) -> tuple[Any, ...]:

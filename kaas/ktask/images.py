@@ -21,8 +21,12 @@ PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"[^"\n]*"', re.DO
 
 @dataclass(frozen=True, slots=True, order=True)
 class Image:
-    """One code image. kind is "ptx", "cubin" or "fatbin"; the device takes the first of a library that it can run.
-    Of kind "provided", it names code that is where it runs (`kaas.code.providers`)."""
+    """One code image. Of several in a library the device takes the first that it can run.
+
+    Fields:
+        kind: "ptx", "cubin" or "fatbin"; or "provided": the image names code that is where it runs
+        (`kaas.code.providers`).
+    """
 
     kind: str
     data: bytes = field(repr=False)
@@ -36,6 +40,7 @@ class Provided(NamedTuple):
     version: str
 
     def image(self) -> Image:
+        """Return the code image that stands for the name."""
         return Image(PROVIDED, "\0".join(self).encode(errors="surrogatepass"))
 
     @classmethod
@@ -53,7 +58,8 @@ def described(image: Image) -> str:
 
 
 def check(image: Image) -> None:
-    """
+    """Check that a code image is whole and of its kind.
+
     Raises:
         CorruptImage: its bytes are not of its kind or end too early.
     """

@@ -56,7 +56,8 @@ def complete(
 
 
 def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
-    """
+    """Return what is known of a library's kernel.
+
     Raises:
         UnknownSymbol: none, or several, are of this name.
         InvalidGraph: no name, and not one kernel either.

@@ -49,7 +49,8 @@ class Library:
     log: str = field(repr=False)
 
     def __init__(self, images: tuple[Image, ...], *, entries: Iterable[KernelSignature] = (), log: str = "") -> None:
-        """
+        """Check the images, and hash them.
+
         Raises:
             CorruptImage: no image, or one whose bytes are not of its kind or end too early.
         """
@@ -106,12 +107,12 @@ class Library:
 
     @classmethod
     def provided(cls, provider: str, name: str, version: str) -> Library:
-        """A library that is not uploaded but named: its code is given, where it runs, by an installed package that has
-        an entry point `provider` in the group "kaas.libraries". Here it need not be installed. Its hash is that of the
-        three names.
+        """Return a library that is named and not uploaded: an installed package gives its code where it runs.
 
-        The entry point is a function that takes name and version and gives a `Library` of code; what it does not know,
-        it answers with kaas.errors.NotProvided. An executor asks once, when it first needs the code.
+        The package has an entry point `provider` in the group "kaas.libraries". Here it need not be installed. The
+        library's hash is that of the three names. The entry point is a function that takes name and version and gives a
+        `Library` of code; names that it does not know it answers with kaas.errors.NotProvided. An executor asks once,
+        when it first needs the code.
 
         Raises:
             CorruptImage: a name that is not 1 to 200 visible ASCII characters.
@@ -133,17 +134,19 @@ class Library:
         include_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         name: str = "kernels.cu",
     ) -> Library:
-        """A library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
+        """Return a library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
+
+        A single name, option or folder need not be in a list.
 
         Args:
+            source: CUDA C++.
             arch: "sm_80" is machine code for such devices, "compute_80" PTX for these and newer ones, "ptx" PTX for
-                those of the oldest sm_N beside it; joined by "+", as "sm_80+sm_90+ptx".
+                those of the oldest sm_N with it; joined by "+", as "sm_80+sm_90+ptx".
             names: C++ names of kernels, which instantiate templates and by which `kernel` knows them: "scale<float>".
             options: of NVRTC, as "--use_fast_math" or "-DWIDTH=4".
-            headers: what #include finds first: name -> text.
+            headers: texts that #include finds first, by name.
             include_paths: folders in which it looks next; then come the headers that NVRTC brings.
-            name: what the source is called in messages.
-            A single name, option or folder need not be in a list.
+            name: of the source in messages.
 
         Raises:
             InvalidTarget: no such arch, or NVRTC does not know it.
@@ -163,9 +166,10 @@ class Library:
 
     @classmethod
     def from_cupy(cls, kernel: Any, arch: str = "sm_80+ptx") -> Library:
-        """A library from a cupy.RawKernel or RawModule: its source, options and name expressions, compiled as
-        `from_cuda` does, for any device; CuPy itself compiles nothing and needs no GPU. One that was made of a file
-        gives that file.
+        """Return a library from a cupy.RawKernel or RawModule: its source, options and name expressions.
+
+        They are compiled as `from_cuda` does, for any device; CuPy itself compiles nothing and needs no GPU. A module
+        that was made of a file gives that file.
 
         Raises:
             CompileFailed: also for one that is to be compiled by nvcc or launched as a whole grid, or that is neither.
@@ -186,16 +190,21 @@ class Library:
         num_stages: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Library:
-        """A library from a function under @triton.jit, compiled ahead of time; no GPU is needed. `kernel` then knows
-        the block, the shared memory, the parameters, and the pointers to scratch memory that Triton adds.
+        """Return a library from a function under @triton.jit, compiled ahead of time; no GPU is needed.
+
+        `kernel` then knows the block, the shared memory, the parameters, and the pointers to scratch memory that Triton
+        adds.
 
         Args:
+            kernel: the function.
             signature: a type for each parameter that is no constant, in order or by name: "*fp32" points to float32,
                 "i32" is a number; "*fp32:16" and "i32:16" promise that 16 divides the address or the number.
             constants: values of constexpr parameters, where their defaults will not do, and of others that are to be
                 fixed.
             arch: one sm_N, with or without "+ptx"; or "ptx", or one compute_N.
-            num_warps, num_stages, options: Triton's own.
+            num_warps: Triton's own.
+            num_stages: Triton's own.
+            options: Triton's own.
 
         Raises:
             InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
@@ -217,13 +226,16 @@ class Library:
     def from_numba(
         cls, kernel: Any, signature: Any, *, arch: str = "ptx", fastmath: bool = False, launch_bounds: Any = None
     ) -> Library:
-        """A library from a Python function, under @cuda.jit or not, compiled to PTX by numba-cuda; no GPU is needed.
+        """Return a library from a Python function, compiled to PTX by numba-cuda; no GPU is needed.
+
         `kernel` then takes a buffer where the function takes an array, and fills in shape and strides.
 
         Args:
+            kernel: the function, under @cuda.jit or not.
             signature: numba's, as "void(float32[:, ::1], int32)", or a tuple of its types.
             arch: "ptx" or one compute_N.
-            fastmath, launch_bounds: numba's own.
+            fastmath: numba's own.
+            launch_bounds: numba's own.
 
         Raises:
             InvalidTarget: machine code is asked for.
@@ -242,14 +254,18 @@ class Library:
         block: int | Sequence[int] | None = None,
         shared_bytes: int | None = None,
     ) -> Kernel:
-        """A launch of a kernel of this library. What its maker knows may be left out, and is checked if it is said.
+        """Return a launch of a kernel of this library.
+
+        Facts that the kernel's compiler knows may be left out, and are checked if they are given.
 
         Args:
             name: a symbol, a name from `from_cuda(names=...)`, that of a Python function, or that of a C++ function
                 of which there is one. None: the library holds one kernel.
-            grid, block, shared_bytes: as in kaas.Kernel. Triton's kernels know their block and shared memory.
+            grid: as in kaas.Kernel.
             args: as in kaas.Kernel. Where the parameters are known (Triton, numba): those that the function was
                 written with but for its constants, in order or by name, and plain numbers will do for numbers.
+            block: as in kaas.Kernel; Triton's kernels know theirs.
+            shared_bytes: as in kaas.Kernel; Triton's kernels know theirs.
 
         Raises:
             UnknownSymbol: no kernel of this name, or several.
@@ -277,6 +293,7 @@ class Library:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all code images."""
         return sum(len(image.data) for image in self.images)
 
     def __eq__(self, other: object) -> bool:
@@ -338,18 +355,22 @@ class Kernel:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
+        """What the launch reads and writes, in the order of its arguments."""
         return tuple(access for argument in self.args for access in accesses(argument))
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
+        """The buffers that the launch reads, each once."""
         return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.reads))
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
+        """The buffers that the launch writes, each once."""
         return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.writes))
 
     @property
     def scalars(self) -> tuple[Scalar, ...]:
+        """The scalars that the launch takes."""
         return tuple(scalar for argument in self.args for scalar in scalars_of(argument))
 
 

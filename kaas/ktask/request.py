@@ -36,13 +36,16 @@ class Taker(Protocol):
     """What is invoked: a kTask, or what is known of one that is elsewhere."""
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """Its name for people."""
 
     @property
-    def scalars(self) -> Mapping[str, str]: ...
+    def scalars(self) -> Mapping[str, str]:
+        """Kinds of its scalars, by name."""
 
     @property
-    def iterations(self) -> int | Scalar: ...
+    def iterations(self) -> int | Scalar:
+        """How often the kernels run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,10 @@ def mapping(task: Taker, what: str, values: Any) -> Mapping[str, Any]:
 
 
 def check_names(task: KTask, names: Iterable[str]) -> None:
-    """
+    """Check that names are exactly the inputs of a kTask.
+
     Raises:
-        MissingInput, UnexpectedInput: names are not exactly the kTask's inputs.
+        MissingInput, UnexpectedInput
     """
     check_taken(f"kTask {task.label!r}", task.label, task.inputs, names, task.scalars)
 
@@ -141,8 +145,11 @@ def check_fit(
     array of the right size a flat buffer. Of a View, and of other elements in a "uint8" buffer, only bytes count.
 
     Args:
-        given_bytes, dtype, shape: of the whole object; None for dtype or shape fits every buffer.
-        offset_bytes: where a View of it begins; None if all of it is the input.
+        buffer: which the object is to fill.
+        given_bytes: of the whole object.
+        dtype: of the object; None fits every buffer.
+        offset_bytes: where a View of the object begins; None if all of it is the input.
+        shape: of the object; None fits every buffer.
 
     Raises:
         WrongDtype, WrongSize, WrongShape
@@ -165,9 +172,10 @@ def check_fit(
 
 
 def _check_shape(buffer: Buffer, shape: tuple[int, ...]) -> None:
-    """
+    """Check that an array has a buffer's shape, extents of 1 aside.
+
     Raises:
-        WrongShape
+        WrongShape: it has another one.
     """
     expected, given = ([extent for extent in each if extent != 1] for each in (buffer.shape, shape))
     if expected != given and len(expected) > 1 and len(given) > 1:

@@ -24,6 +24,7 @@ class PointerParameter:
     divisor: int = 1
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
+        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
         if given == Null or isinstance(given, Pointers):
             return (given,)
         access = _access(self.name, given)
@@ -49,6 +50,7 @@ class NumberParameter:
     divisor: int = 1
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
+        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
         match given:
             case Scalar():
                 if not _fits(given.kind, self.kind):
@@ -77,6 +79,7 @@ class ComplexParameter:
     kind: str
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
+        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
         if isinstance(given, Access | Struct | Pointers | Scalar):
             raise _wrong(self.name, f"takes a fixed number ({self.kind}), not {type(given).__name__}")
         if isinstance(given, Literal) and given.kind != self.kind:
@@ -89,10 +92,10 @@ class ComplexParameter:
 
 @dataclass(frozen=True, slots=True)
 class ArrayParameter:
-    """A parameter that takes a whole array: the code is told its shape and strides too, in the order of numba's
-    struct (meminfo, parent, elements, bytes of one, data, shape, strides in bytes).
+    """A parameter that takes a whole array: the code gets its shape and strides too, as numba's struct has them.
 
-    An offset of In, Out or InOut skips whole rows: the array is what follows.
+    The struct is (meminfo, parent, elements, bytes of one, data, shape, strides in bytes). An offset of In, Out or
+    InOut skips whole rows: the array is what follows.
     """
 
     name: str
@@ -100,6 +103,7 @@ class ArrayParameter:
     dimensions: int
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
+        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
         access = _access(self.name, given)
         buffer = access.buffer
         if buffer.dtype != self.dtype:
@@ -132,6 +136,7 @@ class ScratchParameter:
     bytes_per_block: int
 
     def argument(self, symbol: str, blocks: int) -> Argument:
+        """Return the argument for a launch of so many blocks."""
         if not self.bytes_per_block:
             return Null
         return Out(Buffer(f"{symbol}.scratch{self.bytes_per_block}x{blocks}", self.bytes_per_block * blocks))

@@ -19,8 +19,10 @@ _KERNEL = 0x10  # in its other byte
 
 
 def kernels_of(images: Iterable[Image]) -> tuple[str, ...]:
-    """Return the names of the kernels in PTX and cubins, in their order there. Those of a fatbin, which may be
-    compressed, and of provided code, which may not be here, are left out."""
+    """Return the names of the kernels in PTX and cubins, in their order there.
+
+    Kernels of a fatbin, which may be compressed, and of provided code, which may not be here, are left out.
+    """
     return tuple(dict.fromkeys(symbol for image in images for symbol in _kernels(image)))
 
 

@@ -99,6 +99,11 @@ class CheckedPolicy:
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: Event) -> list[Decision]:
+        """Pass an event to the policy, and return its decisions if all are allowed.
+
+        Raises:
+            PolicyError: the policy raised, or broke a rule; with the story of the last events.
+        """
         self._story.append(event)
         self._hear(event)
         try:

@@ -137,8 +137,13 @@ class RequestCancelled:
 
 
 class RequestDone(msgspec.Struct, frozen=True):
-    """A request left its slot, which is free again. device_s: seconds that it had the device: of a kTask its plan, its
-    own loads, kernels and copies, of an eTask the whole call; and, if its worker was started for it, that start."""
+    """A request left its slot, which is free again.
+
+    Fields:
+        device_s: seconds that the request had the device. Of a kTask these are its plan, its own loads, kernels and
+        copies, of
+            an eTask the whole call; and the start of the worker, if the worker was started for the request.
+    """
 
     time_s: float
     request: int
@@ -162,8 +167,13 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdopted:
-    """A worker that no StartWorker began is there: it outlived the pool that had started it. Its id was never used in
-    this life of the pool. client, function: whom it serves, as StartWorker says them."""
+    """A worker that no StartWorker began is there: the worker outlived the pool that had started it.
+
+    Fields:
+        worker: an id that this epoch of the pool has not used. client, function: the requests that the worker serves,
+        as
+            StartWorker names them.
+    """
 
     time_s: float
     worker: int
@@ -192,8 +202,10 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Objects that a worker's device now holds, and that it holds no longer. It comes before the RequestDone of the
-    request that moved them."""
+    """Objects that a worker's device now holds, and that it holds no longer.
+
+    The event comes before the RequestDone of the request that moved the objects.
+    """
 
     time_s: float
     worker: int
@@ -238,8 +250,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker on a device, under an id never used before. An eTask worker serves one client and function, which
-    a queued request has; an executor may be told whom it serves, for those who look at it."""
+    """Start a worker on a device, under an id never used before.
+
+    An eTask worker serves one client and function, of which a request is queued. An executor may name them too, for
+    people.
+    """
 
     worker: int
     kind: WorkerKind

@@ -94,6 +94,7 @@ class Recorder:
         self._write(self._encode(line | {"raised": True} if raised else line))
 
     def close(self) -> None:
+        """Close the record."""
         self._file.close()
 
     def _write(self, line: bytes) -> None:
@@ -216,8 +217,9 @@ def _fresh(
 
 
 def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decision, ...] | None]]]:
-    """What each line of a record says, with its number; decisions are None where the policy raised. A line that has no
-    end, the last of a life, says nothing.
+    """Yield the content of each line of a record, with its number; decisions are None where the policy raised.
+
+    A line without an end, the last one of an epoch, is left out.
 
     Raises:
         InvalidRecord

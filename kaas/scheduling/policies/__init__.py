@@ -18,7 +18,7 @@ POLICIES: dict[str, PolicyFactory] = {
 
 
 def factory(policy: str | PolicyFactory) -> PolicyFactory:
-    """What makes a policy, given its name or the thing itself.
+    """Return what makes a policy, by its name or given itself.
 
     Raises:
         InvalidConfig: no such name.

@@ -1,7 +1,7 @@
-"""CFS-Affinity (paper §4.1.4): the client that has had least device time per weight goes first, where its data is.
+"""CFS-Affinity (paper §4.1.4): the client with the least device time per weight goes first, where its data is.
 
-A client's effective time on a device is that, plus ten times its mean latency if its data lies on other devices only. A
-free slot never stays free for that: a client that waits goes elsewhere.
+A client's effective time on a device is that time, plus ten times its mean latency if its data lies on other devices
+only. A slot never stays free for locality: a waiting client goes to another device.
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ class CfsAffinity(Scheduler):
         self._queueing = queueing
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
-        """The least busy, then the lower device, as the rule has it: of faster ones a client needs fewer seconds."""
+        """Return the order of free workers: the least busy, then the lower device, as the paper's rule has it.
+
+        Speed does not count, since a client needs fewer seconds of a faster device.
+        """
         return len(worker.running), 0.0, worker.device.index
 
     def choose(self, group: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
-        """The least effective time over pairs of a client and a worker, ties to the oldest request."""
+        """Return the pair of a client and a worker of the least effective time, ties to the oldest request."""
         if group.serves.kind is WorkerKind.ETASK:
             return super().choose(group)
         if self._placement.best(group) is None:
@@ -87,10 +90,11 @@ class CfsAffinity(Scheduler):
         return None if worker is None else (head, worker)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
+        """Return the order of groups: by the least device time per weight of a waiting client."""
         return min((-request.account.priority, request.account.time_s, request.id) for request in group.next(provided))
 
     def _affine(self, head: QueuedRequest) -> Collection[int]:
-        """The devices that a request's client has an affinity to; none where all are equal for it."""
+        """Return the devices that the request's client has an affinity to; none if all are equal for it."""
         if self._bytes and self._locality.reads(head):
             return self._locality.near(head)
         account = head.account

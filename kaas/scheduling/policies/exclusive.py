@@ -1,8 +1,7 @@
-"""Exclusive (paper §4.1.4): no worker serves two functions; a crew for each client and function, of what devices it can
-hold against the others.
+"""Exclusive (paper §4.1.4): no worker serves two functions; each client and function has a group of workers.
 
-A request that its crew cannot start at once takes a free device, or one of the largest crew if that has more devices;
-ties go to the crew that gave one up least recently. Otherwise it waits for a worker of its own.
+A request that its group cannot start at once takes a free device, or one of the largest group if that has more devices;
+ties go to the group that gave a device up least recently. Otherwise it waits for a worker of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ from kaas.scheduling.policies.state import Partition, Serves, partition
 
 
 class Exclusive(Scheduler):
-    """Requests of a crew run in the order of their arrival. kTasks have executors, eTasks their own processes."""
+    """Requests of a group run in the order of their arrival. kTasks have executors, eTasks processes of their own."""
 
     conserving_devices: ClassVar[bool] = False
 
     def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
+        """Return one partition of all devices; no worker starts before a request needs one."""
         return [partition(devices)]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
+        """Return a group for each client and function."""
         return Serves(kind, client, function), self._placement.partitions[0]

@@ -1,4 +1,4 @@
-"""What clients may have and have had: weights, limits, and the device seconds that they are charged."""
+"""Shares of clients: their weights, their limits, and the device seconds that they are charged."""
 
 from __future__ import annotations
 
@@ -20,9 +20,16 @@ SHORTEST_WAIT_S = 1e-6
 
 @dataclass(slots=True, eq=False)
 class ClientShare:
-    """One client. Fields: see `ClientKnown`; charged_s holds the estimates of what runs. pending: its requests that are
-    queued or run. savings_s: device seconds that its max_share lets it have at once, as of saved_s. last_device: the
-    one that ran it last, -1 if none did. latency_s: mean of its requests from their arrival to their end."""
+    """One client.
+
+    Fields:
+        weight, priority, max_running, max_share, devices: as in `ClientKnown`. charged_s: device seconds, the estimates
+        of
+            running requests included. mean_s: device seconds of a request. latency_s: seconds of a request from its
+            arrival to its end. observations: requests that these means are of.
+        last_device: the device that ran the client last; -1 if none did. pending: requests that are queued or run.
+        savings_s: device seconds that max_share lets the client have at once, as of saved_s.
+    """
 
     client: str
     weight: float = 1.0
@@ -44,36 +51,41 @@ class ClientShare:
 
     @property
     def limited(self) -> bool:
+        """True if the client has a limit of its own."""
         return self.max_running is not None or self.max_share is not None
 
     @property
     def present(self) -> bool:
-        """It competes."""
+        """True if the client competes for device time."""
         return self.pending > 0 or self.announced
 
     @property
     def time_s(self) -> float:
-        """Its device seconds per weight."""
+        """Device seconds per weight."""
         return self.charged_s / self.weight
 
     @property
     def started_s(self) -> float:
-        """As `time_s`, without what its last request that runs is estimated at: its time when that began."""
+        """`time_s` at the start of the client's running request: without the estimate of that request."""
         return max(0.0, self.charged_s - self.mean_s) / self.weight if self.running else self.time_s
 
 
 _STARTED_S: Callable[[ClientShare], float] = attrgetter("started_s")
-NOBODY = ClientShare("")
+NO_CLIENT = ClientShare("")
 """Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
 
 
 class FairShare:
-    """All clients. A client that comes back after a time without requests starts at the least time per weight of those
-    who are there, or at that of the last who was, if it had less: absence saves nothing up.
+    """The shares of all clients.
 
-    That least time is one at which a request began, as the virtual time of start-time fair queueing is a start tag. A
-    client with one request at a time would otherwise come back level with the client that runs, and wait for another
-    request of that one whenever an estimate turns out too high.
+    A client that comes back after a time without requests starts at the least time per weight of the present clients,
+    or at that of the last one that was present, if it had less: absence saves nothing up. The least time is a time at
+    which a request began, as the virtual time of start-time fair queueing is a start tag. Otherwise a client with one
+    request at a time would come back level with the running client, and wait for another request of that client
+    whenever an estimate is too high.
+
+    Fields:
+        wake_s: when the first client that its share holds back may go on; None if none is held back.
     """
 
     def __init__(self, devices: int) -> None:
@@ -96,14 +108,17 @@ class FairShare:
         return len(self._accounts)
 
     def weight(self, client: str) -> float:
+        """Return the weight of a client; 1 of an unknown one."""
         account = self._accounts.get(client)
         return 1.0 if account is None else account.weight
 
     def mean_s(self, client: str) -> float:
+        """Return the mean device seconds of a client's requests; 0 of an unknown one."""
         account = self._accounts.get(client)
         return 0.0 if account is None else account.mean_s
 
     def know(self, event: ClientKnown) -> ClientShare:
+        """Take in the weight, the limits and the past of a client."""
         account = self[event.client]
         account.weight, account.priority = event.weight, event.priority
         if account.max_share != event.max_share:
@@ -124,7 +139,7 @@ class FairShare:
         return account
 
     def gone(self, client: str) -> None:
-        """Forget a client, at the latest when what it has here has ended."""
+        """Forget a client, when its last request has ended at the latest."""
         account = self._accounts.get(client)
         if account is None:
             return
@@ -137,7 +152,7 @@ class FairShare:
     # --- presence
 
     def arrived(self, account: ClientShare, *, again: bool = False) -> None:
-        """It has one more request; again: one that was here before and lost its worker."""
+        """Count one more request. again: the request was here before and lost its worker."""
         if account.client not in self._present:
             least_s = self._least_s()
             if not again and account.time_s < least_s:
@@ -146,14 +161,14 @@ class FairShare:
         account.pending += 1
 
     def ended(self, account: ClientShare) -> None:
-        """It has one request less."""
+        """Count one request less."""
         account.pending -= 1
         if not account.pending:
             account.announced = False
             self._absent(account)
 
     def _least_s(self) -> float:
-        """The time per weight at which a client begins."""
+        """Return the time per weight at which a client begins."""
         return min(map(_STARTED_S, self._present.values())) if self._present else self._floor_s
 
     def _absent(self, account: ClientShare) -> None:
@@ -162,7 +177,7 @@ class FairShare:
             self._floor_s = max(self._floor_s, account.time_s)
 
     def _forget(self) -> None:
-        """A client who would come back at the time of those who are here is as good as a new one."""
+        """Forget clients that would come back at the time of the present clients, as a new client does."""
         least_s = self._least_s()
         for client, account in list(self._accounts.items()):
             if not account.present and not account.known and account.time_s <= least_s:
@@ -171,7 +186,7 @@ class FairShare:
     # --- charges
 
     def dispatched(self, account: ClientShare) -> float:
-        """Charge a request that begins with what one takes on average; returns that."""
+        """Charge a request that begins with the client's mean, and return that estimate."""
         account.running += 1
         self._charge(account, account.mean_s)
         return account.mean_s
@@ -179,8 +194,14 @@ class FairShare:
     def measured(
         self, account: ClientShare, estimate_s: float | None, device_s: float, latency_s: float | None
     ) -> None:
-        """A request ended: charge what it took instead. latency_s: from its arrival on; None: it tells nothing about
-        the next ones."""
+        """Charge an ended request with its device seconds instead of the estimate.
+
+        Args:
+            account: the client's.
+            estimate_s: what `dispatched` returned.
+            device_s: device seconds of the request.
+            latency_s: seconds from arrival to end; None if the request tells nothing about the next ones.
+        """
         account.running -= 1
         self._charge(account, device_s - (estimate_s or 0.0))
         if latency_s is not None:
@@ -189,7 +210,7 @@ class FairShare:
             account.latency_s += (latency_s - account.latency_s) / account.observations
 
     def lost(self, account: ClientShare, estimate_s: float | None, device_s: float) -> None:
-        """A request ended with its worker: charge what it pays of that, which tells nothing of the next ones."""
+        """Charge a request that ended with its worker. It tells nothing about the next ones."""
         self.measured(account, estimate_s, device_s, None)
 
     def _charge(self, account: ClientShare, device_s: float) -> None:
@@ -199,11 +220,11 @@ class FairShare:
     # --- limits
 
     def room(self, account: ClientShare) -> int | None:
-        """How many more requests max_running lets it run; None: any number."""
+        """Return how many more requests max_running lets the client run; None for any number."""
         return None if account.max_running is None else account.max_running - account.running
 
     def held(self, account: ClientShare, now_s: float) -> bool:
-        """Whether its limits hold its next request back; `wake_s` is then when its share will not."""
+        """Return True if limits hold the client's next request back; `wake_s` is then when its share does not."""
         if account.max_running is not None and account.running >= account.max_running:
             return True
         if account.max_share is None:

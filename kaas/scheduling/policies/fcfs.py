@@ -1,7 +1,7 @@
 """First come, first served over all devices: the oldest request whose inputs are ready gets the next free slot.
 
-Where several are free it is one of the least busy workers: where the request moves fewest bytes, then on the fastest
-device. If it has nothing to load, it takes the slot freed last; else the device with most room.
+Among several free workers the least busy ones count; of these the one where the request moves fewest bytes, then the
+one on the fastest device. A request that has nothing to load takes the slot freed last; else the device with most room.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from kaas.scheduling.policies.state import WorkerState
 
 
 class FirstComeFirstServed(Scheduler):
-    """One executor on each device, one queue for all of them. A request whose inputs are not ready blocks nobody."""
+    """One executor on each device, one queue for all. A request whose inputs are not ready blocks no other."""
 
     work_conserving: ClassVar[bool] = True
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
+        """Return the order of free workers: the least busy, the fastest, then the slot freed last."""
         freed, _ = worker.free[-1]
         return len(worker.running), -worker.device.spec.speed, -freed

@@ -1,7 +1,7 @@
-"""What a request would move on each device: bytes that it lacks there, and bytes that would leave for them.
+"""The bytes that a request moves on each device: those that it lacks there, and those that leave for them.
 
-The only place where policies look it up. It learns from the requests' inputs, from dispatches and from `Residency`:
-what a dispatched request reads counts as there, since it is on its way.
+All policies look it up here. The state comes from requests' inputs, from dispatches and from `Residency`: the objects
+of a dispatched request count as present, since they are on their way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ RELOADS = 10.0
 
 @dataclass(slots=True)
 class _Memory:
-    """A device's memory. used: the objects that it holds or gets, with the number of the dispatch that used each last.
-    coming: those that are still to come, with how many requests bring them. capacity_bytes: None if it is not known."""
+    """A device's memory.
+
+    Fields:
+        capacity_bytes: None if it is not known. used: the objects that the device holds or gets, each with the number
+        of
+            the dispatch that used it last. coming: objects on their way, with how many requests bring each.
+    """
 
     capacity_bytes: int | None
     used_bytes: int = 0
@@ -44,11 +49,11 @@ class Locality:
     # --- what happens
 
     def ready(self, device: int, memory_bytes: int) -> None:
-        """A worker with an empty cache of this size is up."""
+        """Take in that a worker with an empty cache of this size is up."""
         self._memories[device].capacity_bytes = memory_bytes
 
     def dispatched(self, request: QueuedRequest, device: int) -> None:
-        """What the request reads is on the device now, or on its way."""
+        """Count the objects that the request reads as present on the device, or on their way."""
         sizes = self._read_by(request)
         if not sizes:
             return
@@ -63,7 +68,7 @@ class Locality:
         memory.used.update(dict.fromkeys(sizes, self._dispatches))
 
     def ended(self, request: QueuedRequest, device: int) -> None:
-        """What the request was to bring, and of which no worker said that it came, is not there."""
+        """Forget the objects that the request was to bring and that no worker reported as loaded."""
         memory = self._memories[device]
         for key in request.brings:
             if key in memory.coming:
@@ -73,6 +78,7 @@ class Locality:
                     self._remove(key, device)
 
     def moved(self, event: Residency, device: int) -> None:
+        """Take in which objects were loaded on a device, and which left it."""
         memory = self._memories[device]
         for key in event.loaded:
             memory.coming.pop(key, None)
@@ -82,7 +88,7 @@ class Locality:
                 self._remove(key, device)
 
     def emptied(self, device: int) -> None:
-        """The worker of a device ended, and its cache with it."""
+        """Take in that the worker of a device ended, and its cache with it."""
         memory = self._memories[device]
         memory.coming.clear()
         for key in list(memory.used):
@@ -91,11 +97,11 @@ class Locality:
     # --- what policies ask
 
     def reads(self, request: QueuedRequest) -> bool:
-        """Whether the request reads objects that caches can hold."""
+        """Return True if the request reads objects that caches can hold."""
         return bool(self._read_by(request))
 
     def near(self, request: QueuedRequest) -> frozenset[int]:
-        """The devices that hold at least half of what the request reads; none if it lies nowhere."""
+        """Return the devices that hold at least half of the bytes that the request reads, perhaps none."""
         if request.near_version != self._version:
             sizes = self._read_by(request)
             some = {device for key in sizes for device in self._holders.get(key, ())}
@@ -106,13 +112,11 @@ class Locality:
         return request.near
 
     def choose(self, request: QueuedRequest, group: WorkerGroup, best: WorkerState, rank: Rank) -> WorkerState:
-        """Return the free worker of a crew for a request: the least busy one, on the device that suits it. Among equal
-        devices it is the fastest, then the one with most room, then the first by rank.
+        """Return the free worker of a group for a request: the least busy one, on the device that suits it.
 
-        Where something would be driven out, a busier worker on a device that has what the request reads does better.
-
-        Args:
-            best: the first by rank.
+        Among equal devices the fastest is taken, then the one with most room, then the first by rank. Where objects
+        would be driven out, a busier worker on a device that has the request's objects does better. `best` is the
+        group's first free worker by rank.
         """
         if len(group.open) == 1 or not self.reads(request) or self._holds(request, best.device.index):
             return best
@@ -133,27 +137,27 @@ class Locality:
         return found
 
     def free_bytes(self, device: int) -> float:
-        """What no object takes; 0 if nothing is known of its size."""
+        """Return the bytes of a device that no object takes; 0 if its size is not known."""
         memory = self._memories[device]
         return 0 if memory.capacity_bytes is None else memory.capacity_bytes - memory.used_bytes
 
     # --- how well a device suits
 
     def _holds(self, request: QueuedRequest, device: int) -> bool:
-        """Whether a device has all that the request reads."""
+        """Return True if a device has all objects that the request reads."""
         return self._read_by(request).keys() <= self._memories[device].used.keys()
 
     def _drives_out(self, request: QueuedRequest, device: int) -> bool:
-        """Whether something leaves a device if a request runs there."""
+        """Return True if an object leaves a device if a request runs there."""
         return self._loss(self._read_by(request), self._memories[device], self._missing_bytes(request, device))[1] >= 0
 
     def _order(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
-        """How well a device suits a request, compared with others: the least does best.
+        """Return how well a device suits a request, compared with other devices: the least does best.
 
-        First come devices that hold at least half of what the request reads, if what moves there is less than all of
-        that: by the bytes that move. Then all others, by what they lose: nothing; or else, where the newest of the
-        objects that leave was used longest ago. So no request drives out what another one has just brought, as long as
-        there is a device with older things. Among equals the one that lacks least comes first.
+        First come devices that hold at least half of the request's bytes, if fewer bytes move there than the request
+        reads: by the bytes that move. Then come all others, by their loss: none; or else, where the newest of the
+        leaving objects was used longest ago. So no request drives out objects that another one has just brought, as
+        long as there is a device with older ones. Among equals the device that lacks least comes first.
         """
         sizes, memory = self._read_by(request), self._memories[device]
         all_bytes, missing_bytes = sum(sizes.values()), self._missing_bytes(request, device)
@@ -164,10 +168,10 @@ class Locality:
         return 1.0, newest, missing_bytes
 
     def _loss(self, sizes: Mapping[bytes, int], memory: _Memory, needed_bytes: int) -> tuple[float, float]:
-        """Bytes that will be loaded anew since they leave for a request, and the dispatch that used the newest of them
-        last: -1 if nothing leaves, infinite if the request does not fit there at all.
+        """Return the bytes that will be loaded anew since they leave for a request, and their last use.
 
-        Those used longest ago leave first, and are the least likely to come back.
+        The last use is the number of the dispatch that last used the newest of them: -1 if nothing leaves, infinite if
+        the request does not fit. Objects that were used longest ago leave first, and are the least likely to come back.
         """
         if (
             memory.capacity_bytes is None
@@ -192,7 +196,7 @@ class Locality:
         return sum(nbytes for key, nbytes in sizes.items() if key not in used)
 
     def _read_by(self, request: QueuedRequest) -> dict[bytes, int]:
-        """The objects that a request reads, with their bytes; empty ones hold nothing anywhere."""
+        """Return the bytes of the objects that a request reads, by key; empty objects are left out."""
         sizes = request.reads
         if sizes is None:
             uses = request.inputs
@@ -202,7 +206,7 @@ class Locality:
         return sizes
 
     def _size(self, key: bytes, nbytes: int) -> None:
-        """A view of an object may be smaller than the object."""
+        """Take in that an object has this many bytes at least: a view of an object may be smaller than the object."""
         more_bytes = nbytes - self._sizes[key]
         if more_bytes > 0:
             self._sizes[key] = nbytes

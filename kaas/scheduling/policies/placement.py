@@ -1,8 +1,8 @@
-"""Devices and the workers on them: who starts where, who gives a device up to whom, and when a device is given up.
+"""Devices and the workers on them: which group starts a worker where, and which group gives a device up.
 
-A crew whose requests wait takes a device without a worker, else one of the largest crew if that stays no smaller than
-itself (the paper's Exclusive policy, §4.1.4). The device is then promised to it: nobody takes it before the crew's
-worker has run there once, or two crews could take it from each other for ever.
+A group whose requests wait takes a device without a worker, else one of the largest group if that stays no smaller than
+itself (the paper's Exclusive policy, §4.1.4). Such a device is reserved until the group's worker has run there once:
+without the reservation two groups could take the device from each other for ever.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest
 from kaas.scheduling.policies.victims import Victims, leaving_workers
 
 FAILED_STARTS = 3
-"""Workers in a row that may fail to start: of a device before it is given up, of a crew before its requests are."""
+"""Workers in a row that may fail to start: of a device before it is given up, of a group before its requests are."""
 
 
 class Placement:
-    """The books of devices, workers and crews. What it decides is appended to `decisions`.
+    """The state of devices, workers and groups. Decisions are appended to `decisions`.
 
     Args:
-        territories: the devices by who competes for them. rank: the order in which free workers are used; a dispatch
-            to a worker never brings it forward.
-        conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
+        partitions: the devices, by the groups that compete for them. rank: the order in which free workers are used; a
+            dispatch to a worker never brings the worker forward.
+        conserving: a group without requests gives its idle workers to any group that waits, whatever the sizes.
     """
 
     def __init__(self, partitions: Iterable[Partition], accounts: FairShare, rank: Rank, *, conserving: bool) -> None:
@@ -50,14 +50,17 @@ class Placement:
         self._next_worker = 0
         self._last_failure = ""
         self._victims = Victims(accounts, self.usable, conserving=conserving)
-        self.promised: dict[int, WorkerState] = {}
+        self.reserved: dict[int, WorkerState] = {}
         """Workers whose devices go to others."""
         for partition in self.partitions:
             partition.free = {device.index for device in partition.devices}
             partition.shared_places = any(device.spec.etask_workers > 1 for device in partition.devices)
 
     def group(self, serves: Serves, partition: Partition, *, born: int | None = None) -> WorkerGroup:
-        """born: the device of a worker that tells of the crew before any request does."""
+        """Return the group that serves these requests in a partition; the group is new if none did.
+
+        `born` is the device of an adopted worker that tells of the group before any request does.
+        """
         group = self.groups.get(serves)
         if group is None:
             since = (1, self._change()) if born is None else (0, born)
@@ -65,9 +68,9 @@ class Placement:
         return group
 
     def forget(self, waiting: Container[WorkerGroup]) -> None:
-        """Crews without workers, for which nothing waits; with them goes when they last gave up a device."""
+        """Forget the groups without workers and without waiting requests, and when they last gave up a device."""
         for serves, group in list(self.groups.items()):
-            if group not in waiting and not group.workers and not group.promised:
+            if group not in waiting and not group.workers and not group.reserved:
                 del self.groups[serves]
 
     def _change(self) -> int:
@@ -77,6 +80,7 @@ class Placement:
     # --- workers come and go
 
     def adopt(self, event: WorkerAdopted, group: WorkerGroup) -> WorkerState:
+        """Add a worker of an earlier epoch of the pool, and stop workers that were to start in its place."""
         device = self.devices[event.device]
         self._next_worker = max(self._next_worker, event.worker + 1)
         worker = self._add(event.worker, device, group)
@@ -100,6 +104,11 @@ class Placement:
         return self.workers[number]
 
     def ready(self, event: WorkerReady) -> WorkerState:
+        """Open the slots of a worker that has started.
+
+        Raises:
+            PolicyError: no such worker was starting.
+        """
         worker = self.workers.get(event.worker)
         if worker is None or not worker.starting:
             raise PolicyError(f"worker {event.worker} was not starting")
@@ -117,6 +126,7 @@ class Placement:
         self.offer(worker)
 
     def gone(self, event: WorkerGone) -> WorkerState:
+        """Remove a worker that has ended, and return it. A worker that never started counts as a failed start."""
         worker = self.known(event.worker)
         del self.workers[worker.id]
         device, group = worker.device, worker.group
@@ -125,7 +135,7 @@ class Placement:
         worker.version += 1
         device.partition.alive -= 1
         group.leaving -= worker.stopping or worker.last
-        self.promised.pop(worker.id, None)
+        self.reserved.pop(worker.id, None)
         if worker.starting and not worker.stopping:
             group.coming -= 1
             self._failed(device, group, event.reason)
@@ -141,20 +151,23 @@ class Placement:
         device.failed.add(group.serves)
 
     def usable(self, device: DeviceState, group: WorkerGroup) -> bool:
-        """It has not been given up, unless for a single function alone, whose own fault that may be."""
+        """Return True unless workers do not start on the device.
+
+        Failures of a single function alone count for that function only: they may be its own fault.
+        """
         if device.failures < FAILED_STARTS:
             return True
         return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
     def why_dead(self, group: WorkerGroup) -> str | None:
-        """Why no worker of a crew can ever start, if so."""
-        if group.workers or group.promised:
+        """Return the reason if no worker of a group can ever start, else None."""
+        if group.workers or group.reserved:
             return None
         devices = group.partition.devices
         if not devices:
-            return group.partition.nobodys
+            return group.partition.why_empty
         if group.serves.kind is WorkerKind.ETASK and group.failures >= FAILED_STARTS:
-            group.failures = FAILED_STARTS - 1  # whoever comes later may try once more
+            group.failures = FAILED_STARTS - 1  # a later request may try once more
             return f"its worker does not start: {group.last_failure}"
         if not any(self.usable(device, group) for device in devices):
             return f"no device of the pool starts: {group.last_failure or self._last_failure}"
@@ -163,8 +176,11 @@ class Placement:
     # --- slots
 
     def offer(self, worker: WorkerState) -> None:
-        """Put a worker to its place among those of its crew, after anything about its slots changed that may make it a
-        better one. What makes it worse is seen to when somebody asks for the best."""
+        """Give a worker its place among the workers of its group.
+
+        To be called after each change that may make the worker a better choice. `best` sees to changes that make it a
+        worse one.
+        """
         worker.version += 1
         worker.busier = False
         if not worker.usable:
@@ -178,7 +194,7 @@ class Placement:
         heapq.heappush(offers, (self._rank(worker), worker.id, worker.version, worker))
 
     def best(self, group: WorkerGroup) -> WorkerState | None:
-        """The worker that a request of a crew should take, if one is free."""
+        """Return the worker that a request of a group should take, or None if no worker is free."""
         offers, gated = group.offers, []
         while offers:
             _, _, version, worker = offers[0]
@@ -197,6 +213,7 @@ class Placement:
         return found
 
     def take_slot(self, worker: WorkerState, request: QueuedRequest) -> int:
+        """Take the slot of a worker that was freed last for a request, and return its number."""
         _, slot = worker.free.pop()
         worker.busier = True
         worker.running[request.id] = request
@@ -211,6 +228,7 @@ class Placement:
         return slot
 
     def free_slot(self, worker: WorkerState, slot: int, request: QueuedRequest) -> None:
+        """Free a slot of a worker."""
         del worker.running[request.id]
         self._changes += 1
         worker.free.append((self._changes, slot))
@@ -237,30 +255,34 @@ class Placement:
             group.partition.holding.pop(group.serves, None)
 
     def start(self, group: WorkerGroup, device: DeviceState) -> None:
+        """Start a worker of a group on a device."""
         worker = self._add(self._next_worker, device, group)
         worker.expected_s = self.now_s + self._accounts.mean_s(group.serves.client)
         group.coming += 1
         self.decisions.append(StartWorker(self._next_worker, group.serves.kind, device.index, *group.serves[1:]))
         self._next_worker += 1
 
-    def promise(self, worker: WorkerState) -> None:
-        """Its device goes to others, once it has run what it was started for: who took it just now may not lose it to
-        the next before."""
+    def reserve_after(self, worker: WorkerState) -> None:
+        """Let a worker run what it was started for, and then give its device to the group that has reserved it.
+
+        Otherwise a group that has just taken the device could lose it before its first run.
+        """
         worker.last = True
-        self.promised[worker.id] = worker
+        self.reserved[worker.id] = worker
         worker.group.leaving += 1
         self._held_by(worker.group)
 
-    def keep_promises(self) -> None:
+    def settle_reservations(self) -> None:
         """Stop the workers that have run what they were started for, or for which nothing waits any more."""
-        for worker in [worker for worker in self.promised.values() if worker.served or not worker.group.ready]:
+        for worker in [worker for worker in self.reserved.values() if worker.served or not worker.group.ready]:
             self.stop(worker)
 
     def stop(self, worker: WorkerState) -> None:
+        """Stop a worker; a busy one ends its requests first."""
         worker.stopping = True
         group = worker.group
         group.leaving += not worker.last
-        self.promised.pop(worker.id, None)
+        self.reserved.pop(worker.id, None)
         group.coming -= worker.starting
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
@@ -278,20 +300,22 @@ class Placement:
     # --- who gets a device
 
     def wants(self, group: WorkerGroup) -> int:
-        """Workers that a crew lacks for its requests, those left out that limits hold back."""
+        """Return how many workers a group lacks for its requests. Requests that limits hold back do not count."""
         waiting = len(group.alone)
         for queue in group.queues.values():
             room = self._accounts.room(queue.account)
             if not queue.account.limited or not self._accounts.held(queue.account, self.now_s):
                 waiting += len(queue.requests) if room is None else min(room, len(queue.requests))
-        return -(-waiting // group.slots) - group.coming - group.promised
+        return -(-waiting // group.slots) - group.coming - group.reserved
 
     now_s = 0.0
-    """Set by whoever owns this."""
+    """Set by the owner at each event."""
 
     def serve(self, partition: Partition, urgency: Callable[[WorkerGroup, int], tuple[float, ...]]) -> None:
-        """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
-        first request that no worker is on the way for is the most urgent."""
+        """Give the free devices, and those that may be taken from other groups, to groups that wait.
+
+        The next device goes to the group whose first request without a worker on the way is the most urgent.
+        """
         waiting = [group for group in partition.waiting.values() if self._contested(group)]
         if not waiting and not partition.free:
             return
@@ -312,12 +336,12 @@ class Placement:
                     self.start(home, self.devices[index])
 
     def inherit(self, device: DeviceState) -> None:
-        """A worker of the device ended: start the one of its heir, if that still has a use for it."""
+        """Start a worker of the group that has reserved a device, after a worker there has ended."""
         reservation = device.reservation
         if reservation is None or not self._has_room(device, reservation):
             return
         device.reservation = None
-        reservation.promised -= 1
+        reservation.reserved -= 1
         if self.usable(device, reservation) and self.wants(reservation) > 0:
             self.start(reservation, device)
         else:
@@ -326,11 +350,11 @@ class Placement:
                 device.partition.free.add(device.index)
 
     def _contested(self, group: WorkerGroup) -> bool:
-        """There is a device that it could get: a free one, or one that others hold."""
+        """Return True if there is a device that the group could get: a free one, or one of another group."""
         return bool(group.partition.free) or group.partition.alive > len(group.workers)
 
     def _find(self, group: WorkerGroup) -> bool:
-        """Get a crew one more device."""
+        """Get one more device for a group. Return True if there was one."""
         device = self._free_device(group)
         if device is not None:
             self.start(group, device)
@@ -339,11 +363,11 @@ class Placement:
         if worker is None:
             return False
         worker.device.reservation = group
-        group.promised += 1
+        group.reserved += 1
         for leaving in leaving_workers(worker, group):
             leaving.group.evicted = self._change()
             if leaving.awaited:
-                self.promise(leaving)
+                self.reserve_after(leaving)
             else:
                 self.stop(leaving)
         self._held_by(group)
@@ -367,6 +391,9 @@ class Placement:
 
 
 def _preference(device: DeviceState) -> tuple[float, ...]:
-    """A device where workers start before one where some did not, without before with others, the faster first."""
+    """Return the order of free devices: the least is taken first.
+
+    A device where workers start comes first, then one without workers, then one with fewer, then the faster one.
+    """
     busy = sum(bool(worker.running) for worker in device.workers.values())
     return device.failures, len(device.workers) > 0, busy, len(device.workers), -device.spec.speed, device.index

@@ -1,7 +1,7 @@
-"""What all policies share: events into the books, then dispatch, then devices for those who still wait.
+"""The part that all policies share: take in an event, dispatch, then give devices to groups that still wait.
 
-A policy says three things more: which crew a request belongs to (`place`), which request of a crew goes next to which
-free worker (`choose`), and which crew is served first (`urgency`).
+A policy adds the group of a request (`place`), which request of a group goes next to which free worker (`choose`), and
+which group is served first (`urgency`).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.policies.fair_share import NOBODY, SHORTEST_WAIT_S, ClientShare, FairShare
+from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import Partition, QueuedRequest, Serves, WorkerGroup, WorkerState, partition
 
 SHARED = Serves(WorkerKind.EXECUTOR)
-"""The crew of executors that run everybody's kTasks."""
-CREWS = 4096
-"""Crews without worker and request that are remembered, for when they last gave up a device."""
+"""The group of executors that run the kTasks of all clients."""
+GROUPS = 4096
+"""Groups without worker and request that are remembered, for when they last gave up a device."""
 
 
 class Scheduler:
-    """The part of a policy that keeps books. Each decision is made from them alone, so equal events give equal ones."""
+    """The part of a policy that keeps state: decisions follow from the state alone, so equal events give equal ones."""
 
     work_conserving: ClassVar[bool] = False
     fair: ClassVar[bool] = False
-    """Clients that always have requests waiting get device time by their weights. Whoever says so is tested for it."""
+    """Clients that always have requests waiting get device time by their weights. Tests hold a policy to it."""
     conserving_devices: ClassVar[bool] = True
-    """A crew without requests gives its idle workers to whoever waits, whatever the sizes of their crews."""
+    """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._accounts = FairShare(len(devices))
@@ -62,24 +62,23 @@ class Scheduler:
         self._dirty: dict[WorkerGroup, None] = {}
         self._touched: dict[Partition, None] = {}
         self._open = False
-        self._most_groups = CREWS
+        self._most_groups = GROUPS
         self._now_s = 0.0
         self._wake_s: float | None = None
 
     # --- what a policy says
 
     def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
-        """Who competes for which devices: here everybody for all, and free ones get an executor for all."""
+        """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
         return [partition(devices, home=SHARED)]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        """Whose requests wait together: here all kTasks, and the eTasks of each client and function."""
+        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
         serves = SHARED if kind is WorkerKind.EXECUTOR else Serves(kind, client, function)
         return serves, self._placement.partitions[0]
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
-        """Which of the free workers that suit equally is used: the least is. Here the least busy, the fastest, then the
-        lowest device."""
+        """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index
 
     def suited(self, group: WorkerGroup, request: QueuedRequest) -> WorkerState | None:
@@ -88,7 +87,7 @@ class Scheduler:
         return None if best is None else self._locality.choose(request, group, best, self.rank)
 
     def choose(self, group: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
-        """The next request to run and the worker for it: here the oldest of the highest priority."""
+        """Return the next request of a group and its worker: here the oldest request of the highest priority."""
         if self._placement.best(group) is None:
             return None
         best: QueuedRequest | None = None
@@ -105,13 +104,13 @@ class Scheduler:
         return None if worker is None else (best, worker)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
-        """Which of several crews is served first: the least. Here the one with the oldest request of the highest
-        priority, provided: those left out for which workers are on their way."""
+        """Return the order of groups, the least first; `provided` requests have workers on the way."""
         return min((-request.account.priority, request.id) for request in group.next(provided))
 
     # --- events
 
     def handle(self, event: Event) -> list[Decision]:
+        """Take an event into the state, and return the decisions that follow."""
         self._now_s = self._placement.now_s = event.time_s
         self._accounts.wake_s = None
         if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
@@ -148,7 +147,7 @@ class Scheduler:
         return self._decide()
 
     def holds(self, request: int) -> bool:
-        """Whether limits of its client keep a ready request from running now."""
+        """Return True if limits of its client keep a ready request from running now."""
         return self._accounts.held(self._requests[request].account, self._now_s)
 
     def _arrive(self, event: RequestArrived) -> None:
@@ -172,7 +171,7 @@ class Scheduler:
         if group is None:
             if len(self._placement.groups) >= self._most_groups:
                 self._placement.forget({request.group for request in self._requests.values()})
-                self._most_groups = max(CREWS, 2 * len(self._placement.groups))
+                self._most_groups = max(GROUPS, 2 * len(self._placement.groups))
             group = self._placement.group(serves, place)
         return group
 
@@ -191,7 +190,7 @@ class Scheduler:
             self._leave(request)
 
     def _leave(self, request: QueuedRequest) -> None:
-        """A queued request goes."""
+        """Remove a queued request."""
         if request.ready:
             self._dequeue(request)
             self._mark_dirty(request.group)
@@ -207,7 +206,7 @@ class Scheduler:
         if request.brings:
             self._locality.ended(request, worker.device.index)
         del self._requests[request.id]
-        if account is not NOBODY:
+        if account is not NO_CLIENT:
             # what failed without having had the device says nothing of what it takes, nor what was begun elsewhere
             failed = event.outcome is Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
@@ -217,7 +216,7 @@ class Scheduler:
         self._freed(worker, account)
 
     def _freed(self, worker: WorkerState, account: ClientShare) -> None:
-        """Something ended on a worker: whoever waited for that may go on."""
+        """Mark the groups that may go on after a request or a worker has ended."""
         self._mark_dirty(worker.group)
         for other in worker.device.workers.values():
             if other is not worker:
@@ -238,12 +237,12 @@ class Scheduler:
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         for running in event.running:
-            account = self._accounts[running.client] if running.client else NOBODY
+            account = self._accounts[running.client] if running.client else NO_CLIENT
             request = QueuedRequest(running.request, account, worker.group, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
             worker.group.running += 1
-            if account is not NOBODY:
+            if account is not NO_CLIENT:
                 self._accounts.arrived(account)
                 account.running += 1
         self._placement.offer(worker)
@@ -257,13 +256,13 @@ class Scheduler:
             worker.group.running -= 1
             del self._requests[request.id]
             self._locality.ended(request, worker.device.index)
-            if request.account is not NOBODY:
+            if request.account is not NO_CLIENT:
                 self._accounts.lost(request.account, request.estimate_s, charged_s.get(request.id, 0.0))
                 self._accounts.ended(request.account)
                 self._freed(worker, request.account)
         if not worker.device.workers:
             self._locality.emptied(worker.device.index)
-        self._freed(worker, NOBODY)
+        self._freed(worker, NO_CLIENT)
         self._placement.inherit(worker.device)
         if worker.starting:
             self._give_up(worker.group.partition)
@@ -275,7 +274,7 @@ class Scheduler:
         return worker
 
     def _give_up(self, where: Partition) -> None:
-        """Nobody should wait for a worker that can never start."""
+        """Reject the requests for which no worker can ever start."""
         reasons: dict[WorkerGroup, str | None] = {}
         lost: list[tuple[QueuedRequest, str]] = []
         for request in self._requests.values():
@@ -308,14 +307,14 @@ class Scheduler:
             alone = len(dirty) == 1
             for group in dirty if alone else sorted((group for group in dirty if group.ready), key=self.urgency):
                 self._dispatch_group(group)
-        if placement.promised:
-            placement.keep_promises()
+        if placement.reserved:
+            placement.settle_reservations()
         if self._open:
             for where in self._touched:
                 if where.waiting or where.free:
                     placement.serve(where, self.urgency)
-            if placement.promised:
-                placement.keep_promises()
+            if placement.reserved:
+                placement.settle_reservations()
         self._touched.clear()
         decisions, placement.decisions = placement.decisions, []
         wake_s = self._accounts.wake_s
@@ -376,7 +375,7 @@ class Scheduler:
     # --- books
 
     def _mark_dirty(self, group: WorkerGroup) -> None:
-        """Something changed for the requests of a crew."""
+        """Take in that something changed for the requests of a group."""
         if group.ready:
             self._dirty[group] = None
         self._touched[group.partition] = None

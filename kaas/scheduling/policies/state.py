@@ -1,4 +1,4 @@
-"""What policies remember: requests in queues, workers on devices, and crews, which are the workers for one queue."""
+"""The state of policies: requests in queues, workers on devices, and worker groups, one for each queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from kaas.scheduling.policies.fair_share import ClientShare
 
 
 class Serves(NamedTuple):
-    """Whom a worker serves: an empty client is everybody, an empty function each one."""
+    """The requests that a worker serves.
+
+    An empty client stands for all clients, an empty function for all functions.
+    """
 
     kind: WorkerKind
     client: str = ""
@@ -23,11 +26,16 @@ class Serves(NamedTuple):
 
 
 class QueuedRequest(msgspec.Struct, eq=False):
-    """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
-    what its client was charged at the dispatch; None if an earlier life of the pool dispatched it.
+    """A request from its arrival to its end.
 
-    Of `Locality` alone: reads: bytes by key of what it reads; None: nobody asked. brings: keys of objects that it
-    brings to its device. near: devices that hold most of that, as of near_version."""
+    Fields:
+        ready: the request stands in a queue. worker: where the request runs. estimate_s: device seconds that the client
+            was charged at the dispatch; None if an earlier epoch of the pool dispatched the request.
+        ends_s: the time at which the request is expected to end.
+        reads, brings, near, near_version: of `Locality` alone. reads: bytes of the objects that the request reads, by
+            key; None until `Locality` looks. brings: keys of the objects that the request brings to its device. near:
+            devices that hold most of these bytes, as of near_version.
+    """
 
     id: int
     account: ClientShare
@@ -39,7 +47,6 @@ class QueuedRequest(msgspec.Struct, eq=False):
     worker: WorkerState | None = None
     estimate_s: float | None = None
     ends_s: float = 0.0
-    """When it will have ended, as far as one can tell."""
     arrived_s: float | None = None
     reads: dict[bytes, int] | None = None
     brings: tuple[bytes, ...] = ()
@@ -47,24 +54,29 @@ class QueuedRequest(msgspec.Struct, eq=False):
     near_version: int = 0
 
     def late(self, now_s: float) -> bool:
+        """Return True if the deadline of the request has passed."""
         return self.deadline_s is not None and self.deadline_s <= now_s
 
 
 class Queue(msgspec.Struct, eq=False):
-    """The ready requests of one client at one crew, the oldest first. It is there while there are any."""
+    """The ready requests of one client at one group, the oldest first. An empty queue is removed.
+
+    Fields:
+        order: heap of ids; ids that left `requests` are skipped.
+    """
 
     account: ClientShare
     requests: dict[int, QueuedRequest] = {}
     order: list[int] = []
-    """Heap of ids; those that left `requests` are skipped."""
 
     def push(self, request: QueuedRequest) -> None:
+        """Add a request."""
         self.requests[request.id] = request
         heapq.heappush(self.order, request.id)
 
     @property
     def head(self) -> QueuedRequest:
-        """The oldest; there must be one."""
+        """The oldest request. The queue must not be empty."""
         order, requests = self.order, self.requests
         while order[0] not in requests:
             heapq.heappop(order)
@@ -73,8 +85,12 @@ class Queue(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class DeviceState:
-    """A device and the workers that are alive on it. heir: the crew that it is promised to. failures: workers in a row
-    that did not start on it, failed: whom they were to serve."""
+    """A device and the workers that are alive on it.
+
+    Fields:
+        reservation: the group that gets the device when its workers have ended. failures: workers in a row that did not
+            start on the device. failed: the requests that these workers were to serve.
+    """
 
     spec: PhysicalDevice
     partition: Partition
@@ -85,16 +101,23 @@ class DeviceState:
 
     @property
     def index(self) -> int:
+        """The index of the device in the pool."""
         return self.spec.index
 
 
 @dataclass(slots=True, eq=False)
 class WorkerState:
-    """A worker from StartWorker to WorkerGone. Fields: free: its slots that are free, with the number of the change
-    that freed them, the last one at the end. alone: the request that it is kept for, or runs, with nothing beside.
-    served: a request was dispatched to it. last: its device is promised to others, once it has run what it was started
-    for. expected_s: when that will have ended, as far as one can tell. used: number of the change when it last got or
-    ended a request."""
+    """A worker from StartWorker to WorkerGone.
+
+    Fields:
+        free: the free slots, each with the number of the change that freed the slot, the last one at the end.
+        alone: the request that the worker is kept for, or runs, without others. served: a request was dispatched to the
+            worker. last: the device is reserved for another group, which gets it after the request that the worker was
+            started for. expected_s: the time at which that request is expected to end. used: number of the change at
+            which the worker last got or ended a request.
+        version: of the worker's place among the offers of its group; each place has another one. busier: a slot was
+            taken since the worker got that place, so the place is too good now.
+    """
 
     id: int
     device: DeviceState
@@ -109,40 +132,42 @@ class WorkerState:
     expected_s: float = 0.0
     used: int = 0
     version: int = 0
-    """Of its place among the offers of its crew, each of which has another one."""
     busier: bool = False
-    """A slot of it was taken since it got that place, which is a worse one now."""
 
     @property
     def usable(self) -> bool:
-        """A request may be dispatched to it, unless another worker of its device runs one."""
+        """True if a request may be dispatched to the worker, unless another worker of the device runs one."""
         return bool(self.free) and not self.stopping and self.alone is None
 
     @property
     def gated(self) -> bool:
-        """Another worker of its device runs something, and workers that share a device take turns."""
+        """True if another worker of the device runs a request: workers that share a device take turns."""
         workers = self.device.workers
         return len(workers) > 1 and any(other.running for other in workers.values() if other is not self)
 
     @property
     def ends_s(self) -> float:
+        """The time at which all requests of the worker are expected to have ended."""
         return max((request.ends_s for request in self.running.values()), default=self.expected_s)
 
     @property
     def awaited(self) -> bool:
-        """A request waits for it, the first that it will run."""
+        """True if a request waits for the worker, the first that the worker will run."""
         return self.starting or (not self.served and self.group.ready > 0)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
-    """The workers that serve the same requests, with those that wait for them: the paper's pool.
+    """The workers that serve the same requests, and the requests that wait for them: the paper's pool.
 
     Fields:
-        born: when it was first seen. evicted: number of the change that last took a device from it; -1: none did.
-        promised: devices that will be its own once their workers have ended. alone: ready requests that must run
-        alone. ready: how many requests wait here. running: how many run. failures: workers in a row that did not start.
-        open: workers that have a free slot for any request.
+        born: when the group was first seen. evicted: number of the change that last took a device from the group; -1 if
+            none did. leaving: workers that stop, or whose device is reserved for another group. reserved: devices that
+            the group gets when their workers have ended. coming: workers that start.
+        alone: ready requests that must run alone. ready: how many requests wait. running: how many requests run.
+            failures: workers in a row that did not start. slots: of a worker, as last seen.
+        open: workers that have a free slot for any request. offers: heap of the workers with a free slot, the best
+            first; entries with an old version are skipped, and a busier worker gets a new place when it is at the top.
     """
 
     serves: Serves
@@ -152,7 +177,7 @@ class WorkerGroup:
     workers: dict[int, WorkerState] = field(default_factory=dict)
     open: dict[int, WorkerState] = field(default_factory=dict)
     leaving: int = 0
-    promised: int = 0
+    reserved: int = 0
     coming: int = 0
     queues: dict[str, Queue] = field(default_factory=dict)
     alone: dict[int, QueuedRequest] = field(default_factory=dict)
@@ -161,18 +186,15 @@ class WorkerGroup:
     failures: int = 0
     last_failure: str = ""
     slots: int = 1
-    """Of a worker, as last seen."""
     offers: list[tuple[tuple[float, ...], int, int, WorkerState]] = field(default_factory=list)
-    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped, and
-    a worker that is busier gets a new place when it comes to the top."""
 
     @property
     def provided(self) -> int:
         """Requests for which workers are on their way."""
-        return (self.coming + self.promised) * self.slots
+        return (self.coming + self.reserved) * self.slots
 
     def enqueue(self, request: QueuedRequest) -> None:
-        """Let a request wait here: its inputs exist."""
+        """Add a request whose inputs exist to the waiting ones."""
         request.ready = True
         self.ready += 1
         self.partition.waiting[self.serves] = self
@@ -185,7 +207,7 @@ class WorkerGroup:
         queue.push(request)
 
     def dequeue(self, request: QueuedRequest) -> None:
-        """Take a request that waits here out."""
+        """Remove a request from the waiting ones."""
         request.ready = False
         self.ready -= 1
         if not self.ready:
@@ -206,50 +228,55 @@ class WorkerGroup:
         return min(own, default=None, key=key)
 
     def next(self, provided: int = 0) -> list[QueuedRequest]:
-        """The oldest ready request of each client, and those that run alone; where only one client waits, of whom some
-        are provided for, the one after these."""
+        """Return the oldest ready request of each client, and the requests that run alone.
+
+        If one client waits alone, return its first request for which no worker is on the way.
+
+        Args:
+            provided: requests for which workers are on their way.
+        """
         if len(self.queues) == 1 and not self.alone and 0 < provided < self.ready:
             (queue,) = self.queues.values()
             return [next(islice(queue.requests.values(), provided, None))]
         return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
     def free_on(self, devices: Container[int]) -> Iterator[WorkerState]:
-        """Its workers with a free slot on some devices, but for those that wait for their turn on a shared device."""
+        """Yield the workers with a free slot on some devices, but for those that wait for their turn there."""
         return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
 
     @property
     def size(self) -> int:
-        """Devices that it holds, or will once they are free."""
-        return len(self.workers) - self.leaving + self.promised
+        """Devices that the group has, or gets when they are free."""
+        return len(self.workers) - self.leaving + self.reserved
 
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """Devices that some crews compete for, and nobody else: all of them, or the share of a client.
+    """Devices for which some groups compete, and no others: all devices, or those of one client.
 
     Fields:
-        free: those without a worker or an heir. hungry: crews with ready requests. holding: crews with workers or
-        promises. alive: how many workers there are.
+        home: the requests for which a free device starts a worker before any request needs one; None: it stays free.
+        free: devices without worker and without reservation. waiting: groups with ready requests. holding: groups with
+            workers or reservations. alive: how many workers there are. shared_places: several eTask workers may share a
+            device. why_empty: why no request can run here, if there are no devices.
     """
 
     devices: list[DeviceState] = field(default_factory=list)
     home: Serves | None = None
-    """Whom a device is started for that nobody asked for; None: it stays free."""
     free: set[int] = field(default_factory=set)
     waiting: dict[Serves, WorkerGroup] = field(default_factory=dict)
     holding: dict[Serves, WorkerGroup] = field(default_factory=dict)
     alive: int = 0
     shared_places: bool = False
-    nobodys: str = ""
-    """Why nothing can run here, if it has no devices."""
+    why_empty: str = ""
 
 
 Rank = Callable[[WorkerState], tuple[float, float, float]]
 """The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""
 
 
-def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, nobodys: str = "") -> Partition:
+def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, why_empty: str = "") -> Partition:
     """Return devices that groups compete for, all free."""
-    made = Partition(home=home, nobodys=nobodys)
+    made = Partition(home=home, why_empty=why_empty)
     made.devices = [DeviceState(device, made) for device in devices]
     return made

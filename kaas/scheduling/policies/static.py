@@ -15,7 +15,7 @@ class Static(Scheduler):
 
     Args:
         shares: for each client the indices of its devices, or how many it gets; these are then given out from the
-            lowest that nobody named, in the order of the mapping. All other clients share what is left.
+            lowest that no client named, in the order of the mapping. All other clients share what is left.
     """
 
     def __init__(self, devices: Sequence[PhysicalDevice], *, shares: Mapping[str, Sequence[int] | int] = {}) -> None:
@@ -24,21 +24,22 @@ class Static(Scheduler):
         super().__init__(devices)
 
     def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
-        """The devices of nobody, then those of each client."""
+        """Return the devices of no client, then those of each client."""
         taken = {index for share in self._shares.values() for index in share}
         reason = "every device of the pool belongs to another client"
-        rest = partition([d for d in devices if d.index not in taken], home=SHARED, nobodys=reason)
+        rest = partition([d for d in devices if d.index not in taken], home=SHARED, why_empty=reason)
         own = [
             partition(
                 [device for device in devices if device.index in share],
                 home=Serves(WorkerKind.EXECUTOR, client),
-                nobodys=f"client {client!r} has no device of the pool",
+                why_empty=f"client {client!r} has no device of the pool",
             )
             for client, share in self._shares.items()
         ]
         return [rest, *own]
 
     def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
+        """Return a group on the client's devices; clients without devices share a group on the others."""
         where = self._placement.partitions[self._own.get(client, 0)]
         if kind is WorkerKind.ETASK:
             return Serves(kind, client, function), where

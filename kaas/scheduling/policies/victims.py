@@ -1,11 +1,11 @@
-"""Whose device a group gets that waits for one: the rule of the paper's Exclusive policy (§4.1.4), by weight."""
+"""Which worker gives its device up for a group that waits: the paper's Exclusive rule (§4.1.4), by weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from kaas.scheduling.events import WorkerKind
-from kaas.scheduling.policies.fair_share import NOBODY, FairShare
+from kaas.scheduling.policies.fair_share import NO_CLIENT, FairShare
 from kaas.scheduling.policies.state import DeviceState, WorkerGroup, WorkerState
 
 
@@ -13,16 +13,16 @@ class Victims:
     """Chooses workers that give up their devices; changes nothing.
 
     Fields:
-        exhausted: after `choose` found none: no group has a device to give just now, since all are promised.
+        exhausted: after `choose` found none: no group has a device to give just now, since all are reserved.
     """
 
     def __init__(
         self, accounts: FairShare, usable: Callable[[DeviceState, WorkerGroup], bool], *, conserving: bool
     ) -> None:
-        """Take the clients' weights, and which devices still start workers of a group.
+        """Take the clients' shares, and `usable`, which says if workers of a group may start on a device.
 
-        Args:
-            conserving: a group without requests gives its idle workers to any group that waits, whatever the sizes.
+        A `conserving` policy gives idle workers of a group without requests to any group that waits, whatever the
+        sizes.
         """
         self._accounts = accounts
         self._usable = usable
@@ -60,8 +60,11 @@ class Victims:
         return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)
 
     def smaller(self, group: WorkerGroup, size: float) -> bool:
-        """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
-        for equal weights: whether it has fewer. One without a device may always take one."""
+        """Return True if a group may take a device from a group of this size by weight.
+
+        With one more device the group must be no larger than the other one was before. For equal weights it has fewer
+        devices. A group without a device may always take one.
+        """
         return size > 0 and (group.size == 0 or (group.size + 1) / self._weight(group) <= size)
 
     def relative(self, group: WorkerGroup) -> float:
@@ -72,12 +75,17 @@ class Victims:
         if group.serves.client:
             return self._accounts.weight(group.serves.client)
         clients = {queue.account for queue in group.queues.values()}
-        clients.update(r.account for w in group.workers.values() for r in w.running.values() if r.account is not NOBODY)
+        clients.update(
+            r.account for w in group.workers.values() for r in w.running.values() if r.account is not NO_CLIENT
+        )
         return sum(account.weight for account in clients) or 1.0
 
     def _may_go(self, worker: WorkerState, reservation: WorkerGroup) -> bool:
-        """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
-        not idle, this one has run something or nothing waits for it."""
+        """Return True if the device of a worker may be reserved for another group.
+
+        No other group has reserved it; and if workers share the device, or must not idle, the worker has run a request
+        or no request waits for it.
+        """
         device = worker.device
         if device.reservation is not None or worker.stopping or not self._usable(device, reservation):
             return False
@@ -90,18 +98,18 @@ class Victims:
 
 
 def leaving_workers(worker: WorkerState, reservation: WorkerGroup) -> list[WorkerState]:
-    """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
+    """Return the workers that must leave the device: one eTask worker, or all for an executor."""
     if reservation.serves.kind is WorkerKind.ETASK:
         return [worker]
     return [other for other in worker.device.workers.values() if not other.stopping]
 
 
 def _spare(group: WorkerGroup) -> list[WorkerState]:
-    """Idle workers of a crew that has no request; of executors all but one."""
+    """Return the idle workers of a group without requests; of executors all but one."""
     keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
     return list(group.workers.values()) if group.size > keep and not (group.ready or group.running) else []
 
 
 def _soonest(worker: WorkerState) -> tuple[float, ...]:
-    """Idle ones first, then those that are free soonest."""
+    """Return the order of workers: idle ones first, then those that are free soonest."""
     return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

@@ -31,6 +31,7 @@ class Clock:
 
     @property
     def now_s(self) -> float:
+        """The present time in seconds."""
         return seconds(self.now_ps)
 
     def at(self, time_ps: int, turn: Turn, order: tuple[int, int], happen: Callable[[], None]) -> None:
@@ -47,6 +48,7 @@ class Clock:
 
 
 def picoseconds(time_s: float) -> int:
+    """Return seconds as whole picoseconds, rounded."""
     return round(time_s * SECOND_PS)
 
 
@@ -56,4 +58,5 @@ def no_earlier_ps(time_s: float) -> int:
 
 
 def seconds(time_ps: int) -> float:
+    """Return picoseconds as seconds."""
     return time_ps / SECOND_PS

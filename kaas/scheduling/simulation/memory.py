@@ -31,6 +31,7 @@ class SimulatedMemory:
 
     @property
     def held(self) -> tuple[bytes, ...]:
+        """Keys of the functions whose memory is there."""
         return tuple(self._sizes)
 
     def holds_from_start(self, key: bytes, size: int) -> None:
@@ -40,8 +41,10 @@ class SimulatedMemory:
         self._eviction.used((key,))
 
     def place(self, key: bytes, size: int, now_ps: int, load_ps: int) -> FunctionPlace | None:
-        """Make sure that a function's memory is there, in the order of last use the newest; None: what runs leaves no
-        room now."""
+        """Make sure that a function's memory is there, as the one used last.
+
+        Return None if the running functions leave no room now.
+        """
         evicted: tuple[bytes, ...] = ()
         loaded = key not in self._sizes
         if loaded:
@@ -55,8 +58,10 @@ class SimulatedMemory:
         return FunctionPlace(max(now_ps, self._ready_ps[key]), loaded, evicted)
 
     def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
-        """Drop what must leave for all of these, some of which may be there; None, and nothing leaves: what runs leaves
-        no room for them."""
+        """Drop what must leave for all of these functions, some of which may be there.
+
+        Return None, and drop nothing, if the running functions leave no room.
+        """
         needed_bytes = sum(size for key, size in sizes.items() if key not in self._sizes)
         kept = {*sizes, *+self._running}
         victims = self._eviction.victims(self._used_bytes + needed_bytes - self.size_bytes, self._sizes, kept)
@@ -65,9 +70,11 @@ class SimulatedMemory:
         return victims
 
     def begin(self, key: bytes) -> None:
+        """Count a request of a function that runs."""
         self._running[key] += 1
 
     def end(self, key: bytes) -> None:
+        """Count a request of a function that has ended."""
         self._running[key] -= 1
 
     def idle(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -75,6 +82,7 @@ class SimulatedMemory:
         return tuple(key for key in dict.fromkeys(keys) if key in self._sizes and not self._running[key])
 
     def drop(self, keys: Collection[bytes]) -> None:
+        """Drop the memory of these functions."""
         for key in keys:
             self._used_bytes -= self._sizes.pop(key)
             del self._ready_ps[key]

@@ -31,8 +31,13 @@ from kaas.scheduling.simulation.start import MEGABYTE
 
 @dataclass(slots=True)
 class _Ran:
-    """A request. arrived_s, ready_s: when it came, and when its inputs existed. loaded: objects came to its device for
-    it. done: it ran to an end."""
+    """A request of a record.
+
+    Fields:
+        arrived_s, ready_s: when the request came, and when its inputs existed. loaded: objects came to its device for
+        the
+            request. done: the request ran to its end.
+    """
 
     arrived: RequestArrived
     arrived_s: float
@@ -75,6 +80,7 @@ class Recorded:
         self._first = True
 
     def hear(self, event: Event) -> None:
+        """Take in the next event of the record."""
         if self._first:
             self._first, self._shift_s = False, self._last_s - event.time_s
         self._last_s = event.time_s + self._shift_s
@@ -99,6 +105,7 @@ class Recorded:
 
     @property
     def left_out(self) -> int:
+        """Requests that did not run to their end."""
         return sum(not ran.done for ran in self._ran)
 
     def scenario(self, devices: int) -> Scenario:

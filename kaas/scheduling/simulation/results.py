@@ -25,6 +25,8 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
+    """A request that the policy rejected."""
+
     request: int
     at_s: float
     reason: str
@@ -40,6 +42,8 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class ClientSummary:
+    """Requests, mean latency and charged device seconds of a client."""
+
     requests: int
     mean_latency_s: float
     charged_s: float
@@ -69,6 +73,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
+    """The result of a simulation."""
+
     dispatches: tuple[Dispatched, ...]
     rejected: tuple[Rejected, ...]
     summary: Summary

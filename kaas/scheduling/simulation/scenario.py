@@ -33,6 +33,8 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioDevice:
+    """A device of a scenario; `cached` names functions whose memory is there from the start."""
+
     memory_mb: float = 16384.0
     cached: tuple[str, ...] = ()
     busy_until_s: float = 0.0
@@ -44,6 +46,8 @@ class ScenarioDevice:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFunction:
+    """A function of a scenario: its memory, its times in seconds, its client."""
+
     memory_mb: float = 0.0
     load_s: float = 0.0
     run_s: float = 0.0
@@ -55,6 +59,8 @@ class ScenarioFunction:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioClient:
+    """A client of a scenario: its weight, and what it has had before."""
+
     weight: float = 1.0
     runtime_s: float = 0.0
     affinity: tuple[int, ...] = ()
@@ -63,6 +69,8 @@ class ScenarioClient:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRequest:
+    """A request of a scenario; fields that are None are the function's."""
+
     function: str
     at_s: float = 0.0
     client: str | None = None
@@ -111,6 +119,7 @@ class Scenario:
         return msgspec.json.format(msgspec.json.encode(told))
 
     def client_of(self, request: ScenarioRequest) -> str:
+        """Return the client of a request."""
         return request.client if request.client is not None else self.functions[request.function].client
 
     def kind_of(self, function: str) -> WorkerKind:
@@ -119,8 +128,10 @@ class Scenario:
         return WorkerKind.ETASK if etask else WorkerKind.EXECUTOR
 
     def owner_of(self, device: int) -> tuple[str, str] | None:
-        """The client and function whose eTask worker holds a device; None also when that function, under the scenario's
-        policy, is none that such a worker runs."""
+        """Return the client and the function whose eTask worker holds a device, or None.
+
+        None is returned too if that function is none that such a worker runs under the scenario's policy.
+        """
         owner = self.devices[device].owner
         if owner is None:
             return None

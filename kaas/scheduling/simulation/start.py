@@ -42,12 +42,15 @@ class SimulatedRequest:
 
     @property
     def worker(self) -> int:
+        """The worker that runs the request."""
         assert self.place is not None, "only what was dispatched has a worker"
         return self.place[0]
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedWorker:
+    """A worker of a simulation."""
+
     id: int
     kind: WorkerKind
     device: int
@@ -77,10 +80,12 @@ class SimulatedDevice:
         return SimulatedWorker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
 
     def run_ps(self, request: SimulatedRequest) -> int:
+        """Return the picoseconds that a request takes here."""
         return request.run_ps if self.speed == 1.0 else round(request.run_ps / self.speed)
 
 
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
+    """Return the devices as a policy sees them."""
     return tuple(
         PhysicalDevice(index, device.kind, to_bytes(device.memory_mb), device.speed)
         for index, device in enumerate(scenario.devices)
@@ -141,8 +146,11 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
 
 
 def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
-    """The workers that are there when time begins: the owners' eTask workers, and executors on all other devices under
-    policies that share them. What keeps one busy is nobody's request, and nobody is charged for it."""
+    """Yield the workers that are there when time begins.
+
+    These are the owners' eTask workers, and executors on all other devices under policies that share them. What keeps a
+    worker busy belongs to no client, and no client is charged for it.
+    """
     workers, busy = count(), count(1)
     for index, told in enumerate(scenario.devices):
         owner = scenario.owner_of(index)
@@ -168,4 +176,5 @@ def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
 
 
 def to_bytes(megabytes: float) -> int:
+    """Return megabytes as bytes, rounded."""
     return round(megabytes * MEGABYTE)

@@ -326,7 +326,7 @@ def test_every_function_is_served_within_a_round(devices: int) -> None:
 
 
 def test_groups_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "CREWS", 8)
+    monkeypatch.setattr(scheduler, "GROUPS", 8)
     world = World(Exclusive, 1)
     world.tick()
     for function in ("has the device", "has it next"):
@@ -335,5 +335,5 @@ def test_groups_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.Monke
         for function in ("waits", f"gives up {other}"):
             world.arrive("c", function)
         world.cancel(world.next_request - 1)
-        assert len(world.raw._placement.groups) <= scheduler.CREWS  # type: ignore[attr-defined]
+        assert len(world.raw._placement.groups) <= scheduler.GROUPS  # type: ignore[attr-defined]
     world.settle(lambda _: 0)
