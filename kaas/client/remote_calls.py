@@ -33,10 +33,9 @@ TAKEN_EVERY = 64
 
 
 class RemoteCalls:
-    """A source of futures.
+    """A source of futures. queue: calls that wait for credit. session: of this program. numbers: of questions.
 
-    Fields:
-        queue: calls that wait for credit. session: of this program. numbers: of questions. key_prefix: of calls' keys.
+    key_prefix: of the calls' keys of idempotency.
     """
 
     def __init__(self, endpoint: ServerEndpoint, patience_s: float) -> None:
