@@ -1,4 +1,4 @@
-"""Work of a pool that goes on by itself, and ends with it."""
+"""Tasks of a pool that end with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """Belongs to the event loop in which it was made. failed: is told what went wrong in work that nobody awaits."""
+    """The tasks of one event loop. failed: is called with the error of a task that no caller awaits."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
@@ -21,18 +21,18 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that somebody awaits, and that ends by itself, not with the pool."""
+        """Begin a task that a caller awaits, and that does not end with the pool."""
         return self._loop.create_task(work, context=self._context)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that somebody awaits."""
+        """Begin a task that a caller awaits."""
         task = self.task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that nobody awaits."""
+        """Begin a task that no caller awaits."""
         self.begin(work).add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Programs that speak to the pool over lines: their messages become requests, and what comes of these goes back."""
+"""The programs of a pool: their messages become requests, and the replies go back to them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ObjectDirectory(Protocol):
     """The objects that requests name: Ray's, or those that a pool without Ray holds itself."""
 
     def ref(self, session: str, named: Named) -> Any:
-        """What the workers' hosts know it by. Raises KaasError if the session does not hold it."""
+        """Return the reference that hosts of workers know; raise KaasError if the session does not hold the object."""
         ...
 
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
-        """None if the session holds these, or never will; else it is done when it does, in a limited time."""
+        """Return None if the session holds these or never will, else a future of their coming, in a limited time."""
         ...
 
     def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
-        """None if all exist, else what is done when they do."""
+        """Return None if all objects exist, else a future that ends when they do."""
         ...
 
     async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
@@ -70,7 +70,7 @@ class ObjectDirectory(Protocol):
 
 
 class ServicePool(Protocol):
-    """The pool as this needs it: `service.Service`, whose members say more."""
+    """The pool as this module needs it: `service.Service`, whose members say more."""
 
     registry: Registry
     pool: Pool
@@ -93,8 +93,13 @@ class ServicePool(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A program. peer: its newest line, of this incarnation; former: those of earlier ones. open: what it waits for, by
-    its own numbers."""
+    """A program.
+
+    Fields:
+        peer: its newest connection, of this incarnation. former: incarnations of earlier ones. open: its pending calls,
+        by
+            the program's own numbers.
+    """
 
     name: str
     peer: Peer
@@ -104,7 +109,7 @@ class _Session:
 
 
 class Clients:
-    """Belongs to one event loop."""
+    """The sessions of a pool. Use an object of this class from one event loop only."""
 
     def __init__(self, service: ServicePool, router: Router, objects: ObjectDirectory) -> None:
         self._service = service
@@ -117,10 +122,10 @@ class Clients:
         self._silence: asyncio.Event | None = None  # somebody waits for it
 
     def greet(self, peer: Peer, hello: PeerHello) -> None:
-        """A session has a line, its first or a new one, where from now on it gets all its answers.
+        """Take in that a session has a connection, its first or a new one, which gets all its replies from now on.
 
         Raises:
-            InvalidRequest: it is one that the session has had before its newest.
+            InvalidRequest: the connection is one that the session had before its newest.
         """
         session = self._sessions.get(hello.name)
         if session is None:
@@ -134,12 +139,12 @@ class Clients:
         self._by_peer[peer] = session
 
     def _forget(self, peer: Peer) -> None:
-        """What else comes from there counts no more."""
+        """Ignore further messages of an earlier connection."""
         del self._by_peer[peer]
         self._router.forget(peer)
 
     def session_ended(self, name: str) -> None:
-        """A program has ended."""
+        """Take in that a program has ended."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
@@ -148,7 +153,7 @@ class Clients:
             wait.cancel()
 
     async def answered(self) -> None:
-        """Wait until all who asked have their answers."""
+        """Wait until all calls have their replies."""
         while any(session.open for session in self._sessions.values()):
             self._silence = asyncio.Event()
             await self._silence.wait()
@@ -169,9 +174,10 @@ class Clients:
                 self._fail(session, message.number, error)
 
     def _take(self, session: _Session, message: FromPeer, frames: Sequence[Any]) -> None:
-        """
+        """Carry out a message.
+
         Raises:
-            KaasError, or whatever else a senseless message leads to.
+            KaasError, or any other error that a senseless message leads to.
         """
         match message:
             case Submit():
@@ -194,7 +200,8 @@ class Clients:
         self._send(session.peer, CallFailure(number, held), [encode_error(error)])
 
     def _refs(self, session: _Session, attached: Sequence[Attachment], frames: Sequence[Any]) -> list[Any]:
-        """
+        """Return the objects that are attached to a message.
+
         Raises:
             KaasError
         """
@@ -220,7 +227,7 @@ class Clients:
         self._begin(session, message, frames)
 
     def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
-        """What was to begin later has begun, or never will."""
+        """Take in that a request whose objects were still to come has begun, or never will."""
         if task.cancelled():
             self._closed(session, message.number)
             if _blocks(message.attached):
@@ -230,9 +237,10 @@ class Clients:
             self._fail(session, message.number, error)
 
     def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
-        """
+        """Begin a request.
+
         Raises:
-            KaasError, or whatever else a senseless message leads to.
+            KaasError, or any other error that a senseless message leads to.
         """
         invocation = specs.decode_invocation(frames[0])
         function = self._service.registry.get(invocation.function)
@@ -273,7 +281,7 @@ class Clients:
             self._release(session, number, request)
 
     def _release(self, session: _Session, number: int, request: Request) -> None:
-        """Tell when nobody reads a request's Blocks any more."""
+        """Tell the program when a request's Blocks are no longer read."""
         if self._service.pool.holds(request):
             request.on_end = partial(self._released, session, number)
         else:
@@ -298,9 +306,10 @@ class Clients:
             self._send(session.peer, CallResult(number), task.result())
 
     async def _carry_out(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> Sequence[bytes]:
-        """
+        """Return the frames of the reply to a query.
+
         Raises:
-            KaasError, or whatever else a senseless message leads to.
+            KaasError, or any other error that a senseless message leads to.
         """
         service = self._service
         match message.what:
@@ -332,9 +341,10 @@ def _blocks(attached: Sequence[Attachment]) -> bool:
 
 
 def _check(peer: Peer, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
-    """
+    """Check the attachments of a message.
+
     Raises:
-        InvalidRequest: what stands beside a message is not there, or not its sender's to show.
+        InvalidRequest: an attachment is not there, or not its sender's to show.
     """
     for item in attached:
         if isinstance(item, Framed) and not 0 < item.frame <= len(frames):

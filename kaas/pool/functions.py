@@ -23,7 +23,7 @@ REGISTRATION_LIMIT_S = 30.0
 
 
 class Described(Protocol):
-    """A kTask, or what is known of one whose kernels nobody has looked at."""
+    """A kTask, or the facts of one whose kernels were not read here."""
 
     @property
     def label(self) -> str: ...
@@ -37,7 +37,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A registered function. introduction: what an executor is told of it once: the spec, and the kTask's bytes."""
+    """A registered function. introduction: what an executor gets once: the spec, and the kTask's bytes."""
 
     key: str
     label: str
@@ -63,7 +63,7 @@ class RegisteredFunction:
         )
 
     def uses(self, invocation: specs.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
-        """What a policy hears of a request's inputs."""
+        """Return a request's inputs as a policy sees them."""
         uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
         for item in invocation.objects:
             key = refs[item.ref].binary() if item.shared else None
@@ -73,11 +73,11 @@ class RegisteredFunction:
         return tuple(uses)
 
     def bound(self, invocation: specs.Invocation, refs: Sequence[Any]) -> str:
-        """What names the function with the constants of an invocation; "" if it has none."""
+        """Return the name of the function with the constants of an invocation; "" if it has none."""
         return "" if invocation.constants is None else self._bound(refs[invocation.constants])[0]
 
     def places(self, invocation: specs.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
-        """Where the objects that caches know by a key come from: the reference, and for a constant its entry there."""
+        """Return where objects that caches know come from, by key: the reference, and of a constant its entry."""
         shared = (refs[item.ref] for item in invocation.objects if item.shared)
         places: dict[bytes, tuple[Any, int | None]] = {ref.binary(): (ref, None) for ref in shared}
         if invocation.constants is not None:
@@ -87,7 +87,7 @@ class RegisteredFunction:
         return places
 
     def _bound(self, ref: Any) -> tuple[str, tuple[ObjectUse, ...]]:
-        """The function's name with these constants, and what a policy hears of them."""
+        """Return the function's name with these constants, and the constants as a policy sees them."""
         identity = ref.binary()
         if identity not in self.constants:
             if len(self.constants) == KNOWN_CONSTANTS:
@@ -101,7 +101,7 @@ class RegisteredFunction:
 
 
 class Registry:
-    """Belongs to one event loop."""
+    """All functions. Use an object of this class from one event loop only."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -124,7 +124,7 @@ class Registry:
         return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
 
     def register(self, spec: bytes, task: bytes) -> None:
-        """Make a function known; once more changes nothing. What is kept for later lives of the pool makes sense.
+        """Make a function known, in later epochs of the pool too. A second call changes nothing.
 
         Raises:
             KaasError: these bytes are not the kTask that the function names.
@@ -144,8 +144,11 @@ class Registry:
             expected.set_result(registered)
 
     def lend(self, spec: specs.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
-        """Make a function with an owner known until it is given back as often; data: the kTask. label: what its owner
-        knows it by. The caller keeps it for later lives of the pool."""
+        """Make a function with an owner known until it is given back as often.
+
+        `data` is the kTask, `label` the owner's name for the function. The owner keeps the function for later epochs of
+        the pool.
+        """
         self._lent.setdefault(spec.key, []).append(label)
         return self._functions.get(spec.key) or self._add(spec, task, data)
 
@@ -166,11 +169,12 @@ class Registry:
         return added
 
     async def registered(self, key: str) -> RegisteredFunction:
-        """A function once it is known: messages to an asyncio actor may overtake each other, the invocation its
-        function's registration too.
+        """Return a function once it is known.
+
+        Messages to an asyncio actor may overtake each other, and so an invocation its function's registration.
 
         Raises:
-            KaasError: nobody has told of it.
+            KaasError: no program has registered it in time.
         """
         expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
         try:

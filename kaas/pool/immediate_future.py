@@ -1,4 +1,4 @@
-"""What somebody will be told: like a future, but who waits is called at once, not in a later turn of the loop."""
+"""A future whose callbacks are called at once, and not in a later turn of the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PENDING, _SET, _FAILED, _CANCELLED = range(4)
 
 
 class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
-    """Belongs to one event loop. It can be awaited there; a wait that is cancelled cancels the answer.
+    """A future of one event loop. A wait for it that is cancelled cancels it.
 
     A turn of asyncio's loop costs as much as what a pool does for a message, and a request would take five.
     """
@@ -26,7 +26,7 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
 
     @classmethod
     def of(cls, task: asyncio.Future[T]) -> ImmediateFuture[T]:
-        """What a task or future gives; it comes in a turn of its own."""
+        """Return the future of a task or future; it ends in a turn of its own."""
         answer = cls()
         task.add_done_callback(answer._take)
         return answer
@@ -46,9 +46,10 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
         return self._state == _CANCELLED
 
     def result(self) -> T:
-        """
+        """Return the value.
+
         Raises:
-            asyncio.CancelledError, asyncio.InvalidStateError, or what it failed with.
+            asyncio.CancelledError, asyncio.InvalidStateError, or the error it ended with.
         """
         if self._state == _SET:
             value: T = self._value
@@ -58,7 +59,8 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
         raise error
 
     def exception(self) -> BaseException | None:
-        """
+        """Return the error it ended with, or None.
+
         Raises:
             asyncio.CancelledError, asyncio.InvalidStateError
         """
@@ -75,14 +77,14 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
         self._end(_FAILED, error)
 
     def cancel(self) -> bool:
-        """Whether it was still to come."""
+        """Cancel it. Return True if it had not ended."""
         if self._state != _PENDING:
             return False
         self._end(_CANCELLED, None)
         return True
 
     def add_done_callback(self, callback: Callable[[ImmediateFuture[T]], object]) -> None:
-        """Call this with it once it is done: at once if it is, else in the call that does it."""
+        """Call this with the future once it is done: at once if it is, else in the call that ends it."""
         if self._state == _PENDING:
             self._callbacks += (callback,)
         else:

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and the way there and back for another loop."""
+"""An event loop on a thread of its own, and how another loop awaits its work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class PoolLoop(uvloop.Loop):
-    """What a pool lives on. Its timers are of milliseconds, and early by up to two of them.
+    """The event loop of a pool. Its timers are of milliseconds, and early by up to two of them.
 
-    A turn of it costs a third of one of asyncio's own loop, which is written in Python.
+    A turn of it costs a third of a turn of asyncio's own loop, which is written in Python.
     """
 
     time = staticmethod(monotonic)
@@ -29,7 +29,7 @@ class PoolLoop(uvloop.Loop):
 
 
 class PoolThread:
-    """The thread on which a pool lives. The loop of Ray, or of whoever else has one, only passes things on to it."""
+    """The thread of a pool's event loop. Ray's loop, or any other, only passes work on to it."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = PoolLoop()
@@ -41,24 +41,27 @@ class PoolThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, from another one; what still runs there is cancelled."""
+        """End the thread, from another one; running work is cancelled."""
         self.post(self.loop.stop)
         self._thread.join()
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have something called there."""
+        """Call a function on the thread."""
         self.loop.call_soon_threadsafe(function, *args, context=self._context)
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin work. Only there."""
+        """Begin a task, from the thread itself."""
         return self.loop.create_task(work, context=self._context)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What becomes of work that runs there, awaited in another loop. Who cancels this cancels the work."""
+        """Return the result of a coroutine on the thread, awaited in another loop; cancelling the wait cancels it."""
         return await self.ask(self.task, work)
 
     async def ask(self, begin: Callable[..., asyncio.Future[T] | ImmediateFuture[T]], *args: Any) -> T:
-        """As `run`, of a future or an Answer that `begin` makes there, or of what it raises. Cheaper than a task."""
+        """Do as `run`, with a future that `begin` makes there, or with the error that it raises.
+
+        Cheaper than a task.
+        """
         here = asyncio.get_running_loop()
         answer: asyncio.Future[T] = here.create_future()
         crossing = _Crossing(here, answer)

@@ -1,4 +1,4 @@
-"""The pool as its callers see it, whatever way they come: functions, invocations, caches, figures, its end."""
+"""The pool as its callers see it, on Ray and without: functions, invocations, caches, figures, its end."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ NOTHING_KEPT: Mapping[int, bytes] = {}
 
 
 class Backend(Protocol):
-    """What a pool stands on: Ray, or plain processes."""
+    """The platform of a pool: Ray, or plain processes."""
 
     @property
     def node(self) -> str:
-        """Where the pool runs, as its peers know it."""
+        """The node of the pool, as its peers know it."""
         ...
 
     @property
     def host(self) -> str | None:
-        """The name under which other nodes reach it; None: nobody comes from there."""
+        """The name under which other nodes reach the pool; None: no peer comes from another node."""
         ...
 
     @property
     def again(self) -> bool:
-        """Whether this process of the pool replaces one that ended."""
+        """True if this process of the pool replaces one that ended."""
         ...
 
     @property
     def objects(self) -> ObjectDirectory: ...
 
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
-        """The executors, and the way to the workers of all kinds."""
+        """Return the executors, and the transport to workers of all kinds."""
         ...
 
     def came(self, hello: PeerHello) -> None:
-        """A client has a line."""
+        """Take in that a client has a connection."""
         ...
 
 
@@ -89,7 +89,7 @@ class Service:
 
     @classmethod
     async def open(cls, name: str, config: Config, backend: Backend, store: Store) -> Service:
-        """A pool that begins, or goes on with what an earlier process of it has left. store: open.
+        """Open a pool that begins, or goes on with what an earlier process of it has left. store: open.
 
         Raises:
             KaasError: this pool cannot be.
@@ -101,11 +101,12 @@ class Service:
         return service
 
     async def started(self) -> None:
-        """Wait until the devices of a pool that begins can run requests. One that goes on after its process ended does
-        so with the devices that it still has.
+        """Wait until the devices of a pool that begins can run requests.
+
+        A pool that goes on after its process ended does so with the devices that it still has.
 
         Raises:
-            DeviceUnavailable: one cannot.
+            DeviceUnavailable: a device cannot.
         """
         if not self._backend.again:
             await self.pool.started()
@@ -136,11 +137,12 @@ class Service:
         refs: Sequence[Any] = (),
         keep: Mapping[int, bytes] = NOTHING_KEPT,
     ) -> ImmediateFuture[Sequence[Any]]:
-        """Its outputs in declared order. frames: the encoded invocation. keep: keys of the outputs that stay on the
-        device, by position.
+        """Run an invocation; return a future of its outputs in declared order.
+
+        `frames` begin with the encoded invocation. `keep` has keys of the outputs that stay on the device, by position.
 
         Raises:
-            KaasError: here, if it is not taken in.
+            KaasError: here, if the request is refused.
         """
         function = self.registry.get(invocation.function)
         if function is None:  # its registration, another message, may come later
@@ -151,7 +153,7 @@ class Service:
         return request.answer
 
     async def function(self, key: str) -> RegisteredFunction:
-        """A function, once it is known. Raises KaasError if it does not become so."""
+        """Return a function, once it is known. Raises KaasError if it does not become so."""
         return self.registry.get(key) or await self.registry.registered(key)
 
     async def _invoke_later(
@@ -172,7 +174,7 @@ class Service:
         ready: asyncio.Future[Any] | None,
         session: str,
     ) -> Request:
-        """Take an invocation in. ready: done when what it names exists.
+        """Take an invocation in. ready: done when the objects that it names exist.
 
         Raises:
             KaasError
@@ -187,7 +189,10 @@ class Service:
         session: str,
         label: str = "",
     ) -> WorkerCall:
-        """An invocation as the core takes it. label: of the function for people; its kTask's if this is empty."""
+        """Return an invocation as the core takes it.
+
+        label: of the function for people; its kTask's if this is empty.
+        """
         return WorkerCall(
             label or function.label,
             invocation.client,
@@ -202,7 +207,7 @@ class Service:
         )
 
     def session_ended(self, session: str) -> None:
-        """A program has ended."""
+        """Take in that a program has ended."""
         self.clients.session_ended(session)
         self.pool.session_ended(session)
         self._backend.objects.session_ended(session)
@@ -210,7 +215,7 @@ class Service:
     # --- caches
 
     async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
-        """Do something to the caches, once what it is about is complete.
+        """Carry out a cache command, once the objects that it names are complete.
 
         Raises:
             KaasError
@@ -231,9 +236,10 @@ class Service:
             await self.pool.caches.carry_out(order, upkeep.device)
 
     async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
-        """
+        """Wait for objects, unless the pool stops.
+
         Raises:
-            PoolStopped: nobody waits for it any more.
+            PoolStopped
         """
         self._waits.add(wait)
         try:
@@ -256,7 +262,8 @@ class Service:
         return self.pool.reports.measured()
 
     async def trace(self, seconds: float) -> bytes:
-        """
+        """Return a trace of the requests of the next seconds.
+
         Raises:
             InvalidRequest
         """
@@ -266,13 +273,13 @@ class Service:
         return await self.pool.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
-        """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on."""
+        """Answer all waiting calls, end the executors and forget; later calls are refused. Once begun it goes on."""
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._stop())
         return self._stopping
 
     async def stop(self) -> None:
-        """Begin, and wait until it is done. It goes on whatever becomes of who asked."""
+        """Begin to stop, and wait until it is done. It goes on even if the caller is cancelled."""
         await asyncio.shield(self.begin_to_stop())
 
     async def _stop(self) -> None:
@@ -284,5 +291,5 @@ class Service:
         self.stopped.set()
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         self._router.close()

@@ -1,4 +1,4 @@
-"""What else takes requests for a pool, in its process, as long as somebody asks for it: servers of remote clients."""
+"""Servers of remote clients in the pool's process, each for as long as the session that asks for it lives."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ OPEN_LIMIT_S = 300.0
 
 
 class SessionListener(Protocol):
-    """It is open."""
+    """An open server."""
 
     @property
     def endpoint(self) -> str: ...
 
     def drain(self, reason: str) -> None:
-        """Take no more, and end."""
+        """Take no more requests, and end."""
         ...
 
     def reload(self, settings: Any) -> None:
-        """Take what has changed of its configuration."""
+        """Take changed settings."""
         ...
 
     async def left(self) -> None:
-        """Until it has drained."""
+        """Wait until the server has drained."""
         ...
 
     async def close(self) -> None: ...
@@ -37,8 +37,13 @@ class SessionListener(Protocol):
 
 @dataclass(slots=True)
 class _OpenListener:
-    """opened: the front, or why there is none. gone: nobody asks for it any more. served: it has begun. asking: so many
-    wait for it."""
+    """A server of a session.
+
+    Fields:
+        opened: the server, or why there is none. gone: no session asks for it any more. served: it has begun. asking:
+        how
+            many calls wait for it.
+    """
 
     opened: asyncio.Future[SessionListener]
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,18 +52,21 @@ class _OpenListener:
 
 
 class SessionListeners:
-    """By the sessions of those who ask for them. Belongs to one event loop."""
+    """The servers, by the sessions that ask for them. Use an object of this class from one event loop only."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _OpenListener] = {}
 
     @property
     def any(self) -> bool:
-        """Whether somebody asks for one."""
+        """True if a session asks for a server."""
         return any(entry.served for entry in self._entries.values())
 
     def serve(self, session: str, opener: Callable[[], Awaitable[SessionListener]]) -> asyncio.Task[None]:
-        """From a front's opening to its end; `end` counts from now on. The task raises what opening it does."""
+        """Return a task from a server's opening to its end; it raises what the opening raises.
+
+        `end` counts from now on.
+        """
         entry = self._entry(session)
         entry.served = True
         task = asyncio.get_running_loop().create_task(_live(entry, opener))
@@ -74,7 +82,7 @@ class SessionListeners:
             entry.opened.exception()  # whoever asked for it is told here
 
     async def opened(self, session: str) -> SessionListener:
-        """It may be asked for later than this.
+        """Return a session's server; the call may come before `serve`.
 
         Raises:
             TimeoutError; PoolStopped; what opening it raises.
@@ -89,7 +97,7 @@ class SessionListeners:
                 del self._entries[session]
 
     def end(self, session: str) -> None:
-        """Nobody asks for it any more: it ends as if its process did."""
+        """End a session's server as if its process had ended."""
         if session in self._entries:
             self._entries[session].gone.set()
 

@@ -1,4 +1,4 @@
-"""Waiting for what comes over a line: asleep, or awake if it is likely to come soon."""
+"""Waiting for events of a connection: asleep, or awake if one is likely to come soon."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class AdaptivePoll:
     """An edge-triggered epoll, of whose events each reaches one thread, however many wait.
 
     To wake a thread of an idle processor takes 20 to 50 μs, or more on a virtual machine, and the threads that hand a
-    request on meanwhile are moved between processors. So after a short wait the next one begins awake, as KVM lets a
-    guest's do (halt polling) and CUDA by default those for a device: for as long as a short wait may last, in one
-    thread, which yields to whatever else can run.
+    request on meanwhile are moved between processors. So after a short wait the next one begins awake, as KVM does for
+    a guest (halt polling) and CUDA by default for a device: for as long as a short wait may last, in one thread, which
+    yields to whatever else can run.
     """
 
     def __init__(self, files: Iterable[int]) -> None:
@@ -33,7 +33,7 @@ class AdaptivePoll:
         self._asleep_until_s = 0.0
 
     def wait(self, idle: bool) -> int:
-        """The events of one file. idle: this process does nothing else, so that nobody is kept from Python's lock."""
+        """Return the events of one file. idle: this process does nothing else, so no thread waits for Python's lock."""
         began_s = monotonic()
         found: list[tuple[int, int]] = []
         if idle and self._soon and began_s >= self._asleep_until_s and self._awake.acquire(blocking=False):
@@ -46,7 +46,7 @@ class AdaptivePoll:
         return events
 
     def _look(self, now_s: float) -> list[tuple[int, int]]:
-        """What comes while a short wait may last."""
+        """Return the event that comes while a short wait may last."""
         end_s = now_s + SOON_S
         while now_s < end_s:
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""How a process comes on line with its pool."""
+"""How a process connects to its pool."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from kaas.wire.messages import Address, PeerHello
 
 
 def connect(address: Address, node: str, role: str, name: str, incarnation: str, timeout_s: float) -> Connection:
-    """A line on which the pool has said Welcome.
+    """Return a connection on which the pool has replied with PoolWelcome.
 
-    Args:
-        node: where this process is. role, name, incarnation: as in PeerHello.
+    `node` is where this process runs; `role`, `name` and `incarnation` are as in PeerHello.
 
     Raises:
-        LineLost: there is no pool at this address, or it does not answer in time
-        KaasError: it wants nothing of this peer
+        ConnectionLost: there is no pool at this address, or no reply in time.
+        KaasError: the pool refuses this peer.
     """
     hello = PeerHello(messages.VERSION, role, name, incarnation, os.getpid())
     here = address.node == node and os.path.exists(address.path)

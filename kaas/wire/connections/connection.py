@@ -1,4 +1,4 @@
-"""A peer's line to the pool: over a Unix socket on the pool's machine, over ZeroMQ from another one."""
+"""A peer's connection to the pool: a Unix socket on the pool's machine, ZeroMQ from another one."""
 
 from __future__ import annotations
 
@@ -36,40 +36,42 @@ T = TypeVar("T")
 
 
 class ConnectionLost(Exception):
-    """Nothing comes over this line any more."""
+    """The connection has ended: no more messages come."""
 
 
 class AnyConnection(ABC, Generic[Sent, Got]):
-    """Whatever is said on it. Anybody sends; one thread at a time receives, the others wait for their turn."""
+    """A connection for messages. Any thread sends; one thread at a time receives, the others wait for their turn."""
 
     @abstractmethod
     def send(self, header: Sent, frames: Sequence[Any] = ()) -> None:
-        """From any thread; waits for nobody.
+        """Send a message, from any thread and without waiting.
 
         Raises:
-            LineLost: it is closed, here or at its other end
+            ConnectionLost: the connection is closed, here or at its other end.
         """
 
     @abstractmethod
     def receive(self, timeout_s: float | None = None) -> tuple[Got, Frames] | None:
-        """The next message, or None if there is none in time, or after `wake`.
+        """Return the next message, or None if there is none in time, or after `wake`.
 
         Raises:
-            LineLost: it is closed, here or at its other end; all that came before was received
+            ConnectionLost: the connection is closed, here or at its other end; all messages before that were received.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """From any thread: who waits in `receive` gets None, and if nobody does, the next who has to wait."""
+        """Let the thread in `receive` return None, or the next one that has to wait. From any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """From any thread; once more changes nothing. Who waits in `receive` gets LineLost. What was not sent yet is
-        not sent."""
+        """Close the connection, from any thread. A second call changes nothing.
+
+        A thread in `receive` gets ConnectionLost. Messages that were not sent yet are not sent.
+        """
 
 
 class Connection(AnyConnection[FromPeer, ToPeer]):
-    """To the pool; made by `kaas.wire.connections.connect`.
+    """A connection to the pool; made by `kaas.wire.connections.connect`.
 
     Fields:
         shares: the pool can read Blocks of this process.
@@ -81,11 +83,12 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
         self._serving = Lock()
 
     def serve(self, take: Callable[[ToPeer, Frames], T | None]) -> Iterator[T]:
-        """Have messages taken, in their order and one at a time, by any number of threads that do this: what comes of
-        one of them is its thread's, and the others go on with the next.
+        """Have messages taken in their order and one at a time, by any number of threads that call this.
+
+        The result of a message belongs to the thread that took the message; the others go on with the next.
 
         Raises:
-            LineLost: as `receive` does
+            ConnectionLost: as `receive` does.
         """
         while True:
             yield self._served(take)
@@ -104,11 +107,16 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
         """Send the first message."""
 
     def introduce(self, hello: PeerHello, timeout_s: float, *, here: bool) -> None:
-        """Say PeerHello and wait for PoolWelcome. here: the pool is on this machine, and may be able to read Blocks.
+        """Send PeerHello and wait for PoolWelcome.
+
+        Args:
+            hello: the first message.
+            timeout_s: for the reply.
+            here: the pool is on this machine, and may be able to read Blocks.
 
         Raises:
-            LineLost: there is no answer in time
-            KaasError: the pool wants nothing of this peer
+            ConnectionLost: there is no reply in time.
+            KaasError: the pool refuses this peer.
         """
         deadline_s = time.monotonic() + timeout_s
         secret, early = secrets.token_bytes(PROBE_BYTES), list[tuple[ToPeer, Frames]]()

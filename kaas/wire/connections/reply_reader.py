@@ -1,7 +1,7 @@
-"""Who receives from a line that many threads wait on: one of them, for itself and for the others.
+"""Which of the threads that wait for replies receives from their connection: one, for itself and for the others.
 
-When it has what it waited for it leaves that to the next. So a thread that waits alone has its answer without any other
-thread. Only where nobody waits, for callbacks and event loops, there is a thread of its own.
+When its own reply is there, the thread leaves receiving to the next. So a thread that waits alone has its reply without
+any other thread. Only where no thread waits, for callbacks and event loops, there is a thread of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class AwaitedReply(Protocol):
-    """What a thread waits for. waiting: set when it has ended, or when it is this thread's turn to receive; guarded, as
-    `ended` is, by the receiver's lock."""
+    """The reply that a thread waits for.
+
+    `waiting` is set when the reply is there, or when it is this thread's turn to receive. The receiver's lock guards
+    both.
+    """
 
     waiting: list[threading.Event]
 
@@ -34,7 +37,11 @@ class AwaitedReply(Protocol):
 
 
 class ReplyReader(Generic[Got]):
-    """take: what has come. lost: a line has ended; it then gives another, or ends what is waited for."""
+    """Receives replies.
+
+    `take` is called with each message. `lost` is called when a connection has ended; it gives another, or ends the
+    calls.
+    """
 
     def __init__(
         self, take: Callable[[Got, Sequence[Any]], None], lost: Callable[[AnyConnection[Any, Got]], None]
@@ -49,12 +56,12 @@ class ReplyReader(Generic[Got]):
         self._watched = _Watched()
 
     def use(self, connection: AnyConnection[Any, Got] | None) -> None:
-        """Receive from this line from now on; None: from none. Called with the lock held."""
+        """Receive from this connection from now on; None: from none. The caller holds the lock."""
         self._connection = connection
         self._pass_on()
 
     def wait(self, until: AwaitedReply, timeout_s: float | None) -> None:
-        """Until something has ended or the time is up; with 0, what has come already is taken."""
+        """Wait until a call has ended or the time is up; with 0, only take the messages that are there."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
         while True:
             with self.lock:
@@ -78,7 +85,7 @@ class ReplyReader(Generic[Got]):
                 return
 
     def take_all(self) -> None:
-        """What has come already."""
+        """Take the messages that are there."""
         self.wait(_Never(), 0)
 
     def _receive(self, connection: AnyConnection[Any, Got], until: AwaitedReply, end_s: float | None) -> None:
@@ -104,7 +111,7 @@ class ReplyReader(Generic[Got]):
                 self.call(callbacks)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Call these, by the receiving thread only when it does not receive any more: they may wait for answers too."""
+        """Call these. The receiving thread does so only when it no longer receives: they may wait for replies too."""
         if self._receiving == threading.get_ident():
             self._called_later += callbacks
             return
@@ -115,7 +122,7 @@ class ReplyReader(Generic[Got]):
                 _log.exception("a callback of a kaas.Future raised")
 
     def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
-        """Whether there is time left. Who then has the turn takes it; else the next one has it."""
+        """Return True if there is time left. The thread that has the turn takes it; else the next one has it."""
         takes_it = False
         try:
             turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
@@ -134,7 +141,7 @@ class ReplyReader(Generic[Got]):
             next(iter(self._turns)).set()
 
     def wake(self) -> None:
-        """Something has ended otherwise: whoever receives may have waited for it."""
+        """Let the receiving thread look: a call has ended in another way."""
         with self.lock:
             connection = self._connection if self._receiving is not None else None
         if connection is not None:
@@ -143,7 +150,10 @@ class ReplyReader(Generic[Got]):
     # --- what has nobody who waits
 
     def watch(self, number: int) -> None:
-        """Receive until this one is `unwatch`ed, even if nobody waits. Called with the lock held, as the next ones."""
+        """Receive until this call is `unwatch`ed, even if no thread waits.
+
+        The caller holds the lock, here and below.
+        """
         watched = self._watched
         watched.numbers.add(number)
         watched.some.set()
@@ -177,7 +187,7 @@ class ReplyReader(Generic[Got]):
 
 
 class _Watched:
-    """What the thread of its own waits for: that none is left to be watched."""
+    """The end that the reader's own thread waits for: no call is left to be watched."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
@@ -191,7 +201,7 @@ class _Watched:
         return not self.numbers
 
     def let_go(self) -> None:
-        """Its thread waits for a turn, which may never come."""
+        """Let the thread wait for a turn, which may never come."""
         for turn in self.waiting:
             turn.set()
 

@@ -1,4 +1,4 @@
-"""Who speaks with the pool over lines, whatever way these come."""
+"""The peers of a pool and their messages, over Unix sockets and over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ LAST_WORDS_S = 1.0
 
 
 class Channel(Protocol):
-    """The way to one peer; hashable. local: it is on this machine."""
+    """The endpoint of one peer; hashable. local: the peer is on this machine."""
 
     @property
     def local(self) -> bool: ...
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
-        """Waits for nobody. Whether the peer is there. files: only for a local peer; they are closed after that."""
+        """Send without waiting, and return True if the peer is there.
+
+        files: only for a local peer; closed after that.
+        """
         ...
 
 
@@ -57,13 +60,14 @@ Greet = Callable[[Peer, PeerHello], None]
 
 
 class Router:
-    """All its methods belong to the loop's thread.
+    """Passes messages between a pool and its peers. All methods belong to the loop's thread.
 
-    What comes from strangers, or makes no sense, is dropped and counted.
+    Messages of unknown peers, and messages that make no sense, are dropped and counted.
 
     Fields:
-        address: once it is open. inbox: for Blocks of peers that share. dropped: messages that were not understood, or
-            came from or went to nobody.
+        address: once the router is open. inbox: for Blocks of peers that share. dropped: messages that were not
+        understood, or
+            of unknown peers or to them.
     """
 
     address: Address
@@ -81,9 +85,12 @@ class Router:
         self._own_folder: SocketFolder | None = None
 
     def open(self, receive: Receive, greet: Greet) -> None:
-        """From now on peers may come. greet hears of each before it is welcome, and may refuse it by a KaasError; it
-        hears again of one whose connection was made anew, so that what was on its way may be lost. receive hears of all
-        that they send then. Neither waits."""
+        """Let peers come.
+
+        `greet` hears of each peer before it is welcome, and may refuse it by a KaasError; it hears again of a peer
+        whose connection was made anew, so that messages in between may be lost. `receive` gets all messages of a peer
+        after that. Neither waits.
+        """
         self._receive, self._greet = receive, greet
         if self._folder is None:
             self._own_folder = SocketFolder()
@@ -105,24 +112,24 @@ class Router:
             self.address = msgspec.structs.replace(self.address, tcp=listener.endpoint, **keys)
 
     def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
-        """Waits for nobody; to a peer that is gone it is dropped. files: as the channel takes them."""
+        """Send without waiting; a message to a peer that is gone is dropped. files: as the channel takes them."""
         if not peer.channel.send(header, frames, files):
             self.dropped += 1
 
     def forget(self, peer: Peer) -> None:
-        """It has ended: nothing that it sent is received any more."""
+        """Take in that a peer has ended: no message of it is received any more."""
         self._peers.pop(peer.channel, None)
         if peer.shares:
             self.inbox.forget(peer.pid)
 
     def close(self) -> None:
-        """What was sent goes out yet, if its receiver takes it within LAST_WORDS_S."""
+        """Close. Sent messages still go out if their receiver takes them within LAST_WORDS_S."""
         for listener in self._listeners:
             listener.close(LAST_WORDS_S)
         self.hide()
 
     def hide(self) -> None:
-        """Nobody on this machine finds it any more; who is connected stays so."""
+        """Let no process of this machine find the router any more; connected peers stay so."""
         self._local.hide()
         if self._own_folder is not None:
             self._own_folder.remove()
@@ -130,7 +137,7 @@ class Router:
     # --- what comes
 
     def _take_local(self, channel: Channel, frames: Frames) -> None:
-        """The first message of a line is PeerHello."""
+        """Take a message of a local connection. The first one is PeerHello."""
         peer = self._peers.get(channel)
         if peer is None:
             self._greeted(channel, frames)
@@ -173,7 +180,7 @@ class Router:
         self._peers.pop(channel, None)
 
     def _can_read(self, hello: PeerHello, frames: Frames) -> bool:
-        """Who shows what lies in a process's memory is that process: nobody else knows it."""
+        """Return True if the pool can read the peer's memory, and the peer shows what lies there: only it knows."""
         if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
             return False
         try:

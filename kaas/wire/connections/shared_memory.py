@@ -1,8 +1,8 @@
-"""Large values between processes of one machine: the sender's memory files, mapped by who reads them.
+"""Large values between processes of one machine: the sender's memory files, mapped by their readers.
 
 A file is used again when its reader is done, since pages that a process touches for the first time cost five times as
-much as copying into them. It can never shrink, so that nobody who reads it falls into a hole, and only its owner's own
-mapping can write it (F_SEAL_FUTURE_WRITE), so that nobody who is handed the file can change a value.
+much as copying into them. A file can never shrink, so that no reader falls into a hole, and only its owner's own
+mapping can write it (F_SEAL_FUTURE_WRITE), so that no process that is handed the file can change a value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEAL_FUTURE_WRITE = 0x10
 
 
 class BlockLease:
-    """Values that lie in shared memory until it is released, by any thread; a second time changes nothing.
+    """Values that lie in shared memory until the lease is released, by any thread; a second time changes nothing.
 
     Fields:
         blocks: where, one for each value.
@@ -55,23 +55,23 @@ class BlockLease:
 
     @property
     def block(self) -> Block:
-        """Of the only value."""
+        """The place of the only value."""
         (block,) = self.blocks
         return block
 
     @property
     def view(self) -> memoryview:
-        """The only value, as long as it is not released."""
+        """The only value, as long as the lease is not released."""
         (segment,), block = self._held, self.block
         return segment.memory[block.offset_bytes : block.offset_bytes + block.nbytes].data.toreadonly()
 
     def release(self) -> None:
-        """Nobody reads the values any more: the memory is used again."""
+        """Let the memory be used again: no process reads the values any more."""
         self._outbox._take_back(self._held)
 
 
 class Outbox:
-    """Where a process puts values for others. All its methods may be called by any thread."""
+    """The values that a process puts into shared memory for others. Any thread may call the methods."""
 
     def __init__(self, limit_idle_bytes: int = 256 << 20) -> None:
         """limit_idle_bytes: of memory that is kept for later use while nobody needs it."""
@@ -83,7 +83,7 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many files are leased that who has another way for a value had better take that."""
+        """True if so many files are leased that a value should take another way if it has one."""
         return self._leased >= LEASED_AT_MOST
 
     def put(self, data: Any) -> BlockLease:
@@ -91,7 +91,7 @@ class Outbox:
         return self.put_all([data])
 
     def put_all(self, values: Sequence[Any]) -> BlockLease:
-        """Copy several, which are released as one."""
+        """Copy several values, which are released as one."""
         arrays = [
             np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, np.uint8) for data in values
         ]
@@ -107,7 +107,7 @@ class Outbox:
         return BlockLease(self, segment, tuple(blocks))
 
     def close(self) -> None:
-        """Gives back what is idle, and the rest as it is released."""
+        """Give idle memory back, and the rest as it is released."""
         with self._lock:
             self._closed = True
             self._shrink(0)
@@ -135,7 +135,7 @@ class Outbox:
             self._shrink(0 if self._closed else self._limit_bytes)
 
     def _shrink(self, limit_bytes: int) -> None:
-        """Give back what was idle for longest."""
+        """Give back the memory that was idle for longest."""
         idle_bytes = sum(segment.nbytes for segment in self._idle)
         while idle_bytes > limit_bytes or len(self._idle) > IDLE_AT_MOST:
             segment = self._idle.pop(0)
@@ -156,13 +156,13 @@ class _Segment:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
 
     def close(self) -> None:
-        """Who has it mapped keeps it; here it goes with the last array that looks into it."""
+        """Unmap the file here with the last array that looks into it; readers keep it."""
         os.close(self.fd)
         del self.memory
 
 
 class Inbox:
-    """Where a process reads what others have put. All its methods may be called by any thread."""
+    """The values of other processes. Any thread may call the methods."""
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         """limit_bytes: of mappings that are kept for the next time; they keep the sender's memory too."""
@@ -171,10 +171,10 @@ class Inbox:
         self._mapped: OrderedDict[_Identity, _Mapped] = OrderedDict()
 
     def view(self, block: Block) -> memoryview:
-        """The value, not to be written, without a copy.
+        """Return a value, read-only and without a copy.
 
         Raises:
-            OSError: the sender has ended, or there is no such value
+            OSError: the sender has ended, or there is no such value.
         """
         path = _path(block)
         memory = self._known(_identity(os.stat(path)), block.pid)
@@ -184,22 +184,22 @@ class Inbox:
         return part(memory, block.offset_bytes, block.nbytes)
 
     def map_file(self, file: int) -> memoryview:
-        """The whole memory of a file that was received, not to be written.
+        """Return the whole memory of a received file, read-only.
 
         Raises:
-            OSError: it is no memory that was shared
+            OSError: the file is no memory that was shared.
         """
         memory = self._known(_identity(os.fstat(file)), None)
         return self._map(file, None) if memory is None else memory
 
     def forget(self, pid: int) -> None:
-        """This process has ended: its memory is given back once nobody looks into it."""
+        """Take in that a process has ended: its memory is given back with the last view into it."""
         with self._lock:
             for identity in [identity for identity, mapped in self._mapped.items() if mapped.pid == pid]:
                 del self._mapped[identity]
 
     def _known(self, identity: _Identity, pid: int | None) -> memoryview | None:
-        """A file that is mapped cannot give its number to another one."""
+        """Return the mapped file of this number; a mapped file cannot give its number to another one."""
         with self._lock:
             mapped = self._mapped.get(identity)
             if mapped is None or mapped.pid != pid:
@@ -240,9 +240,10 @@ def open_file(block: Block) -> int:
 
 
 def part(memory: memoryview, offset_bytes: int, nbytes: int) -> memoryview:
-    """
+    """Return a part of a file's memory.
+
     Raises:
-        OSError: it ends before that
+        OSError: the file ends before that.
     """
     _check_part(memory.nbytes, offset_bytes, nbytes)
     return memory[offset_bytes : offset_bytes + nbytes]

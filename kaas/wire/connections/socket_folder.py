@@ -1,4 +1,4 @@
-"""The folder of a pool's local socket: only its user's, and gone with the pool, however that ends."""
+"""The folder of a pool's local socket: only its user's, and removed when the pool ends, however that happens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _TEMPORARY_BYTES = 64
 
 
 class SocketFolder:
-    """A new one. Its process keeps it locked, so that one that was killed is known to be gone: the next pool that
-    begins on this machine removes what it has left.
+    """A new folder. Its process keeps it locked, so the next pool on this machine sees which folders are left over.
 
     Fields:
-        path: where it is.
+        path: of the folder.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class SocketFolder:
         self._file = file
 
     def remove(self) -> None:
-        """With all that is in it; once more changes nothing."""
+        """Remove the folder with all its files; a second call changes nothing."""
         if self._file >= 0:
             shutil.rmtree(self.path, ignore_errors=True)  # somebody who tidies up may have been faster
             os.close(self._file)
@@ -48,7 +47,7 @@ def _remove_left(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """This folder, locked until the file is closed; None if it is somebody's, or gone."""
+    """Return a folder's file, locked until it is closed; None if another process has it, or it is gone."""
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

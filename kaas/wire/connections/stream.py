@@ -39,17 +39,17 @@ Map = Callable[[int], memoryview]
 
 
 class Malformed(Exception):
-    """What came is no message, and nothing behind it can be understood."""
+    """The bytes are no message, and none after them can be understood."""
 
 
 class MessageStream:
-    """One end. It never waits: what cannot be sent at once is kept for `flush`.
+    """One end of a connected socket. It never waits: bytes that cannot be sent at once are kept for `flush`.
 
     Fields:
-        unread: the last `read` found something, so there may be more; False: what comes now is an event of the socket.
+        unread: the last `read` found bytes, so there may be more; False: what comes now is an event of the socket.
         drained: the last `read` found less than it had room for: what else was there then is at most the end.
 
-    Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.
+    A thread that is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
     """
 
     def __init__(self, connected: socket.socket, map_file: Map | None = None) -> None:
@@ -76,12 +76,12 @@ class MessageStream:
         self._unsent.clear()
 
     def send(self, header: bytes, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> bool:
-        """A header and its frames, each of them anything with contiguous memory. Whether nothing is left to `flush`.
+        """Send a header and its frames, each with contiguous memory. Return True if nothing is left to `flush`.
 
-        files: at most FILES_AT_MOST descriptors, which this stream closes once they are sent.
+        `files` are at most FILES_AT_MOST descriptors, which this stream closes once they are sent.
 
         Raises:
-            ConnectionError: the other end has ended
+            ConnectionError: the other end has ended.
         """
         if files:
             return self._send_with_files([header, *map(_flat, frames)], files)
@@ -115,10 +115,10 @@ class MessageStream:
         return not waiting and self.flush()
 
     def flush(self) -> bool:
-        """Send what is left, as far as it goes. Whether that was all.
+        """Send what is left, as far as it goes. Return True if that was all.
 
         Raises:
-            ConnectionError: the other end has ended
+            ConnectionError: the other end has ended.
         """
         unsent = self._unsent
         while unsent:
@@ -140,10 +140,10 @@ class MessageStream:
         return True
 
     def read(self) -> list[Frames]:
-        """The messages that have come, maybe none; in bits, so that others have their turn.
+        """Return the messages that have come, perhaps none; in parts, so that other work has its turn.
 
         Raises:
-            EOFError: the other end has ended, and all that it sent was read
+            EOFError: the other end has ended, and all that it sent was read.
             Malformed
         """
         self.unread = True
@@ -166,7 +166,7 @@ class MessageStream:
         return self._cut(self._rest + data if self._rest else data)
 
     def _receive(self, map_file: Map) -> tuple[bytes, bool]:
-        """Some bytes, and whether files came with them."""
+        """Return some bytes, and True if files came with them."""
         data, ancillary, _, _ = self._socket.recvmsg(CHUNK_BYTES, _FILES_BYTES, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -280,7 +280,7 @@ def _plain(part: memoryview | _WithFiles) -> memoryview:
 
 
 def _flat(frame: Any) -> Any:
-    """Its memory as bytes."""
+    """Return an object's memory as bytes."""
     if type(frame) is bytes:
         return frame
     view = memoryview(frame)

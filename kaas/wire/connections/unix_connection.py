@@ -1,4 +1,4 @@
-"""A peer's line on the pool's machine: a Unix socket, on which the pool's end is noticed at once."""
+"""A peer's connection on the pool's machine: a Unix socket, which notices the pool's end at once."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from kaas.wire.messages import FromPeer, PeerHello, ToPeer
 
 
 class UnixConnection(Connection):
-    """Who is interrupted in it, by Ctrl-C, may have sent or taken half a message: the line is then lost, so that
-    whoever it belongs to makes a new one, and asks again.
+    """A connection over a Unix socket.
 
-    Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
-    to wait, and none while who is at work can take it: nobody has to be woken to wait in another's place. Who is
-    woken is told of the end as well, if that has come; without it, who has read less than there was room for has read
-    all that there is, and an event tells of what comes later.
+    A thread that is interrupted in it, by Ctrl-C, may have sent or taken half a message. The connection is then lost:
+    its owner makes a new one, and sends again.
+
+    Threads in `serve` wait for the same edge-triggered epoll. An event wakes one of them, the last that began to wait,
+    and none while a working thread can take it: no thread has to be woken to wait in another's place. The woken thread
+    hears of the end too, if the other side has ended. Without that, a thread that has read less than there was room for
+    has read all that there is, and an event tells of what comes later.
     """
 
     def __init__(self, path: str) -> None:
-        """
+        """Connect.
+
         Raises:
-            LineLost: nobody listens there
+            ConnectionLost: no process listens there.
         """
         super().__init__()
         self._socket = socket.socket(socket.AF_UNIX)
@@ -73,7 +76,7 @@ class UnixConnection(Connection):
                 threading.Thread(target=self._flush, name="kaas-sends", daemon=True).start()
 
     def _flush(self) -> None:
-        """Send what the pool has been too slow to take."""
+        """Send the bytes that the pool has been too slow to take."""
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
         gone = False
@@ -144,10 +147,10 @@ class UnixConnection(Connection):
             events = poll.wait(idle)
 
     def _next(self) -> tuple[ToPeer, Frames] | None:
-        """What has come, of what is not taken yet.
+        """Return a message that has come, if one is not taken yet.
 
         Raises:
-            LineLost
+            ConnectionLost
         """
         if self._early:
             return self._early.popleft()
@@ -177,7 +180,7 @@ class UnixConnection(Connection):
             raise
 
     def _break(self) -> None:
-        """Nobody knows how much was sent or received."""
+        """Give the connection up: it is not known how much was sent or received."""
         self._lost = self._lost or "it was interrupted"
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -198,7 +201,7 @@ class UnixConnection(Connection):
         self._leave()
 
     def _leave(self) -> None:
-        """The last one closes what the others waited for."""
+        """Leave `serve`; the last thread closes the epoll."""
         with self._receiving:
             self._users -= 1
             if self._users:

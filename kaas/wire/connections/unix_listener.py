@@ -1,4 +1,4 @@
-"""The pool's end of the lines on its own machine: a Unix socket, and one more for each line."""
+"""The pool's end of local connections: a listening Unix socket, and one more for each connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ FULL_S = 0.2
 
 
 class UnixListener:
-    """take: called with each message's channel and frames. ended: with the channel of who has gone."""
+    """A listener.
+
+    take: is called with each message's channel and frames. ended: with the channel of a peer that has gone.
+    """
 
     def __init__(
         self,
@@ -45,11 +48,11 @@ class UnixListener:
         self._open()
 
     def hide(self) -> None:
-        """Nobody finds it any more."""
+        """Remove the socket's name: no new peer finds the listener."""
         self._path.unlink(missing_ok=True)
 
     def close(self, wait_s: float) -> None:
-        """What was sent goes out yet, to who takes it within this time."""
+        """Close. Sent messages still go out, to peers that take them within this time."""
         self._loop.remove_reader(self._fd)
         self._socket.close()
         end_s = time.monotonic() + wait_s
@@ -77,7 +80,7 @@ class UnixListener:
 
 
 class UnixChannel:
-    """One line."""
+    """One connection."""
 
     local: ClassVar[bool] = True
 
@@ -96,7 +99,10 @@ class UnixChannel:
         loop.add_reader(self._fd, self._read)
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
-        """Whether its peer is there. files: descriptors that go with the message, and are closed here after that."""
+        """Send, and return True if the peer is there.
+
+        files: descriptors that go with the message; closed after that.
+        """
         if self._over:
             close_all(files)
             return False
@@ -128,7 +134,7 @@ class UnixChannel:
             self._loop.remove_writer(self._fd)
 
     def _read(self) -> None:
-        """All that is there, in parts: of an end that has left something unread (EPOLLERR) uvloop tells only once."""
+        """Read all that is there, in parts: uvloop tells only once of an end that left something unread (EPOLLERR)."""
         for _ in range(READS):
             if self._over:
                 return

@@ -1,4 +1,4 @@
-"""A peer's line from another machine: two ZeroMQ sockets, so that one thread may send while another receives."""
+"""A peer's connection from another machine: two ZeroMQ sockets, so that one thread may send while another receives."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
 
 class ZmqConnection(Connection):
-    """ZeroMQ connects anew by itself where a connection breaks. The pool is then greeted again, and a Welcome that
-    `receive` gives says that what was on its way in between, in either direction, may be lost."""
+    """A connection over ZeroMQ, which connects anew by itself where a connection breaks.
+
+    The pool is then greeted again. A PoolWelcome that `receive` returns says that messages in between, in either
+    direction, may be lost.
+    """
 
     def __init__(self, address: Address, hello: PeerHello) -> None:
         """hello: for each connection but the first."""
@@ -132,7 +135,7 @@ class ZmqConnection(Connection):
 
 
 def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any] = ()) -> None:
-    """A header and its frames, each of them anything with contiguous memory."""
+    """Send a header and its frames, each of them with contiguous memory."""
     if not frames:
         socket.send(messages.encode(header), _AT_ONCE)
         return
@@ -143,7 +146,7 @@ def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any
 
 
 def receive_frames(socket: Socket, flags: int = 0) -> Frames:
-    """All frames of the next message; flags: DONTWAIT if it may not be there."""
+    """Return all frames of the next message; flags: DONTWAIT if it may not be there."""
     frames: Frames = []
     while True:
         frame = _receive(socket, flags, False)

@@ -1,4 +1,4 @@
-"""The pool's end of the lines from other machines: a ZeroMQ socket, for who has the key."""
+"""The pool's end of connections from other machines: a ZeroMQ socket, for peers with the key."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Take = Callable[["ZmqChannel", Frames], None]
 
 
 class ZmqListener:
-    """Who comes in must have the key, and nobody listens in.
+    """A listener: a peer must have the key, and the connection is encrypted.
 
     Fields:
-        endpoint: where it is. server_key: public. public_key, secret_key: the pair that lets a peer in.
+        endpoint: its address. server_key: public. public_key, secret_key: the pair that lets a peer in.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, greet: Take, take: Take) -> None:
@@ -54,13 +54,13 @@ class ZmqListener:
         self._drains = (admitting, self._drain)
 
     def close(self, wait_s: float) -> None:
-        """What was sent goes out yet, to who takes it within this time."""
+        """Close. Sent messages still go out, to peers that take them within this time."""
         for drain in self._drains:
             drain.close(wait_s)
         end(self._context, wait_s)
 
     def send(self, identity: bytes, header: ToPeer, frames: Sequence[Any]) -> bool:
-        """Whether its peer is there."""
+        """Send, and return True if the peer is there."""
         try:
             self._socket.send(identity, _MORE)
         except zmq.ZMQError as error:
@@ -78,19 +78,19 @@ class ZmqListener:
 
 @dataclass(frozen=True, slots=True)
 class ZmqChannel:
-    """One line, by the token of its two sockets."""
+    """One connection, by the token of its two sockets."""
 
     token: bytes
     listener: ZmqListener = field(compare=False)
     local: ClassVar[bool] = False
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers
-        """Whether its peer is there."""
+        """Send, and return True if the peer is there."""
         return self.listener.send(self.token + INWARD, header, frames)
 
 
 def _admit(asked: Socket, public_key: bytes, version: bytes, number: bytes, *question: bytes) -> None:
-    """Answer a question of ZeroMQ: whether somebody with this key may come in."""
+    """Answer a question of ZeroMQ: may a peer with this key come in?"""
     _domain, _address, _identity, _mechanism, *credentials = question
     knows = credentials == [z85.decode(public_key)]
     asked.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])

@@ -26,10 +26,10 @@ _get = zmq.backend.Socket.get  # pyzmq's layer above takes as long again
 
 
 class ZmqReader:
-    """Each message is taken by a call of take with its frames.
+    """A ZeroMQ socket whose messages an event loop takes: `take` is called with the frames of each.
 
-    The socket's file descriptor tells only that something has changed since the socket was last asked, so each time all
-    is taken that is there, and after sending it is asked again.
+    The socket's file descriptor tells only that something has changed since the socket was last asked. So all messages
+    that are there are taken each time, and the socket is asked again after each send.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ZmqReader:
         loop.call_soon(self._drain)
 
     def look(self) -> None:
-        """After sending."""
+        """Take the messages that are there; to be called after a send."""
         if not self._expected and self._readable():
             self._expected = True
             self._loop.call_soon(self._drain)
@@ -82,7 +82,7 @@ class ZmqReader:
 
 
 def end(context: zmq.Context[Socket], wait_s: float) -> None:
-    """After its sockets were closed, with this time to send what is left.
+    """Close a context after its sockets, with this time to send what is left.
 
     ZeroMQ (4.3.5) loses count of a connection that breaks while its socket is closed with messages to send, and then
     waits for it for ever: so it is left alone after a while.
