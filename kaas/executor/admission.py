@@ -1,4 +1,4 @@
-"""Lets requests in: fetches what no tier has and reserves room, for those first that have waited longest for it."""
+"""Admission of requests: objects that no tier has are fetched, and memory is reserved, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True):
-    """What a request asks for, or a prefetch, which has no kTask, no slot and no arena.
+    """The demand of a request, or of a prefetch, which has no kTask, no slot and no arena.
 
     Fields:
         layout: of the arena, by the inputs that lie there and the outputs that do not (`Plan.layout`).
@@ -37,11 +37,13 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """What it gets.
+    """An admitted request.
 
     Fields:
-        at_s: when, by `perf_counter`. store_s: seconds spent fetching, own_s those without waiting for others' fetches.
-        memory_s: looking for what is there and waiting for room, allocating and freeing.
+        at_s: the time of admission, by `perf_counter`. store_s: seconds spent fetching. own_s: those without waiting
+        for
+            other requests' fetches.
+        memory_s: seconds of looking up, waiting for room, allocating and freeing.
     """
 
     inputs: Inputs
@@ -53,50 +55,52 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class Admission:
-    """Who finds no room beside what runs now waits, and those who come later wait behind him: even those who would
-    find room, since their objects could otherwise stay pinned in turn, for ever.
+    """Admits requests in the order of arrival.
+
+    A request that does not fit with the running ones waits. Later requests queue after it, even those that would fit,
+    since their objects could otherwise stay pinned in turn, for ever.
     """
 
-    def __init__(self, memory: TieredMemory, gate: DeviceMonitor, write_back: WriteBackStream, device: str) -> None:
+    def __init__(self, memory: TieredMemory, monitor: DeviceMonitor, write_back: WriteBackStream, device: str) -> None:
         self._device = device
         self._memory = memory
-        self._gate = gate
+        self._monitor = monitor
         self._write_back = write_back
-        self._fetches = SingleFlight(gate)
+        self._single_flight = SingleFlight(monitor)
         self._queue: list[object] = []
 
     def admit(self, wanted: AdmissionRequest) -> Admitted:
-        """Fetches, and waits until everything fits at once.
+        """Fetch what is missing, and wait until everything fits at once.
 
         Raises:
-            What gathering and fetching raise; RequestTooLarge, OutOfDeviceMemory: it cannot fit even if nothing else
-            runs; DeviceLost.
+            What gathering and fetching raise; RequestTooLarge, OutOfDeviceMemory: the request cannot fit even if no
+            other runs; DeviceLost.
         """
         fetched: dict[bytes, Arriving] = {}
         own: dict[bytes, float] = {}
         store_s = memory_s = 0.0
         try:
             while True:
-                with self._gate.lock:
+                with self._monitor.lock:
                     began = perf_counter()
                     inputs, lease = self._enter(wanted, fetched)
                     at_s = perf_counter()
                     memory_s += at_s - began
                     if lease is not None:
                         if own:
-                            self._fetches.forget(own)
+                            self._single_flight.forget(own)
                         return Admitted(inputs, lease, at_s, store_s, memory_s, sum(own.values()))
                 # What has been fetched is kept, so that this happens at most once for each object.
-                fetched.update(self._fetches.fetch(inputs.missing, own))
+                fetched.update(self._single_flight.fetch(inputs.missing, own))
                 store_s += perf_counter() - at_s
         except BaseException:
-            with self._gate.lock:
-                self._fetches.forget(own)
+            with self._monitor.lock:
+                self._single_flight.forget(own)
             raise
 
     def _enter(self, wanted: AdmissionRequest, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, MemoryLease | None]:
-        """Inputs with all that they need or, while some are missing, without."""
-        self._gate.check()
+        """Return the inputs with a lease of all memory or, while objects are missing, without one."""
+        self._monitor.check()
         place = object()
         try:
             while True:
@@ -112,22 +116,22 @@ class Admission:
                         continue
                 if place not in self._queue:
                     self._queue.append(place)
-                self._gate.wait()
+                self._monitor.wait()
         finally:
             if self._queue and place in self._queue:
                 self._queue.remove(place)
-                self._gate.notify()
+                self._monitor.notify()
 
     def _save(self, unsaved: Unsaved, place: object) -> None:
-        """Writes back what is to leave; meanwhile nobody overtakes who waits for it."""
+        """Write back objects that must leave; meanwhile no request overtakes the waiting one."""
         if place not in self._queue:
             self._queue.insert(0, place)
-        with self._gate.left():
+        with self._monitor.left():
             self._write_back.save(unsaved.keys)
-        self._gate.check()
+        self._monitor.check()
 
     def _reserve(self, wanted: AdmissionRequest, inputs: Inputs) -> MemoryLease | Unsaved | None:
-        """None: not now."""
+        """Return a lease, or objects to be written back first, or None: not now."""
         if inputs.made and not self._made_anew(inputs.made):
             return None
         arena_bytes = wanted.layout(inputs.resident, inputs.kept_mask).nbytes if wanted.layout is not None else 0
@@ -139,8 +143,11 @@ class Admission:
         return None
 
     def _made_anew(self, keys: Iterable[bytes]) -> bool:
-        """Forgets outputs that a request is to keep and that are there already, since it has run here before, for a
-        process of the pool that has ended. Whether they are gone: one that somebody reads or writes goes later."""
+        """Forget outputs that a request is to keep and that are there already, and return True if they are gone.
+
+        The request has run here before, for an earlier process of the pool. An output that another request reads or
+        writes goes later.
+        """
         memory = self._memory
         there = [key for key in keys if memory.find(key) is not None]
         if there:

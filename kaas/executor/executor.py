@@ -1,4 +1,4 @@
-"""Runs kTasks on one device: fetch, reserve, copy, launch, store. Every request goes its way in `Executor._run`."""
+"""Runs kTasks on one device: fetch, reserve, copy, launch, store. `Executor._run` has the steps of every request."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ _NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Executor:
-    """Owns a device: its memory, its slots and their plans. As many requests run at a time as there are slots; others
-    wait their turn. All methods may be called from any thread."""
+    """One device: its memory, slots and plans.
+
+    Each slot runs one request at a time. Any thread may call the methods.
+    """
 
     def __init__(
         self,
@@ -70,43 +72,43 @@ class Executor:
         self._run_limit_s = run_limit_s
         self._on_printed = on_printed
         self._closed = False
-        self._gate = DeviceMonitor()
-        self._entered = DeviceContext(device, self._gate)
+        self._monitor = DeviceMonitor()
+        self._entered = DeviceContext(device, self._monitor)
         with device.current():
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = TieredMemory(device, slots, capacity, host_capacity, whole_object_bytes)
-            self._transport = HostToDevice(device.stream(), self._gate)
-            self._write_back = WriteBackStream(device, self._memory, self._gate, on_write_back)
-            self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
-        self._admission = Admission(self._memory, self._gate, self._write_back, device.info().name)
-        self._failures = Failures(device, self._gate, self._take_printed)
+            self._host_to_device = HostToDevice(device.stream(), self._monitor)
+            self._write_back = WriteBackStream(device, self._memory, self._monitor, on_write_back)
+            self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._monitor)
+        self._admission = Admission(self._memory, self._monitor, self._write_back, device.info().name)
+        self._failures = Failures(device, self._monitor, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
 
     @property
     def lost(self) -> DeviceLost | None:
-        """The error after which this process can do nothing more with its device, once there is one."""
-        return self._gate.lost
+        """The error after which this process can do nothing more with its device; None before."""
+        return self._monitor.lost
 
     @property
     def cache(self) -> ObjectCache[CachedObject, HostObject]:
-        """What is on the device and in host memory, to look at."""
+        """The objects on the device and in host memory, to look at."""
         return self._memory.cache
 
     @property
     def cached_bytes(self) -> tuple[int, int]:
-        """What objects take of the device's memory and of page-locked host memory, those on their way included."""
+        """Bytes that objects take of device memory and of page-locked host memory, those on their way included."""
         cache = self._memory.cache
         return cache.device.reserved_bytes, cache.host.reserved_bytes
 
     @property
     def libraries(self) -> int:
-        """How many code images are loaded, in all slots together."""
+        """The number of loaded code images, in all slots together."""
         return sum(len(slot.kernels) for slot in self._slots)
 
     def prepare(self, task: KTask) -> Plan:
-        """Checks a kTask against its code and this device, and readies every slot for its first request.
+        """Check a kTask against its code and this device, and prepare every slot for its first request.
 
         Raises:
             What `make_plan` raises; DeviceLost.
@@ -125,9 +127,10 @@ class Executor:
             raise
 
     def load(self, sources: Sequence[InputSource], *, pin: bool = False) -> RunStats:
-        """Brings objects to the device ahead of their use: all of them, or none.
+        """Load objects to the device before their use: all of them, or none.
 
         Args:
+            sources: the objects.
             pin: they stay there until `unpin` or `close`.
 
         Raises:
@@ -139,20 +142,21 @@ class Executor:
             return stats
 
     def cached(self) -> frozenset[bytes]:
-        """Keys of the objects on the device, those that are on their way included."""
-        with self._gate.lock:
+        """Return the keys of the objects on the device, those on their way included."""
+        with self._monitor.lock:
             return frozenset(self._memory.cache.sizes)
 
     def unpin(self, keys: Iterable[bytes] | None = None) -> None:
-        """These objects, or all that are pinned, may leave the device again, as all others."""
-        with self._gate.lock:
-            self._gate.check()
+        """Let these objects, or all pinned ones, leave the device again."""
+        with self._monitor.lock:
+            self._monitor.check()
             self._memory.let_go(keys)
-            self._gate.notify()
+            self._monitor.notify()
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
-        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device. What was
-        kept there is written back first.
+        """Forget these objects, or all, but for pinned ones; return the keys of those that were on the device.
+
+        Kept outputs are written back first.
 
         Raises:
             What `write_back` raises.
@@ -160,16 +164,17 @@ class Executor:
         named = None if keys is None else list(keys)
         with self._entered:
             self._write_back.save(self._write_back.unsaved(named))
-            with self._gate.lock:
-                self._gate.check()
+            with self._monitor.lock:
+                self._monitor.check()
                 left = self._memory.flush(named)
-                self._gate.notify()
+                self._monitor.notify()
             self._tidy()
             return left
 
     def write_back(self, keys: Iterable[bytes]) -> None:
-        """Hands these kept outputs to `on_write_back`, unless that has them already or they are not here. Waits for no
-        slot; they stay on the device as long as there is room.
+        """Pass kept outputs to `on_write_back`, unless it has them already or they are not here.
+
+        This waits for no slot. The outputs stay on the device as long as there is room.
 
         Raises:
             DeviceError, DeviceLost, what `on_write_back` raises.
@@ -178,28 +183,32 @@ class Executor:
             self._write_back.save(keys)
 
     def discard(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Forgets kept outputs for which nobody will ask; gives those that were on the device. One that some request
-        reads stays for now, and is never written back.
+        """Forget kept outputs that no program will ask for; return the keys of those that were on the device.
+
+        An output that a request reads stays for now, and is never written back.
 
         Raises:
             DeviceLost
         """
         named = list(keys)
         with self._entered:
-            with self._gate.lock:
-                self._gate.check()
+            with self._monitor.lock:
+                self._monitor.check()
                 self._write_back.give_up(named)
                 left = self._memory.flush(named)
-                self._gate.notify()
+                self._monitor.notify()
             self._tidy()
             return left
 
     def run(self, request: RunRequest, slot: int | None = None) -> RunResult:
-        """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
-        it loaded is gone unless others use it, and the next request finds the arena in order.
+        """Run a request to its end, and return all its outputs.
+
+        If it fails, its pins are released, objects that only it has loaded are gone, and the next request finds the
+        arena in order.
 
         Args:
-            slot: in which of the slots; None: in one that is free. Waits for it.
+            request: the request.
+            slot: number of a slot; None: any free one. Waits for it.
 
         Raises:
             What `prepare` raises; InvalidRequest, MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous,
@@ -224,33 +233,30 @@ class Executor:
                 watched.end()
 
     def close(self) -> None:
-        """Gives everything back, once what runs has ended; who asks for something later gets DeviceUnavailable. Of a
-        lost device there is nothing to give back: its process has to end."""
+        """Give everything back once the running requests have ended, but of a lost device. Later calls raise."""
         try:
             self._close()
         finally:
             self._watchdog.close()
 
     def _close(self) -> None:
-        if self._gate.lost is not None or self._closed:
+        if self._monitor.lost is not None or self._closed:
             return
         self._closed = True
         with self._entered:
             for slot in self._slots:
                 self._slots.take(slot.number).close()
-            with self._gate.lock:
+            with self._monitor.lock:
                 while self._memory.leases:
-                    self._gate.wait()
+                    self._monitor.wait()
                 self._memory.close()
-                self._gate.close()
-            self._transport.close()
+                self._monitor.close()
+            self._host_to_device.close()
             self._write_back.close()
         self.device.close()
 
     def interrupt(self, task: str) -> bool:
-        """End what runs, and the device's context with it: a person does not want to wait any more for a request of
-        this kTask. Returns whether that is possible; no GPU can.
-        """
+        """End all running kernels and the device's context. Return True if that is possible; it is on no GPU."""
         if self.device.cancels:
             self._failures.end(task, "was interrupted")
         return self.device.cancels
@@ -336,12 +342,12 @@ class Executor:
         return AdmissionRequest(look_up, plan.task, slot.number, replay.layout)
 
     def _admit(self, wanted: AdmissionRequest) -> Admitted:
-        """A place for a request, with all that it needs on the device, or on its way."""
+        """Admit a request: all its memory is reserved, and its objects are on the device or on their way."""
         while True:
             admitted = self._admission.admit(wanted)
             try:
                 lease = admitted.lease
-                complete = not (lease.loaded or lease.awaited) or self._transport.bring(lease)
+                complete = not (lease.loaded or lease.awaited) or self._host_to_device.bring(lease)
             except DeviceLost:
                 raise
             except BaseException:
@@ -352,7 +358,7 @@ class Executor:
             self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
 
     def _kept(self, plan: Plan, request: RunRequest) -> dict[int, bytes]:
-        """Keys of the outputs that stay on the device, by index."""
+        """Return the keys of the outputs that stay on the device, by index."""
         label = plan.task.label
         if not (self._write_back.possible or request.copy_kept):
             raise InvalidRequest(f"kTask {label!r}: this executor has nobody to write kept outputs back to", task=label)
@@ -363,28 +369,30 @@ class Executor:
         return {outputs[name]: key for name, key in request.keep.items()}
 
     def _commit(self, admitted: Admitted, pin: bool = False, saved: bool = False) -> None:
-        with self._gate.lock:
+        with self._monitor.lock:
             self._memory.commit(admitted.lease, admitted.inputs, saved)
             if pin:
                 self._memory.hold(admitted.inputs.objects)
-            self._gate.notify()
+            self._monitor.notify()
 
     def _tidy(self) -> None:
-        """Closes page-locked memory that has to leave, which may take long."""
+        """Close page-locked memory that has to leave, which may take long."""
         if self._memory.buffers.leaving:
-            with self._gate.lock:
+            with self._monitor.lock:
                 leaving = self._memory.buffers.take_leaving()
             for buffer in leaving:
                 buffer.close()
 
     def _give_back(self, lease: MemoryLease) -> None:
-        """For a request that failed, once its stream does nothing with it. With a lost device nothing can be given
-        back."""
+        """Give the memory of a failed request back, once its stream is idle.
+
+        Nothing can be given back of a lost device.
+        """
         if lease.loaded:
-            self._transport.synchronize()
-        with self._gate.lock:
+            self._host_to_device.synchronize()
+        with self._monitor.lock:
             self._memory.give_back(lease)
-            self._gate.notify()
+            self._monitor.notify()
 
 
 def _loaded(lease: MemoryLease, memory: TieredMemory) -> tuple[bytes, ...]:

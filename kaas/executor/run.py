@@ -1,4 +1,4 @@
-"""What an executor is asked, and what it answers."""
+"""The request and the result of an executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that requests are fetching: who wants one that another request fetches gets what that one gets."""
+"""Fetches under way: a request whose object another request fetches gets that request's object."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ class _Fetch:
 
 
 class SingleFlight:
-    """Fetches under way, and what was fetched until the request that did it has made its reservation.
+    """The fetches under way, and the fetched objects until the fetching request has made its reservation.
 
-    Nobody waits for another's fetch while he has one of his own to do, so that two requests that want the same two
+    No request waits for another's fetch while it has one of its own to do, so two requests that want the same two
     objects never wait for each other.
     """
 
-    def __init__(self, gate: DeviceMonitor) -> None:
-        self._gate = gate
+    def __init__(self, monitor: DeviceMonitor) -> None:
+        self._monitor = monitor
         self._under_way: dict[bytes, _Fetch] = {}
 
     def fetch(self, wanted: Mapping[bytes, Callable[[], Arriving]], own: dict[bytes, float]) -> dict[bytes, Arriving]:
-        """All of these objects. own: gets the keys of those that were fetched here, and the seconds that took; the
-        caller ends with `forget`.
+        """Return all of these objects.
+
+        `own` gets the keys of the objects that were fetched here, and the seconds that took; the caller ends with
+        `forget`.
 
         Raises:
-            What fetching raises. Whoever waited for the same object then fetches it himself.
+            What fetching raises. A request that waited for the same object then fetches it itself.
         """
         fetched: dict[bytes, Arriving] = {}
         while len(fetched) < len(wanted):
-            with self._gate.lock:
+            with self._monitor.lock:
                 key = self._next(wanted, fetched)
                 if key is None:
                     continue
@@ -44,20 +46,20 @@ class SingleFlight:
             try:
                 fetched[key] = data = wanted[key]()
             except BaseException:
-                with self._gate.lock:
+                with self._monitor.lock:
                     self.forget([key])
                 raise
             own[key] = perf_counter() - began
-            with self._gate.lock:
+            with self._monitor.lock:
                 under_way.data = data
-                self._gate.notify()
+                self._monitor.notify()
         return fetched
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Within the lock: these are in a tier now, or their request failed."""
+        """Forget objects that are in a tier now, or whose request failed. Needs the lock."""
         for key in keys:
             self._under_way.pop(key, None)
-        self._gate.notify()
+        self._monitor.notify()
 
     def _next(self, wanted: Iterable[bytes], fetched: dict[bytes, Arriving]) -> bytes | None:
         """One that nobody fetches; None after others' fetches have been looked at, and waited for."""
@@ -67,7 +69,7 @@ class SingleFlight:
                 return key
         others = {key: self._under_way[key] for key in left}
         if all(other.data is None for other in others.values()):
-            self._gate.wait()
+            self._monitor.wait()
         # Those that fetched may have come to their end meanwhile: what they fetched is still here.
         fetched.update({key: other.data for key, other in others.items() if other.data is not None})
         return None

@@ -42,15 +42,17 @@ class Slot:
         self.kernels = LoadedKernels(device)
         self.replays: dict[str, GraphCache] = {}
         self._device = device
-        self._outlet = DeviceToHost(device, self.stream)
+        self._device_to_host = DeviceToHost(device, self.stream)
         self._client: str | None = None
         self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
 
     def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
-        """The plan of a kTask in this slot, made at its first request.
+        """Return the plan of a kTask in this slot, made at its first request.
 
         Args:
-            client: whose request it is for, if anybody's.
+            task: the kTask.
+            capacity_bytes: of the device's cache.
+            client: the client of the request, if it has one.
 
         Raises:
             What `make_plan` raises.
@@ -82,8 +84,10 @@ class Slot:
         return replay
 
     def enter(self, client: str, plan: Plan) -> None:
-        """Clears the arena and puts globals back where requests of other clients may have left something; once its
-        request has its lease."""
+        """Clear the arena, and put globals back, where requests of other clients may have left bytes.
+
+        To be called once the request has its lease.
+        """
         for library in plan.globals:
             library.enter(client, self.stream)
         arena = self.arena
@@ -94,7 +98,7 @@ class Slot:
             self._tables = None
 
     def copy_in(self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, lease: MemoryLease) -> list[int]:
-        """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
+        """Submit the copies that bring the inputs to where the kernels find them; return all addresses."""
         stream = self.stream
         objects = lease.objects
         if self._device.checks:
@@ -120,7 +124,7 @@ class Slot:
         return addresses
 
     def launch(self, launches: Launches) -> None:
-        """Submits the kernels between two events."""
+        """Submit the kernels between two events."""
         stream = self.stream
         stream.kernels.start(stream)
         for instance, times in launches:
@@ -128,14 +132,14 @@ class Slot:
         stream.kernels.stop(stream)
 
     def profile(self, replay: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
-        """Runs the kernels one by one, all between two events, and each between two of its own."""
+        """Run the kernels one by one, all between two events, and each between two of its own."""
         self.stream.kernels.start(self.stream)
         times = replay.profile(values, self.stream, iterations)
         self.stream.kernels.stop(self.stream)
         return times
 
     def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> dict[str, Bytes]:
-        """Waits for everything and gives the outputs' bytes, but for those that only stay on the device."""
+        """Wait for everything and return the outputs' bytes, but for those that only stay on the device."""
         outputs: dict[str, Bytes] = {}
         targets: list[tuple[int, Bytes]] = []
         for index in plan.outputs:
@@ -143,21 +147,23 @@ class Slot:
                 continue
             outputs[plan.buffers[index].name] = data = np.empty(plan.nbytes[index], np.uint8)
             targets.append((addresses[index], data))
-        self._outlet.copy(targets)
+        self._device_to_host.copy(targets)
         return outputs
 
     def close(self) -> None:
         while self.replays:
             self.replays.popitem()[1].close()
-        self._outlet.close()
+        self._device_to_host.close()
         self.stream.close()
         self.kernels.close()
 
     def _describe(
         self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
     ) -> None:
-        """Names what lies in the arena, and the cached objects that kernels read or make. An object that others read
-        too at this moment gets the name that it has here."""
+        """Name the regions of the arena, and the cached objects that kernels read or make.
+
+        An object that other requests read too at this moment gets the name that it has here.
+        """
         describe = self._device.describe
         describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
         bound = [*((index, key) for index, key, _ in inputs.shared), *inputs.kept.items()]
@@ -168,7 +174,7 @@ class Slot:
                 describe(there.address, granules(there.nbytes), [region])
 
     def _wait_for(self, lease: MemoryLease) -> None:
-        """Makes the stream wait for the objects that are on their way."""
+        """Make the stream wait for the objects that are on their way."""
         for arrival in lease.awaited:
             arrival.watch.hold_back(self.stream)
         if lease.arrivals:
@@ -176,7 +182,10 @@ class Slot:
             last.watch.hold_back(self.stream)
 
     def _write_tables(self, plan: Plan, placement: ArenaPlacement, addresses: list[int]) -> None:
-        """Tables stay in the arena from one request to the next, unless another plan's runs in between."""
+        """Write tables of pointers.
+
+        They stay in the arena for the next request, unless another plan runs in between.
+        """
         if not plan.tables:
             self._tables = None
             return
@@ -192,7 +201,7 @@ class Slot:
 
 
 def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
-    """What lies in the arena: names, offsets and bytes."""
+    """Yield the regions of the arena: names, offsets and bytes."""
     for tenant in plan.tenants:
         address = placement.addresses[tenant.index]
         if address and tenant.nbytes:
@@ -202,17 +211,17 @@ def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, 
 
 @dataclass(slots=True, eq=False)
 class _Asking:
-    """Somebody who waits for a slot. number: for just that one; given: what he got."""
+    """A thread that waits for a slot. number: of the wanted slot; None: any. given: the slot that it got."""
 
     number: int | None
     given: Slot | None = None
 
 
 class Slots:
-    """All of them: free, or in the hands of one thread each."""
+    """All slots of an executor: each is free, or in use by one thread."""
 
-    def __init__(self, slots: Sequence[Slot], gate: DeviceMonitor) -> None:
-        self._gate = gate
+    def __init__(self, slots: Sequence[Slot], monitor: DeviceMonitor) -> None:
+        self._monitor = monitor
         self._all = tuple(slots)
         self._free = {slot.number: slot for slot in slots}  # the last one is the one freed last
         self._asking: list[_Asking] = []
@@ -224,15 +233,16 @@ class Slots:
         return len(self._all)
 
     def take(self, number: int | None = None, task: str = "") -> Slot:
-        """A slot, to be given back; waits for it.
+        """Return a slot, to be given back; wait for it.
 
         Args:
-            number: which one; None: any, rather one that has the plan of this kTask.
+            number: of the slot; None: any, preferably one that has the plan of this kTask.
+            task: key of the kTask.
 
         Raises:
             DeviceLost; ValueError: there is no such slot.
         """
-        with self._gate.lock:
+        with self._monitor.lock:
             slot = self._fitting(task) if number is None else self._free.get(number)
             if slot is not None:
                 del self._free[slot.number]
@@ -243,7 +253,7 @@ class Slots:
             self._asking.append(asking)
             try:
                 while asking.given is None:
-                    self._gate.wait()
+                    self._monitor.wait()
                 return asking.given
             except BaseException:
                 if asking.given is not None:
@@ -257,7 +267,7 @@ class Slots:
         return next((slot for slot in reversed(free) if task in slot.replays), next(reversed(free), None))
 
     def give(self, slot: Slot) -> None:
-        with self._gate.lock:
+        with self._monitor.lock:
             self._pass_on(slot)
 
     def _pass_on(self, slot: Slot) -> None:
@@ -265,6 +275,6 @@ class Slots:
             if asking.number is None or asking.number == slot.number:
                 self._asking.remove(asking)
                 asking.given = slot
-                self._gate.notify()
+                self._monitor.notify()
                 return
         self._free[slot.number] = slot

@@ -1,4 +1,4 @@
-"""Notices requests that run longer than they may: one thread for all of an executor, asleep until the next limit."""
+"""Ends requests that exceed the run limit: one thread for an executor, asleep until the next limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watched(msgspec.Struct, eq=False):
 
 
 class Watchdog:
-    """Its thread starts with the first request that has a limit, and ends with `close`."""
+    """The limits of running requests. Its thread starts with the first limit, and ends with `close`."""
 
     def __init__(self, overrun: Callable[[Watched], None]) -> None:
         """
@@ -59,7 +59,7 @@ class Watchdog:
                 self._changed.notify()
 
     def end(self, watched: Watched) -> None:
-        """Once this has returned it is `exceeded`, with all that follows, or never will be."""
+        """Remove a request. After this it is `exceeded`, with all that follows, or never will be."""
         with self._lock:
             self._limits.pop(watched, None)  # the thread sleeps on: most requests leave before their limit
 

@@ -1,4 +1,4 @@
-"""What a slot does for a request that has its memory: copies in, launches, copies out."""
+"""The work of a slot for an admitted request: copy in, launch, copy out."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kaas.ktask.request import check_names, iterations_of
 
 
 class ChosenValues(msgspec.Struct, frozen=True):
-    """What a request chooses beside its inputs: the scalars in the plan's order, and how often the kernels run."""
+    """The choices of a request besides its inputs: scalars in the plan's order, and the number of iterations."""
 
     scalars: list[bytes]
     iterations: int
 
 
 def check(plan: Plan, request: RunRequest) -> ChosenValues:
-    """Checks that a request names exactly what its kTask takes.
+    """Check that a request names exactly the inputs and scalars of its kTask.
 
     Raises:
         MissingInput, UnexpectedInput, MissingScalar, WrongScalar
@@ -44,12 +44,12 @@ def check(plan: Plan, request: RunRequest) -> ChosenValues:
 
 
 class SlotWork(msgspec.Struct, frozen=True):
-    """What a slot has done for a request.
+    """The result of a slot's work.
 
     Fields:
         copied_at_s: when all copies to the device had been submitted, by `perf_counter`.
-        kernels_s, travel_s: seconds of the device for its kernels, and for the objects that it brought.
-        kernels: what each kernel took, if that was asked for.
+        kernels_s, travel_s: device seconds of the kernels, and of the objects that the request brought.
+        kernels: times of each kernel, if they were asked for.
     """
 
     outputs: dict[str, Bytes]
@@ -68,7 +68,7 @@ def work(
     given: ChosenValues,
     kept: Mapping[int, bytes],
 ) -> SlotWork:
-    """Copies in, launches, copies out."""
+    """Copy in, launch, copy out."""
     plan, inputs = replay.plan, admitted.inputs
     slot.enter(request.client, plan)
     placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
@@ -87,9 +87,9 @@ def work(
 
 
 def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: float) -> float:
-    """Seconds for which a request kept its place on the device from others; ended_s: by `perf_counter`.
+    """Return the seconds for which a request kept its place on the device from others; ended_s: by `perf_counter`.
 
-    What others bring for their own requests is waited for, and theirs: then only this one's parts count.
+    The copies of other requests' objects are theirs: where this request waited for them, only its own parts count.
     """
     seconds = ended_s - admitted.at_s
     if admitted.lease.awaited:
@@ -98,7 +98,7 @@ def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: flo
 
 
 def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
-    """What was done in each tier, and the seconds that copies to the device took, once they have ended."""
+    """Return the use of each tier, and the seconds of copies to the device, once they have ended."""
     lease = admitted.lease
     tiers = lease.tiers
     if not lease.loaded:

@@ -42,9 +42,9 @@ class Waits:
         self._begun = threading.Semaphore(0)
         wait = DeviceMonitor.wait
 
-        def watched(gate: DeviceMonitor) -> None:
+        def watched(monitor: DeviceMonitor) -> None:
             self._begun.release()
-            wait(gate)
+            wait(monitor)
 
         monkeypatch.setattr(DeviceMonitor, "wait", watched)
 

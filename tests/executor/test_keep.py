@@ -181,7 +181,7 @@ def test_what_nobody_wants_is_forgotten(make: Callable[..., Executor], double: k
     assert executor.discard([b"1", b"nobody", b"2"]) == (b"1", b"2")
     assert (set(executor.cache.sizes), executor.cache.unsaved) == ({b"0"}, {b"0"})
     executor.write_back([b"1"])
-    with executor._gate.lock:
+    with executor._monitor.lock:
         executor._memory.hold([b"0"])
     assert executor.discard([b"0"]) == ()
     executor.unpin()
@@ -340,7 +340,7 @@ def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: ka
         needs = threads.submit(run, executor, double, InputSource(full(5).ravel(), key=b"5"), b"2", copy_kept=True)
         assert copied.wait(PATIENCE_S)
         asks = threads.submit(executor.write_back, [b"1"])
-        while not executor._gate._waiting and len(delivered) < 2:  # this needs the lock to be free
+        while not executor._monitor._waiting and len(delivered) < 2:  # this needs the lock to be free
             executor.unpin()
         assert b"1" in executor.cache.sizes
         go_on.set()

@@ -107,7 +107,7 @@ def first_copy_fails(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> tup
     copy_in = Stream.copy_in
 
     def refused(stream: Stream, *args: Any) -> None:
-        if stream is executor._transport._stream and not copying.is_set():
+        if stream is executor._host_to_device._stream and not copying.is_set():
             copying.set()
             assert fail.wait(PATIENCE_S)
             raise DeviceError("no copies today", call="cuMemcpyHtoDAsync", code=1, code_name="CUDA_ERROR")
@@ -152,14 +152,14 @@ def test_what_never_came_is_nobodys_until_its_loader_has_given_it_back(
     check(threads.submit(executor.run, request(task, 1, 2)), 3)
     copying, fail = first_copy_fails(monkeypatch, executor)
     giving_back, go_on = threading.Event(), threading.Event()
-    synchronize = executor._transport.synchronize
+    synchronize = executor._host_to_device.synchronize
 
     def synchronized() -> None:
         giving_back.set()
         assert go_on.wait(PATIENCE_S)
         synchronize()
 
-    monkeypatch.setattr(executor._transport, "synchronize", synchronized)
+    monkeypatch.setattr(executor._host_to_device, "synchronize", synchronized)
     first = threads.submit(executor.run, request(task, 3, 4))
     assert copying.wait(PATIENCE_S)
     second = threads.submit(executor.run, request(task, 3, 1))

@@ -57,7 +57,7 @@ class ObjectCache(Generic[D, H]):
 
     @property
     def arena_bytes(self) -> int:
-        """The arenas of all slots."""
+        """Bytes of the arenas of all slots."""
         return sum(self.arenas.values())
 
     @property
@@ -67,7 +67,7 @@ class ObjectCache(Generic[D, H]):
 
     @property
     def sizes(self) -> dict[bytes, int]:
-        """Key -> bytes of every object on the device."""
+        """Bytes of every object on the device, by key."""
         return dict(self.device.sizes)
 
     @property
@@ -197,12 +197,12 @@ class ObjectCache(Generic[D, H]):
         return self.device.retract(left), self.host.retract(hosted)
 
     def saved(self, key: bytes) -> None:
-        """There is another copy of an object now."""
+        """Take in that there is another copy of an object now."""
         self.unsaved.discard(key)
 
     @property
     def held(self) -> frozenset[bytes]:
-        """What `hold` pins."""
+        """Keys that `hold` pins."""
         return frozenset(self._held)
 
     def hold(self, keys: Iterable[bytes]) -> None:

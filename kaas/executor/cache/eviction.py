@@ -1,4 +1,4 @@
-"""Which cached objects leave when room is needed: values in, values out."""
+"""Which cached objects leave when room is needed: the LRU rule. Values in, values out."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ IN_USE_REQUESTS = 1024
 
 
 class Eviction(Protocol):
-    """Orders the objects of a tier and picks victims among them; the cache tells it what happens."""
+    """The order of a tier's objects, and the choice of victims; the cache reports what happens."""
 
     def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
-        """A request added or used these objects; some of them are constants that a function binds."""
+        """Take in that a request added or used these objects; `constants` among them are bound by a function."""
 
     def removed(self, key: bytes) -> None:
-        """key is no longer there."""
+        """Take in that an object is gone."""
 
     def victims(
         self, needed_bytes: int, sizes: Mapping[bytes, int], kept: Container[bytes]
     ) -> tuple[bytes, ...] | None:
-        """Objects of at least needed_bytes together, none of them in kept; None if there are not enough.
+        """Return objects of at least needed_bytes together, none of them in kept; None if there are not enough.
 
-        Nothing changes by asking: the cache says `removed` for those that really go.
+        The question changes nothing: the cache says `removed` for objects that really go.
         """
 
 
 class TwoSets:
-    """What was used once goes first, then the rest, and last the constants of functions that are in use; in each set,
-    what nobody used for the longest time goes first.
+    """Least recently used, in two sets and a third for constants.
 
-    Objects that pass through once thus cannot drive out those that come back (as in 2Q; T. Johnson, D. Shasha, 1994).
-    Constants of functions that nobody calls any more count among the rest.
+    Objects that were used once go first, then the rest, and last the constants of functions that are in use; in each
+    set, the object that was not used for the longest time goes first. Objects that pass through once thus cannot drive
+    out those that come back (as in 2Q; T. Johnson, D. Shasha, 1994). Constants of functions that no request calls any
+    more count among the rest.
     """
 
     __slots__ = ("_again", "_bound", "_now", "_once", "_place")

@@ -25,13 +25,15 @@ class WriteBackStream:
     An object stays *unsaved* in the cache, and so on the device, until its copy has been delivered.
     """
 
-    def __init__(self, device: OpenDevice, memory: TieredMemory, gate: DeviceMonitor, deliver: Deliver | None) -> None:
+    def __init__(
+        self, device: OpenDevice, memory: TieredMemory, monitor: DeviceMonitor, deliver: Deliver | None
+    ) -> None:
         self.possible = deliver is not None
         self._memory = memory
-        self._gate = gate
+        self._monitor = monitor
         self._deliver = deliver
         self._stream = device.stream()
-        self._outlet = DeviceToHost(device, self._stream)
+        self._device_to_host = DeviceToHost(device, self._stream)
         self._copying = threading.Lock()
         self._under_way: set[bytes] = set()
 
@@ -54,7 +56,7 @@ class WriteBackStream:
 
     def unsaved(self, keys: Iterable[bytes] | None = None) -> list[bytes]:
         """Those of these objects, or of all, that have not been delivered."""
-        with self._gate.lock:
+        with self._monitor.lock:
             left = self._memory.cache.unsaved
             return list(left) if keys is None else [key for key in keys if key in left]
 
@@ -65,13 +67,13 @@ class WriteBackStream:
                 self._memory.cache.saved(key)
 
     def close(self) -> None:
-        self._outlet.close()
+        self._device_to_host.close()
         self._stream.close()
 
     def _begin(self, key: bytes) -> bool:
-        with self._gate.lock:
+        with self._monitor.lock:
             while key in self._under_way:
-                self._gate.wait()
+                self._monitor.wait()
             if key not in self._memory.cache.unsaved:
                 return False
             self._under_way.add(key)
@@ -84,12 +86,12 @@ class WriteBackStream:
         assert there.shape is not None, "it is an output"
         data = np.empty(there.nbytes, np.uint8)
         with self._copying:
-            self._outlet.copy([(there.address, data)])
+            self._device_to_host.copy([(there.address, data)])
         self._deliver(key, data.view(numpy_dtype(there.dtype)).reshape(there.shape))
 
     def _end(self, key: bytes, *, saved: bool) -> None:
-        with self._gate.lock:
+        with self._monitor.lock:
             self._under_way.remove(key)
             if saved:
                 self._memory.cache.saved(key)
-            self._gate.notify()
+            self._monitor.notify()

@@ -37,7 +37,7 @@ class _Chunk:
 
 
 class DeviceToHost:
-    """The way out of one slot, on its stream: so outputs leave while other slots' kernels run."""
+    """The copies of one slot's outputs, on its stream: so outputs leave while other slots' kernels run."""
 
     def __init__(self, device: OpenDevice, stream: Stream) -> None:
         self._device = device
@@ -45,9 +45,9 @@ class DeviceToHost:
         self._chunks: list[_Chunk] = []
 
     def copy(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
-        """Copies from each address what its array has room for, and waits for everything.
+        """Copy from each address as many bytes as its array has, and wait for everything.
 
-        Bytes, since bfloat16 and float8 arrays have no buffer protocol.
+        The arrays are of bytes, since bfloat16 and float8 arrays have no buffer protocol.
         """
         large: list[tuple[int, Bytes]] = []
         for address, target in outputs:
@@ -83,7 +83,7 @@ class DeviceToHost:
             chunk.empty()
 
     def _free_chunks(self) -> list[_Chunk]:
-        """All, whatever a request that failed has left in them; none if the driver locks no memory for them."""
+        """Return all chunks, whatever a failed request has left in them; none if the driver locks no memory."""
         try:
             while len(self._chunks) < _CHUNKS:
                 self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), EventPair()))

@@ -1,4 +1,4 @@
-"""Graphs of kernel launches: how they are built, given other parameters, and launched (cuGraphLaunch)."""
+"""Graphs of kernel launches: built, given other parameters, and launched (cuGraphLaunch)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kaas.executor.device.streams import Stream
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
-    """One kernel launch: what, how wide, and where its parameters lie in host memory (the driver copies them)."""
+    """One kernel launch: kernel, grid, and where its parameters lie in host memory (the driver copies them)."""
 
     function: LoadedKernel
     grid: tuple[int, int, int]
@@ -45,7 +45,7 @@ class ParameterBlock:
         self._launch = launch
 
     def launch(self, stream: Stream) -> None:
-        """Launches it alone, without a graph."""
+        """Launch it alone, without a graph."""
         what = self._launch
         function, pointers = what.function.handle, ctypes.addressof(self._pointers)
         status = driver.cuLaunchKernel(
@@ -62,16 +62,13 @@ class Graph:
         self._nodes: list[Any] = []
 
     def add(self, block: ParameterBlock, after: Sequence[int]) -> None:
-        """Adds a launch that runs after those with these indices."""
+        """Add a launch that runs after those with these indices."""
         dependencies = [self._nodes[index] for index in after]
         node = call(driver.cuGraphAddKernelNode, self._handle, dependencies, len(dependencies), block.node_params)
         self._nodes.append(node)
 
     def instantiate(self, launches: int) -> GraphInstance:
-        """
-        Args:
-            launches: how many of the launches differ; they come again and again in the graph, always in this order.
-        """
+        """Return an instance. launches: how many launches differ; they recur in the graph, always in this order."""
         repeated = [self._nodes[index::launches] for index in range(launches)]
         return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), repeated)
 
@@ -80,7 +77,7 @@ class Graph:
 
 
 class GraphInstance:
-    """A graph that can be launched. Its launches can be given new parameters; it cannot run beside itself."""
+    """A graph that can be launched, with new parameters for its launches. It cannot run beside itself."""
 
     __slots__ = ("_nodes", "handle")
 
@@ -89,7 +86,7 @@ class GraphInstance:
         self._nodes = nodes
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Gives the launches with these indices, wherever they come, the parameters that their blocks hold now."""
+        """Give the launches with these indices, wherever they come, the parameters in their blocks now."""
         handle, set_parameters = self.handle, driver.cuGraphExecKernelNodeSetParams
         for index in indices:
             params = blocks[index].node_params

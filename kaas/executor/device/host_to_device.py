@@ -1,4 +1,4 @@
-"""Brings objects to the device, on one stream for all slots: they travel while kernels of other requests run."""
+"""Copies objects to the device, on one stream for all slots, while kernels of other requests run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from kaas.executor.device.streams import Stream
 class HostToDevice:
     """The stream of copies to the device. Use it inside `device.current()`."""
 
-    def __init__(self, stream: Stream, gate: DeviceMonitor) -> None:
+    def __init__(self, stream: Stream, monitor: DeviceMonitor) -> None:
         self._stream = stream
-        self._gate = gate
+        self._monitor = monitor
         self._submitting = threading.Lock()  # so that a copy stands right between its two events
 
     def bring(self, lease: MemoryLease) -> bool:
-        """Submits the copies of what is new on the device, through host memory where that takes it.
+        """Submit the copies of objects that are new on the device, through host memory where the cache wants that.
 
         Returns:
-            Whether what other requests are bringing comes too; waits until they have submitted it.
+            True if the objects that other requests bring come too; waits until they have submitted them.
         """
         try:
             for key in lease.loaded:
                 self._submit(lease, key)
         except BaseException:
-            with self._gate.lock:
+            with self._monitor.lock:
                 for arrival in lease.arrivals.values():
                     arrival.failed = not arrival.submitted
-                self._gate.notify()
+                self._monitor.notify()
             raise
         return not lease.awaited or self._awaited(lease)
 
@@ -55,12 +55,12 @@ class HostToDevice:
             arrival.watch.start(self._stream)
             self._stream.copy_in(loaded.address, source, loaded.nbytes)
             arrival.watch.stop(self._stream)
-        with self._gate.lock:
+        with self._monitor.lock:
             arrival.submitted = True
-            self._gate.notify()
+            self._monitor.notify()
 
     def _awaited(self, lease: MemoryLease) -> bool:
-        with self._gate.lock:
+        with self._monitor.lock:
             while not all(arrival.submitted or arrival.failed for arrival in lease.awaited):
-                self._gate.wait()
+                self._monitor.wait()
             return not any(arrival.failed for arrival in lease.awaited)

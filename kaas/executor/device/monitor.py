@@ -12,13 +12,14 @@ from kaas.executor.device.device import OpenDevice
 
 
 class DeviceMonitor:
-    """Whoever cannot go on waits until something has changed. Once the device is lost, or the executor closed, all that
-    wait, or come, are told.
+    """The monitor of an executor: threads that cannot go on wait in it until something has changed.
+
+    Once the device is lost, or the executor closed, all threads that wait or come get an error.
 
     Fields:
-        lock: for decisions, which never take long: nobody holds it while a device, a fetch or a copy is under way.
-        lost: the first error that told that the device is.
-        closed: whether everything has been given back.
+        lock: for decisions, which never take long: no thread holds it during a call of the device, a fetch or a copy.
+        lost: the first error that said that the device is lost.
+        closed: True once everything has been given back.
     """
 
     __slots__ = ("_changed", "_waiting", "closed", "lock", "lost")
@@ -31,9 +32,10 @@ class DeviceMonitor:
         self._waiting = 0
 
     def check(self) -> None:
-        """
+        """Check that the device is there.
+
         Raises:
-            DeviceLost: an error of its own for each who asks, since it gets a traceback.
+            DeviceLost: a new error for each caller, since it gets a traceback.
             DeviceUnavailable: the executor is closed.
         """
         if self.lost is not None:
@@ -42,7 +44,7 @@ class DeviceMonitor:
             raise DeviceUnavailable("this executor is closed")
 
     def wait(self) -> None:
-        """Within the lock: until something has changed.
+        """Wait until something has changed. Needs the lock.
 
         Raises:
             DeviceLost
@@ -57,7 +59,7 @@ class DeviceMonitor:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Within the lock: leaves it for a while."""
+        """Leave the lock for a while."""
         self.lock.release()
         try:
             yield
@@ -65,25 +67,25 @@ class DeviceMonitor:
             self.lock.acquire()
 
     def notify(self) -> None:
-        """Within the lock: something has changed."""
+        """Take in that something has changed. Needs the lock."""
         if self._waiting:
             self._changed.notify_all()
 
     def lose(self, error: DeviceLost) -> None:
-        """The device is lost."""
+        """Take in that the device is lost."""
         with self.lock:
             if self.lost is None:
                 self.lost = error
             self.notify()
 
     def close(self) -> None:
-        """Within the lock: everything has been given back."""
+        """Take in that everything has been given back. Needs the lock."""
         self.closed = True
         self.notify()
 
 
 class DeviceContext:
-    """The device's context, for the calling thread, and the end of everything once the device is lost."""
+    """The device's context, for the calling thread; an error of a lost device ends everything."""
 
     __slots__ = ("_device", "_monitor")
 

@@ -10,7 +10,7 @@ from kaas.executor.device.driver_errors import call, check
 
 
 class EventPair:
-    """A stopwatch for a part of a stream's work, on the device's clock."""
+    """Two events that time a part of a stream's work, on the device's clock."""
 
     __slots__ = ("_began", "_ended")
 
@@ -25,15 +25,15 @@ class EventPair:
         check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
 
     def hold_back(self, stream: Stream) -> None:
-        """What this stream is given from now on waits until the part has ended."""
+        """Make a stream wait with further work until the part has ended."""
         check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
 
     def synchronize(self) -> None:
-        """Waits until the part has ended."""
+        """Wait until the part has ended."""
         check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
 
     def seconds(self) -> float:
-        """Device time between the two, once the part has ended."""
+        """Return the device time of the part, once it has ended."""
         status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
         check("cuEventElapsedTime", status)
         return float(milliseconds) / 1e3
@@ -44,10 +44,10 @@ class EventPair:
 
 
 class Stream:
-    """Work in order. Nothing to copy is no call: it may have no address.
+    """Work in order. A copy of no bytes makes no call: it may have no address.
 
     Fields:
-        number: by which other libraries know it. kernels: a watch for a request's kernels.
+        number: by which other libraries know the stream. kernels: times a request's kernels.
     """
 
     def __init__(self, handle: Any, kernels: EventPair) -> None:
@@ -56,13 +56,16 @@ class Stream:
         self.kernels = kernels
 
     def copy_in(self, address: int, source: Any, nbytes: int) -> None:
-        """Host to device. source: any buffer of bytes, or the address of page-locked ones; the caller keeps it until
-        the stream has been synchronized."""
+        """Copy from host to device.
+
+        `source` is any buffer of bytes, or the address of page-locked ones; the caller keeps it until the stream was
+        synchronized.
+        """
         if nbytes:
             check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
 
     def copy_out(self, target: Any, address: int, nbytes: int) -> None:
-        """Device to host. target: any writable buffer, as source above."""
+        """Copy from device to host. target: any writable buffer, as source above."""
         if nbytes:
             check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0])
 

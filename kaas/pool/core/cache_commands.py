@@ -1,4 +1,4 @@
-"""What a pool does to its workers' caches: orders of programs, pins that outlive executors, decisions of the policy."""
+"""The commands about a pool's caches: orders of programs, pins that outlive executors, decisions of the policy."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _Pin:
     """A standing order on one device.
 
     Fields:
-        order: None once it is lost, so that nothing holds the object any more. worker: who has carried it out.
-        lost: why nobody can.
+        order: None once it is lost, so that its object is no longer held. worker: the worker that has carried it out.
+        lost: why no worker can carry it out.
     """
 
     shown: str
@@ -83,7 +83,7 @@ class CacheCommands:
     # --- orders of programs
 
     async def carry_out(self, order: CacheOrder, device: int | None = None) -> list[int]:
-        """Have an order carried out on the worker of one device, or of each; gives these workers.
+        """Carry out an order on the worker of one device, or of each; return these workers.
 
         Raises:
             InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
@@ -129,10 +129,11 @@ class CacheCommands:
     async def _do(
         self, worker: WorkerRecord, function: str, client: str, way: SendCommand, limit_s: float | None = None
     ) -> None:
-        """
+        """Send a command to a worker, and return its reply.
+
         Raises:
-            KaasError: what the worker says; DeviceUnavailable if it ended, had to since it gave no answer, or lost its
-                device beside requests, whose fault it then is.
+            KaasError: what the worker says; DeviceUnavailable if it ended, had to since it did not reply, or lost its
+                device while requests ran, whose fault it then is.
         """
         name = f"worker {worker.id} on device {worker.device.index}"
         try:
@@ -216,9 +217,9 @@ class CacheCommands:
     # --- the policy's decisions
 
     def decided(self, decision: Prefetch | Evict, requests: Iterable[Request]) -> None:
-        """Carry out what the policy wants, as far as it can be done; it hears of what came of it by Residency.
+        """Carry out a decision of the policy, as far as it can be done; the policy hears of the outcome by Residency.
 
-        requests: all that are queued or running.
+        `requests` are all that are queued or running.
         """
         worker = self._workers[decision.worker]
         if worker.kind is not WorkerKind.EXECUTOR:
@@ -253,7 +254,7 @@ class CacheCommands:
 
 
 class RequestsByObject:
-    """Which requests can name an object."""
+    """The requests that can name an object."""
 
     def __init__(self) -> None:
         self._requests: dict[bytes, dict[int, Request]] = {}
@@ -281,20 +282,20 @@ T = TypeVar("T")
 
 
 class WorkerSilent(Exception):
-    """A worker gave no answer for as long as it may."""
+    """A worker did not reply for as long as it may."""
 
 
 class Timeouts:
-    """A worker takes its orders in turn, so that each may wait for many before it: what counts is that answers come."""
+    """Timeouts of workers, which carry out commands in turn, so that each may wait for many: only silence counts."""
 
     def __init__(self) -> None:
         self._waits: dict[int, dict[asyncio.Timeout, float]] = {}
 
     async def answer(self, worker: int, asked: Coroutine[object, object, T], limit_s: float) -> T:
-        """What a worker answers, as long as within each limit_s some answer of it comes.
+        """Return a worker's reply, as long as within each limit_s some reply of that worker comes.
 
         Raises:
-            Silent; whatever comes instead of the answer.
+            WorkerSilent; the error that comes instead of the reply.
         """
         waits = self._waits.setdefault(worker, {})
         try:

@@ -24,8 +24,13 @@ _CLIENT = "client:"
 
 
 class _Record(msgspec.Struct):
-    """client: of the last fault. task: the kTask's key, "" of an eTask. times_s: of a client's faults that count, in
-    seconds since 1970."""
+    """Faults of a function or a client.
+
+    Fields:
+        client: of the last fault. task: the kTask's key, "" of an eTask. times_s: of a client's faults that count, in
+        seconds
+            since 1970.
+    """
 
     label: str
     faults: int = 0
@@ -63,14 +68,14 @@ class Quarantine:
         }
 
     def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
-        """A function ended a device, alone on it. Whether it is in quarantine now."""
+        """Count a fault of a function that ended a device, alone on it. Return True if it is in quarantine now."""
         record = self._records.setdefault(function, _Record(label))
         record.client, record.task = client, task
         self._count(function, record, record.faults + 1, story)
         return function in self
 
     def client_fault(self, client: str, story: str) -> bool:
-        """A request of a client ended a device. Whether the client is over its budget now."""
+        """Count a fault of a client. Return True if the client is over its budget now."""
         if self._client_allowed is None:
             return False
         key, now_s = _CLIENT + client, self._wall_s()
@@ -85,7 +90,7 @@ class Quarantine:
             self._store.put(FAULTS, {key: msgspec.msgpack.encode(record)})
 
     def faults(self, function: str) -> int:
-        """How many devices a function has ended, alone on them."""
+        """Return how many devices a function has ended, alone on them."""
         record = self._records.get(function)
         return 0 if record is None else record.faults
 
@@ -94,7 +99,7 @@ class Quarantine:
         return record is not None and record.faults > self._allowed
 
     def refusal(self, function: str, client: str) -> Quarantined | None:
-        """The answer to requests of a function in quarantine, or of a client over its budget; None: they run."""
+        """Return the error for requests of a function in quarantine, or of a client over its budget; None: they run."""
         if not self._records:
             return None
         if function in self:
@@ -105,7 +110,7 @@ class Quarantine:
         return self._client_error(record, wait_s)
 
     def _wait_s(self, record: _Record) -> float:
-        """Seconds until a client has a fault left of its budget."""
+        """Return the seconds until a client has a fault left of its budget."""
         now_s = self._wall_s()
         times_s = _counting(record, now_s)
         if self._client_allowed is None or len(times_s) <= self._client_allowed:
@@ -131,8 +136,11 @@ class Quarantine:
         return Quarantined(message, function="", client=record.label, faults=record.faults, story=story, retry_s=wait_s)
 
     def pardon(self, function: str) -> bool:
-        """Forget the faults of a function, of all functions of a kTask, by key, or of `client:` and a client's name.
-        Whether one was in quarantine."""
+        """Forget faults, and return True if a function or client was in quarantine.
+
+        Args:
+            key: of a function, of a kTask for all its functions, or `client:` and a client's name.
+        """
         keys = [key for key, record in self._records.items() if function in (key, record.task)]
         held = any(self._held(key, self._records[key]) for key in keys)
         for key in keys:

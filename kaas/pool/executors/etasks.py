@@ -1,4 +1,4 @@
-"""What the pool knows of eTasks: their code, which it keeps and never looks into."""
+"""The eTasks of a pool: their code, which the pool keeps and never looks into."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGISTRATION_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ETaskPayload:
-    """A call on its way to a worker. direct: its value, a list of buffers, is wanted as these."""
+    """A call on its way to a worker. direct: the value is wanted as a list of buffers."""
 
     label: str
     message: bytes
@@ -29,7 +29,7 @@ class ETaskPayload:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredETask:
-    """A Python function or class. code: pickled, with what a class is made with."""
+    """A Python function or class. code: pickled, with the arguments of a class."""
 
     spec: specs.ETaskSpec
     code: bytes = field(repr=False)
@@ -49,13 +49,13 @@ class RegisteredETask:
 
 
 def etask_spec(label: str, code: bytes, path: Sequence[str]) -> specs.ETaskSpec:
-    """What names an eTask: its code, with what it is bound to, and where that looks for modules."""
+    """Return the name of an eTask: its code, its arguments, and where it looks for modules."""
     digest = hashlib.sha256(code + "\0".join(path).encode()).hexdigest()
     return specs.ETaskSpec(f"etask:{digest}", label, tuple(path))
 
 
 class ETasks:
-    """Belongs to one event loop."""
+    """All eTasks. Use an object of this class from one event loop only."""
 
     def __init__(self) -> None:
         self._known: dict[str, RegisteredETask] = {}
@@ -65,7 +65,7 @@ class ETasks:
         return self._known[key]
 
     def register(self, spec: bytes, code: bytes) -> None:
-        """Make one known; once more changes nothing."""
+        """Make an eTask known; a second call changes nothing."""
         etask = RegisteredETask(specs.decode_etask(spec), code)
         key = etask.spec.key
         etask = self._known.setdefault(key, etask)
@@ -73,11 +73,12 @@ class ETasks:
             _give(expected, etask)
 
     async def get(self, key: str) -> RegisteredETask:
-        """One that is known, or will be in a moment: a call may overtake the registration before it. Who waits here
-        goes on in the order of coming, and before all who come later: calls change an instance.
+        """Return an eTask that is known, or will be in a moment: a call may overtake its registration.
+
+        Waiting calls go on in the order of coming, and before all later ones: calls change an instance.
 
         Raises:
-            KaasError
+            KaasError: no program has registered it.
         """
         if key in self._known and key not in self._expected:
             return self._known[key]

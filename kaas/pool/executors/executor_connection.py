@@ -1,4 +1,4 @@
-"""The pool's end of one executor's line: what it was asked and has not answered, and what it knows already."""
+"""The pool's end of one executor's connection: calls without a reply, and the functions that the executor knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Finish = Callable[[ExecutorReply, Sequence[Any]], T]
 
 
 class ExecutorConnection:
-    """Before its executor has said Hello nothing can be sent; `greeted` is set then."""
+    """The connection of one executor. Nothing can be sent before its PeerHello; `greeted` is set then."""
 
     __slots__ = (
         "_asked",
@@ -52,7 +52,7 @@ class ExecutorConnection:
     )
 
     def __init__(self, router: Router, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
-        """met: keys of functions that it knows."""
+        """Take the executor's start; met: keys of functions that it knows."""
         self.worker = start.worker
         self.device = start.device
         self.greeted = asyncio.Event()
@@ -65,7 +65,7 @@ class ExecutorConnection:
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
-        """It has begun. What had been asked when it begins again may be lost, and nobody would know."""
+        """Take in that the executor has connected. After a second time, calls in between may be lost: it is ended."""
         if self.peer is not None:
             self.end("its line to the pool broke")
             self._registered.clear()
@@ -74,7 +74,7 @@ class ExecutorConnection:
         self.greeted.set()
 
     def end(self, reason: str) -> None:
-        """Whoever waits for an answer gets WorkerLost, in a later turn of the loop: the pool is about to hear why."""
+        """End all calls with WorkerLost, in a later turn of the loop: the pool is about to hear why."""
         for answer, _, _ in self._asked.values():
             self._loop.call_soon(_lose, answer, reason)
         for orphan in self._orphans.values():
@@ -109,7 +109,10 @@ class ExecutorConnection:
         finish: Finish[T],
         files: Sequence[int] = (),
     ) -> ImmediateFuture[T]:
-        """refs: the objects beside it, kept alive until the answer. files: of `OutgoingAttachments`."""
+        """Send a message, and return the future of its reply.
+
+        `refs` are the attached objects, which stay alive until the reply. `files` are of `OutgoingAttachments`.
+        """
         self.send(header, frames, files)
         answer: ImmediateFuture[T] = ImmediateFuture()
         self._asked[number] = answer, refs, finish
@@ -122,7 +125,7 @@ class ExecutorConnection:
     def attach(
         self, refs: Sequence[Any], frames: Sequence[Any]
     ) -> tuple[list[ExecutorAttachment], OutgoingAttachments]:
-        """What stands beside a message as this executor can read it, and what it points to.
+        """Return attachments as this executor can read them, and what goes out with the message.
 
         Raises:
             OSError: a client's memory is gone.
@@ -140,7 +143,7 @@ class ExecutorConnection:
         return attached, attachments
 
     def attachments(self, frames: Sequence[Any] = ()) -> OutgoingAttachments:
-        """What a message to this executor takes along, to begin with these frames."""
+        """Return the attachments of a message to this executor; they begin with these frames."""
         assert self.peer is not None, "it has been greeted"
         return OutgoingAttachments(self._router.inbox, frames, by_file=self.peer.channel.local)
 
@@ -154,11 +157,11 @@ class ExecutorConnection:
                 answer.set_result(finish(done, frames))
 
     def refs(self, number: int) -> Sequence[Any] | None:
-        """What stands beside something that was asked; None if it has been answered meanwhile."""
+        """Return the objects attached to a pending call; None if it has its reply meanwhile."""
         return self._asked[number][1] if number in self._asked else None
 
     def orphan(self, slot: int) -> asyncio.Future[RunRecord | None]:
-        """The end of what ran in a slot when its pool began anew."""
+        """Return the end of a run that was in a slot when its pool began anew."""
         if slot not in self._orphans:
             self._orphans[slot] = self._loop.create_future()
         return self._orphans[slot]
@@ -170,7 +173,7 @@ class ExecutorConnection:
 
 
 class OutgoingAttachments:
-    """What goes out with one message: frames, and files with memory that an executor on this machine maps.
+    """The attachments of one message: frames, and files with memory that an executor on this machine maps.
 
     An executor may not open files of another process itself: a process that runs clients' kernels gets only what its
     requests name (docs/serve.md).
@@ -186,7 +189,7 @@ class OutgoingAttachments:
         self.files: list[int] = []
 
     def add(self, value: Any) -> Framed | Filed:
-        """Take along a Block, or a buffer.
+        """Attach a Block, or a buffer.
 
         Raises:
             OSError: a client's memory is gone. Nothing goes out then.
@@ -203,7 +206,7 @@ class OutgoingAttachments:
         return Framed(len(self.frames))  # the header stands before them
 
     def _place(self, block: Block) -> int | None:
-        """Of its file among those that go along; None if there are too many for one message."""
+        """Return the place of a Block's file among those that go along; None if there are too many for one message."""
         place = self._places.get((block.pid, block.fd))
         if place is None and len(self.files) < FILES_AT_MOST:
             self.files.append(open_file(block))

@@ -1,4 +1,4 @@
-"""The way to the executors: what the core asks of them goes out over the pool's sockets, and the answers come back."""
+"""The transport of executors: calls of the core go out over the pool's sockets, and the replies come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from kaas.worker.epochs import Adoption
 
 
 class ExecutorHosts(Protocol):
-    """Belongs to the event loop of the pool's sockets. It also carries what does not go over these."""
+    """What starts executors, notices their end, and carries values that do not go over the pool's sockets.
+
+    Of one event loop.
+    """
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
         """Start a process whose executor says Hello to this address, in the name of its worker's number. Raises
@@ -39,17 +42,18 @@ class ExecutorHosts(Protocol):
         ...
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
-        """Have an executor get the objects beside what has this number; None among refs stands for what it has.
+        """Have an executor get the objects of the call with this number; None among refs stands for one that it has.
 
-        None: they are on their way. Otherwise the values of each, Blocks or buffers, which are to go over the sockets.
+        Return None if they are on their way, else the values of each, Blocks or buffers, which are to go over the
+        sockets.
 
         Raises:
-            KaasError: they are not to be had.
+            KaasError: the objects cannot be had.
         """
         ...
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
-        """The outputs in an executor's parcel as whoever asked for them gets them, complete.
+        """Return the outputs in a deferred result, complete, as the caller of the request gets them.
 
         Raises:
             WorkerLost, KaasError
@@ -57,7 +61,7 @@ class ExecutorHosts(Protocol):
         ...
 
     async def ended(self, worker: int) -> str:
-        """Wait until a worker's process ends; why it did."""
+        """Wait until a worker's process ends; return why it did."""
         ...
 
     def kill(self, worker: int) -> None:
@@ -73,7 +77,7 @@ GREETING_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Stranger:
-    """Who has said Hello while survivors were looked for, and what it said since."""
+    """A peer that said PeerHello while survivors were looked for, and its messages since."""
 
     peer: Peer
     said: list[tuple[messages.FromPeer, Sequence[Any]]] = field(default_factory=list)
@@ -107,7 +111,7 @@ class Executors:
         return connection
 
     async def survivors(self) -> list[Survivor]:
-        """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
+        """Return the executors that an earlier process of the pool has left, ready for this one; others are ended."""
         strangers = self._strangers = {}
         adoptions = await self._hosts.survivors(self._router.address)
         self._strangers = None
@@ -144,7 +148,8 @@ class Executors:
         return ""
 
     async def _rescue(self, worker: int, keys: Sequence[bytes]) -> None:
-        """
+        """Adopt one executor.
+
         Raises:
             WorkerLost, KaasError
         """
@@ -167,7 +172,7 @@ class Executors:
     def run(
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """It is sent in this very call."""
+        """Send a run to its executor, in this very call."""
         connection, payload = self._connections.get(worker), call.payload
         if connection is None or isinstance(payload, Survived):
             return self._left(worker, slot)
@@ -202,7 +207,7 @@ class Executors:
         payload: Payload,
         ended: ImmediateFuture[tuple[ExecutorReply, Sequence[Any]]],
     ) -> WorkerReply:
-        """A reply with the outputs in a parcel, and where the others are."""
+        """Return a reply with the outputs of a deferred result, and where the others are."""
         done, frames = await ended
         if done.failed:
             return failed(done, frames)
@@ -262,7 +267,7 @@ class Executors:
         frames: Sequence[Any] = (),
         refs: Sequence[Any] = (),
     ) -> WorkerReply:
-        """What an executor makes of something that has no outputs."""
+        """Return an executor's reply to a command without outputs."""
         return await self._connection(worker).ask(header.number, header, frames, refs, plain)
 
     def _connection(self, worker: int) -> ExecutorConnection:
@@ -274,7 +279,7 @@ class Executors:
     # --- what they say
 
     def greet(self, peer: Peer, hello: messages.PeerHello) -> None:
-        """An executor's line has begun, or begun again."""
+        """Take in that an executor has connected, or connected again."""
         connection = next(
             (connection for connection in self._connections.values() if str(connection.worker) == hello.name), None
         )
@@ -290,7 +295,7 @@ class Executors:
         connection.greet(peer)
 
     def receive(self, peer: Peer, message: messages.FromPeer, frames: Sequence[Any]) -> None:
-        """What comes over lines that count no more means nothing."""
+        """Take a message of an executor; messages of an earlier connection are ignored."""
         connection = self._by_peer.get(peer)
         if connection is None:
             for stranger in (self._strangers or {}).values():
@@ -325,7 +330,7 @@ class Executors:
             connection.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, deferred: int) -> None:
-        """Takes an output that was written back."""
+        """Take an output that was written back."""
         try:
             (value,) = await self._hosts.collect(worker, deferred, 1)
         except (WorkerLost, KaasError):
@@ -335,7 +340,7 @@ class Executors:
 
 
 def _survivor(adoption: Adoption) -> Survivor:
-    """An executor that was adopted, as the core sees it."""
+    """Return an adopted executor as the core sees it."""
     running = {
         slot: WorkerCall(orphan.label, orphan.client, None, 0, payload=Survived(), function=orphan.function)
         for slot, orphan in adoption.running.items()
@@ -355,22 +360,22 @@ def _by_call(named: Mapping[bytes, WorkerCall]) -> Iterator[tuple[WorkerCall, li
 
 
 def whole(done: ExecutorReply, frames: Sequence[Any]) -> tuple[ExecutorReply, Sequence[Any]]:
-    """For who goes on with it."""
+    """Return a reply as it is."""
     return done, frames
 
 
 def plain(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Of what has no outputs."""
+    """Return the reply of a command without outputs."""
     return failed(done, frames) if done.failed else WorkerReply(None, None, done.record, done.lost)
 
 
 def direct(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Of a run: the frames as they came."""
+    """Return the reply of a run: the frames as they came."""
     return failed(done, frames) if done.failed else WorkerReply(frames, None, done.record, done.lost)
 
 
 def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Of a run: outputs that become arrays where they arrive."""
+    """Return the reply of a run: outputs that become arrays where they arrive."""
     if done.failed:
         return failed(done, frames)
     layouts = zip(frames, function.outputs, strict=True)
@@ -379,11 +384,11 @@ def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[A
 
 
 def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """The cause stays sealed: nothing of it is run here."""
+    """Return the reply of a failed run. The cause stays sealed: none of its code runs here."""
     return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
 
 
 def unreadable(label: str, error: OSError) -> WorkerReply:
-    """Of a run that was not asked for, since a client's memory is gone."""
+    """Return the reply of a run that was not sent, since a client's memory is gone."""
     message = f"an input of {label!r} cannot be read any more: {error}"
     return WorkerReply(error=InputFailed(message, task=label, reason=str(error)))

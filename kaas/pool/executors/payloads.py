@@ -1,4 +1,4 @@
-"""What the calls and orders of executors carry, which the core passes on without looking."""
+"""The payloads of calls and orders to executors, which the core passes on without looking."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Payload(msgspec.Struct, frozen=True):
     """An invocation on its way.
 
     Fields:
-        frames: the encoded Invocation, then those that refs points to. refs: what stands beside it, in its order:
-            something that names an object (it has `binary()`), Framed or Block. keep: the keys of the outputs that stay
-            on the device, by their positions. direct: all outputs are wanted as the frames that they come in.
+        frames: the encoded Invocation, then those that refs point to. refs: the attachments, in its order: objects
+        (with
+            `binary()`), Framed or Block. keep: the keys of the outputs that stay on the device, by position. direct:
+            all outputs are wanted as the frames that they come in.
     """
 
     function: RegisteredFunction
@@ -29,14 +30,14 @@ class Payload(msgspec.Struct, frozen=True):
     direct: bool = False
 
     def lost(self, key: bytes) -> Lost:
-        """How to make an output anew that was kept."""
+        """Return the invocation that makes a kept output anew."""
         position = next(position for position, kept in self.keep.items() if kept == key)
         return Lost(specs.without_keep(self.frames[0]), self.refs, position, len(self.function.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """Instead of an invocation: the run that a survivor has in this slot is waited for."""
+    """The payload of an adopted run: the pool waits for the run that a survivor has in this slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The outputs that stay on devices, as the pool knows them: from the invocation until their arrays are in the store."""
+"""The outputs that stay on devices, from the invocation until their arrays are in the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ stays alive."""
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where an output is, instead of its value."""
+    """The place of an output, instead of its value."""
 
     key: bytes
     device: int
@@ -35,7 +35,10 @@ class _Output:
 
 
 class Residents:
-    """Belongs to one event loop. Names that it does not know mean nothing to it: nobody waits for them any more."""
+    """All outputs that stay on devices.
+
+    Of one event loop. Unknown names are ignored: no program waits for them any more.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -49,11 +52,11 @@ class Residents:
     # --- one output
 
     def expect(self, key: bytes, made_by: Any) -> None:
-        """An executor is asked to keep an output; one that it kept in vain before, perhaps."""
+        """Take in that an executor is asked to keep an output, perhaps one that it kept in vain before."""
         self._outputs[key] = _Output(made_by, self._loop.create_future())
 
     def placed(self, key: bytes, worker: int) -> None:
-        """A worker has it."""
+        """Take in that a worker has an output."""
         output = self._outputs.get(key)
         if output is None:
             return
@@ -64,7 +67,7 @@ class Residents:
             self._left[key] = None
 
     def written(self, key: bytes, value: Any) -> None:
-        """Its array has come back."""
+        """Take in that an output's array has come back."""
         output = self._outputs.get(key)
         if output is not None and not output.value.done():
             self._left.pop(key, None)
@@ -72,19 +75,19 @@ class Residents:
             output.made_by = None
 
     def lost(self, key: bytes) -> None:
-        """Its array cannot come back."""
+        """Take in that an output's array cannot come back."""
         output = self._outputs.get(key)
         if output is not None and not output.value.done():
             self.written(key, output.made_by.lost(key))
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """The invocation gave no values."""
+        """Take in that an invocation gave no values."""
         for key in keys:
             self._outputs.pop(key, None)
             self._left.pop(key, None)
 
     async def value(self, key: bytes) -> Any:
-        """The array, or what replaces it, once it is there."""
+        """Return the array, or what replaces it, once it is there."""
         output = self._outputs[key]
         try:
             return await output.value
@@ -93,12 +96,12 @@ class Residents:
                 del self._outputs[key]
 
     def named(self, key: bytes, name: str) -> None:
-        """From now on somebody can name it."""
+        """Take in that a program can name an output from now on."""
         if key in self._outputs:
             self._outputs[key].name = name
 
     def ask(self, key: bytes) -> int | None:
-        """Somebody wants it: the worker that has to write it back, if one has."""
+        """Take in that a program wants an output; return the worker that has to write it back, if one has."""
         output = self._outputs.get(key)
         if output is None or output.value.done():
             return None
@@ -106,17 +109,20 @@ class Residents:
         return output.worker
 
     async def come(self, keys: Iterable[bytes]) -> None:
-        """Wait until each of these has come back, is lost or wanted by nobody."""
+        """Wait until each of these has come back, is lost, or is wanted by no program."""
         values = [self._outputs[key].value for key in keys if key in self._outputs]
         if values:
             await asyncio.wait(values)
 
     def surplus(self) -> bytes | None:
-        """The oldest, if there are too many that nobody has asked for."""
+        """Return the oldest output if there are too many that no program has asked for."""
         return next(iter(self._left)) if len(self._left) > MOST_LEFT else None
 
     def nameless(self, names: Container[str]) -> dict[int, list[bytes]]:
-        """Forgets those that nobody can name any more; gives them by worker. names: those that somebody has."""
+        """Forget the outputs that no program can name any more; return them by worker.
+
+        names: those that a program has.
+        """
         found: dict[int, list[bytes]] = {}
         for key in list(self._left):
             output = self._outputs[key]
@@ -131,14 +137,14 @@ class Residents:
         self._alive.add(worker)
 
     async def rescue(self, worker: int, write_back: Callable[[int, list[bytes]], Awaitable[None]]) -> None:
-        """Have all that only a worker has written back, since it will end; done when it is here, or lost."""
+        """Have a worker write back all that only it has, since it will end; done when it is here, or lost."""
         there = {key: out.value for key, out in self._outputs.items() if out.worker == worker and not out.value.done()}
         if there:
             await write_back(worker, list(there))
             await asyncio.wait(there.values())
 
     def worker_left(self, worker: int) -> None:
-        """What only it had is lost."""
+        """Take in that a worker ended: outputs that only it had are lost."""
         self._alive.discard(worker)
         for key in [key for key, output in self._outputs.items() if output.worker == worker]:
             self.lost(key)

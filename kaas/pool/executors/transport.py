@@ -1,4 +1,4 @@
-"""The seam between the pool and its workers: what is sent, what comes back, what a way to them must be able to do."""
+"""The seam between the pool and its workers: the calls, the replies, and the operations of a transport."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ class WorkerLost(Exception):
 
 @dataclass(slots=True)
 class WorkerCall:
-    """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
-    function: what names that function exactly; bound: the same with its constants, "" if it has none. session: of the
-    program that sent it, "" if nobody knows. task: the kTask's key, "" of an eTask.
+    """A request as the core sees it; only the transport looks into payload. It is never changed.
 
-    Nobody changes it. It is made for every request, and frozen it would take three times as long.
+    It is made for every request, and frozen it would take three times as long.
+
+    Fields:
+        label: its function's name for people. function: the exact name of that function. bound: the same with its
+        constants,
+            "" if it has none. session: of the program that sent it, "" if that is not known. task: the kTask's key, ""
+            of an eTask.
     """
 
     label: str
@@ -42,21 +46,21 @@ class WorkerCall:
 
     @property
     def identity(self) -> str:
-        """What names its function in quarantine."""
+        """The name of the function in quarantine."""
         return self.function or self.label
 
     @property
     def flow(self) -> str:
-        """What names its function to policies: with other constants it is another one, and lies on other devices."""
+        """The name of the function to policies: with other constants it is another one, and lies on other devices."""
         return self.bound or self.identity
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOrder:
-    """Something that a program wants of caches, as the core sees it; only the transport looks into payload.
+    """A command of a program about caches, as the core sees it; only the transport looks into payload.
 
     Fields:
-        function: the label of the one that it is about, "" if it is about an object, or everything.
+        function: the label of the function that it names, "" if it names an object, or everything.
     """
 
     payload: Any
@@ -65,7 +69,7 @@ class CacheOrder:
 
 
 class WorkerReply(msgspec.Struct, frozen=True):
-    """What a worker made of a call: a value or an error, and what it measured. lost: why its device is, else ""."""
+    """The reply of a worker: a value or an error, and measurements. lost: why its device is lost, else ""."""
 
     value: Any = None
     error: KaasError | None = None
@@ -89,20 +93,23 @@ class Survivor:
 
 
 class WorkerTransport(Protocol):
-    """The way to the workers; how calls travel can change behind it."""
+    """The operations on workers, however calls travel."""
 
     async def start(self, start: StartWorker) -> WorkerInfo:
-        """Start a worker. Raises whatever kept it from starting."""
+        """Start a worker, or raise why it does not start."""
         ...
 
     def run(
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """Fails with WorkerLost when the worker ends first. An Answer goes on in the same turn of the loop."""
+        """Run a call; fails with WorkerLost when the worker ends first.
+
+        An ImmediateFuture ends in the same turn of the loop.
+        """
         ...
 
     async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
-        """Do something to a worker's cache. Raises WorkerLost as above."""
+        """Carry out a cache command. Raises WorkerLost as above."""
         ...
 
     async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
@@ -122,11 +129,11 @@ class WorkerTransport(Protocol):
         ...
 
     async def ended(self, worker: int) -> str:
-        """Wait until a worker's process ends; why it did."""
+        """Wait until a worker's process ends; return why it did."""
         ...
 
     async def stop(self, worker: int) -> str:
-        """Have an idle worker put things in order before it is killed, in a limited time; what went wrong, or ""."""
+        """Let an idle worker end in good order, in a limited time; return what went wrong, or ""."""
         ...
 
     def kill(self, worker: int) -> None:

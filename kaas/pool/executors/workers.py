@@ -12,7 +12,7 @@ from kaas.wire.status.status import WorkerInfo
 
 
 class Lifetimes(Protocol):
-    """What a `WorkerTransport` does for workers that have no cache."""
+    """The part of a `WorkerTransport` that workers without a cache need."""
 
     async def start(self, start: StartWorker) -> WorkerInfo: ...
 
@@ -28,7 +28,7 @@ class Lifetimes(Protocol):
 
 
 class Workers:
-    """A `WorkerTransport` of two, by the kinds of the workers."""
+    """A `WorkerTransport` made of two, by the kinds of the workers."""
 
     def __init__(self, executors: WorkerTransport, etask_workers: Lifetimes) -> None:
         self._executors = executors
