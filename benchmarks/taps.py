@@ -33,16 +33,16 @@ TO_EXECUTOR = {
     "executor, got RunInvocation": "to the executor",
     "executor, begins": "executor: inputs found",
     "executor, ends": "executor: copies, kernel, copies",
-    "executor, Done": "executor: what it measured, a message",
-    "pool, got Done": "back to the pool",
+    "executor, ExecutorReply": "executor: what it measured, a message",
+    "pool, got ExecutorReply": "back to the pool",
 }
 STEPS: Mapping[str, Mapping[str, str]] = {
     "call": {
         "driver, Submit": "driver: checks, a message",
         "pool, got Submit": "to the pool",
         **TO_EXECUTOR,
-        "pool, Result": "pool: the slot is free, a message",
-        "driver, got Result": "to the driver",
+        "pool, CallResult": "pool: the slot is free, a message",
+        "driver, got CallResult": "to the driver",
         "driver, ends": "driver: an array",
     },
     "invoke": {

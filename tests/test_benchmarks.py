@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page
+from benchmarks import page, taps
 from benchmarks.__main__ import names
+from kaas.wire import messages
 
 RESULT = {
     "measured": "2026-01-02",
@@ -25,6 +26,12 @@ RESULT = {
 
 def test_the_page_is_what_the_results_make() -> None:
     assert page.PAGE.read_text() == page.current()
+
+
+def test_steps_of_a_call_are_named_by_messages_that_there_are() -> None:
+    """`benchmarks.path` times the steps of a call by the names of the messages that are sent and received."""
+    words = {step.split()[-1] for steps in taps.STEPS.values() for step in steps}
+    assert {word for word in words if word[0].isupper()} <= vars(messages).keys()
 
 
 def test_every_benchmark_has_a_place_on_the_page() -> None:
