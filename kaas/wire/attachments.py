@@ -1,4 +1,4 @@
-"""What stands beside a message to an executor, as the objects that it stands for."""
+"""The attachments of a message to an executor, as the objects that they stand for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ anew, by key; it raises InputLost for one that is not among them."""
 
 
 def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a Get
-    """Where objects travel as what they are."""
+    """Return a value as it is: where objects travel themselves."""
     return value
 
 
 class ObjectParts(NamedTuple):
-    """An object that came over the line: its bytes or, of a tuple of constants, those of each entry.
+    """An object that came over the connection: its bytes or, of a tuple of constants, those of each entry.
 
     Fields:
-        frames: all behind the header that the items point into.
+        frames: all after the header that the items point into.
     """
 
     items: Sequence[Framed | Filed]
@@ -30,7 +30,7 @@ class ObjectParts(NamedTuple):
 
 
 class Attachments:
-    """Of one request: what `kaas.wire.packing` gets objects with.
+    """The objects of one request, as `kaas.wire.packing` gets them.
 
     Fields:
         made: outputs that were made anew for it, by key.
@@ -60,7 +60,7 @@ class Attachments:
         self.made: dict[bytes, Any] = {}
 
     def __call__(self, item: Any) -> Any:
-        """What an item stands for, or a reference that is none of the items.
+        """Return the object of an item, or of a reference that is none of the items.
 
         Raises:
             InputLost; what fetching it raises.

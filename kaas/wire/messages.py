@@ -12,16 +12,16 @@ import msgspec
 from kaas.wire.specs import RunRecord
 
 VERSION = 1
-"""Of these messages; a peer that speaks another is refused."""
+"""Of these messages; a peer of another version is refused."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a pool can be reached in one of its lives, and the keys for it.
+    """The address of a pool in one of its epochs, and the keys for it.
 
     Fields:
-        life: a new one for each process of the pool. node: where it runs. path: of its socket, for who is there too.
-        tcp: for all others; "" if nobody comes from other nodes. server_key: the pool's CURVE key, public. public_key,
-            secret_key: the pair that lets a peer in; it is given only to who may come.
+        epoch: a new one for each process of the pool. node: where it runs. path: of its socket, for peers on that node.
+        tcp: for all others; "" if no peer comes from other nodes. server_key: the pool's CURVE key, public. public_key,
+            secret_key: the pair that lets a peer in; only peers that may come get it.
     """
 
     epoch: str
@@ -33,11 +33,11 @@ class Address(msgspec.Struct, frozen=True):
     secret_key: bytes = b""
 
 
-# --- what stands beside an invocation, in the order in which it names them
+# --- the attachments of an invocation, in the order in which it names them
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """An object by its identity, which caches know it by: 28 bytes of an ObjectRef, or those that a pool gave it."""
+    """An object by its identity, by which caches know it: 28 bytes of an ObjectRef, or bytes that a pool gave it."""
 
     key: bytes
 
@@ -46,7 +46,7 @@ class Named(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Framed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A value in one of the frames behind the header. frame: its position among all frames, that of the header is 0."""
+    """A value in one of the frames after the header. frame: its position among all frames; the header's is 0."""
 
     frame: int
 
@@ -61,8 +61,11 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A value in memory whose file came with the message, as one of its last frames. file: 0 for the last frame, 1 for
-    the one before."""
+    """A value in memory whose file came with the message, as one of its last frames.
+
+    Fields:
+        file: 0 for the last frame, 1 for the one before.
+    """
 
     file: int
     offset_bytes: int
@@ -78,10 +81,11 @@ ExecutorAttachment = Named | Framed | Filed
 
 
 class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """From a peer. role: "client" or "executor". name: a session's id, or a worker's number as text.
+    """The first message of a peer. role: "client" or "executor". name: a session's id, or a worker's number as text.
 
-    incarnation: which of its lines this is: what an earlier one of the same name sent or is sent counts no more.
-    probe: memory of its own with what stands in the second frame: whether the pool can read it.
+    Fields:
+        incarnation: which of its connections this is; messages of an earlier one of the same name are ignored.
+        probe: memory of its own with the content of the second frame, which shows if the pool can read it.
     """
 
     version: int
@@ -93,42 +97,46 @@ class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class PoolWelcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """life: the pool's, as in its Address. shares: the pool can read this peer's Blocks."""
+    """epoch: the pool's, as in its Address. shares: the pool can read this peer's Blocks."""
 
     epoch: str
     shares: bool
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The pool wants nothing of this peer. Frame: the error (`kaas.wire.error_codec`)."""
+    """The pool refuses this peer. Frame: the error (`kaas.wire.error_codec`)."""
 
 
 # --- client to pool
 
 
 class AnnounceFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Frames: an encoded FunctionSpec, and its kTask's bytes. Needs no answer; once more changes nothing."""
+    """Frames: an encoded FunctionSpec, and its kTask's bytes. There is no reply; a second one changes nothing."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Run an invocation. number: the client's own, a new one for each; sent once more (after the pool's end, say) it is
-    the same request. Frames: the encoded Invocation, then those that `attached` points to. The answer is CallResult or
-    CallFailure."""
+    """Run an invocation. Frames: the encoded Invocation, then those that `attached` points to.
+
+    `number` is the client's own, a new one for each; sent once more (after the pool's end, say) it is the same request.
+    The reply is CallResult or CallFailure.
+    """
 
     number: int
     attached: Sequence[Attachment] = ()
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """Nobody waits for this Submit or PoolQuery any more. There is no answer, but for Release."""
+    """No caller waits for this Submit or PoolQuery any more. There is no reply, but for Release."""
 
     number: int
 
 
 class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """Anything else of the pool. what: "status", "stats", "pardon", "upkeep", "stop" (the frame b"0" answers that it
-    goes on, as its server keeps it) or "hold". Frames: depend on it
-    (`kaas.pool.clients`). The answer is CallResult or CallFailure."""
+    """Any other call of the pool. Frames: depend on it (`kaas.pool.clients`). The reply is CallResult or CallFailure.
+
+    `what` is "status", "stats", "pardon", "upkeep", "stop" (the frame b"0" replies that it goes on, as its server keeps
+    it) or "hold".
+    """
 
     number: int
     what: str
@@ -136,7 +144,7 @@ class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """This session names these objects no more. No answer."""
+    """This session no longer names these objects. There is no reply."""
 
     keys: Sequence[bytes]
 
@@ -151,14 +159,17 @@ class CallResult(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class CallFailure(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """Frame: the error (`kaas.wire.error_codec`). held: the request still runs: its Blocks must stay until Release."""
+    """Frame: the error (`kaas.wire.error_codec`).
+
+    `held` says that the request still runs: its Blocks must stay until Release.
+    """
 
     number: int
     held: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A request that was answered with held, or cancelled, has ended."""
+    """A request that ended with held, or that was cancelled, no longer runs."""
 
     number: int
 
@@ -167,12 +178,15 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
 
 class RegisterFunction(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """A function that the executor will be asked about. Frames: an encoded FunctionSpec, and its kTask's bytes."""
+    """A function that later messages name. Frames: an encoded FunctionSpec, and its kTask's bytes."""
 
 
 class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """keep: keys of outputs that stay on the device, as the Invocation lists them. parcel: outputs do not come in
-    frames but as a parcel, which is collected. Frames: the encoded Invocation, then those that `attached` points to."""
+    """Run an invocation. Frames: the encoded Invocation, then those that `attached` points to.
+
+    `keep` has keys of outputs that stay on the device, as the Invocation lists them. With `deferred` the outputs do not
+    come in frames but as a deferred result, which is collected.
+    """
 
     number: int
     slot: int
@@ -182,21 +196,21 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 
 class CacheCommand(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """Frames: an encoded wire.CacheCommandSpec, then those that `attached` points to."""
+    """Frames: an encoded CacheCommandSpec, then those that `attached` points to."""
 
     number: int
     attached: Sequence[ExecutorAttachment] = ()
 
 
 class CacheDecision(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """Frames: an encoded wire.Decided, then those that `attached` points to."""
+    """Frames: an encoded CacheDecisionSpec, then those that `attached` points to."""
 
     number: int
     attached: Sequence[ExecutorAttachment] = ()
 
 
 class WriteBackOutput(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """Have kept outputs come back: each is announced by Written before the ExecutorReply."""
+    """Write kept outputs back: each is announced by WrittenBack before the ExecutorReply."""
 
     number: int
     keys: Sequence[bytes]
@@ -210,9 +224,12 @@ class Discard(msgspec.Struct, frozen=True, array_like=True, tag=35):
 
 
 class ProvideObjects(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    """The answer to Need where objects do not travel by Ray. objects: for each thing beside the request its values, one
-    for each entry if it is a tuple of constants. Frames: those that objects points to. error: instead, it cannot be
-    had; the second frame is why."""
+    """The reply to RequestObjects where objects do not travel by Ray. Frames: those that objects point to.
+
+    Fields:
+        objects: for each attachment of the request its values, one for each entry if it is a tuple of constants.
+        error: the objects cannot be had; the second frame is why.
+    """
 
     number: int
     objects: Sequence[Sequence[Framed | Filed]] = ()
@@ -220,7 +237,7 @@ class ProvideObjects(msgspec.Struct, frozen=True, array_like=True, tag=36):
 
 
 class ForgetFunction(msgspec.Struct, frozen=True, array_like=True, tag=37):
-    """A function of which the executor will not be asked any more, unless it meets it again."""
+    """A function that later messages do not name, unless it is registered again."""
 
     key: str
 
@@ -229,9 +246,13 @@ class ForgetFunction(msgspec.Struct, frozen=True, array_like=True, tag=37):
 
 
 class ExecutorReply(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """What came of something that was asked. lost: why the device is lost, "" if it is not. failed: the frame is an
-    error. parcel: under which number outputs wait to be collected, None if they are the frames, in declared order but
-    for those that stay on the device."""
+    """The reply to a run, a cache command or any other request of the pool.
+
+    Fields:
+        lost: why the device is lost, "" if it is not. failed: the frame is an error. deferred: the number under which
+        outputs
+            wait to be collected; None if they are the frames, in declared order but for those that stay on the device.
+    """
 
     number: int
     record: RunRecord | None = None
@@ -241,20 +262,20 @@ class ExecutorReply(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 class RequestObjects(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """The cache lacks objects that this request names: send all that it names, by Ray or by Supply."""
+    """The cache lacks objects that this request names: send all that it names, by Ray or by ProvideObjects."""
 
     number: int
 
 
 class WrittenBack(msgspec.Struct, frozen=True, array_like=True, tag=42):
-    """A kept output has come back. parcel: under which number its array waits to be collected."""
+    """A kept output has come back. deferred: the number under which its array waits to be collected."""
 
     key: bytes
     deferred: int
 
 
 class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):
-    """What ran in a slot when this life of the pool began has ended. record: None if it failed."""
+    """A run that was in a slot when this epoch of the pool began has ended. record: None if it failed."""
 
     slot: int
     record: RunRecord | None = None

@@ -1,4 +1,4 @@
-"""The lives of a pool as an executor's process sees them: whose messages count, and what earlier ones left running."""
+"""The epochs of a pool as an executor's process sees them: the present one, and the runs that earlier ones left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kaas.wire.status.status import WorkerInfo
 
 
 class WorkerPost(NamedTuple):
-    """Where a worker stands: as what it was started, and the handle of its pool, whose end is its own."""
+    """The start of a worker, and the handle of its pool: the worker ends with the pool."""
 
     start: StartWorker
     pool: Any
@@ -23,7 +23,7 @@ class WorkerPost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A run that nobody waits for any more."""
+    """A run that no caller waits for any more."""
 
     client: str
     function: str
@@ -32,10 +32,10 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """An executor that outlived a process of its pool, as it answers to the next.
+    """An executor that outlived a process of its pool, as it replies to the next.
 
     Fields:
-        start: as what it was started. running: what it still runs, by slot. functions: keys of those it has met.
+        start: as what it was started. running: what it still runs, by slot. functions: keys of those that it knows.
         cached: keys on its device.
     """
 
@@ -47,7 +47,7 @@ class Adoption:
 
 
 class Epoch:
-    """One life of the pool, as long as it or this process does not end, and all that is only good for it."""
+    """One epoch of the pool: one process of it, its connection, and all that belongs to that."""
 
     def __init__(self, name: str, connection: Connection) -> None:
         """
@@ -62,14 +62,14 @@ class Epoch:
         self._ending = threading.Lock()
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
-        """To the pool, unless it has ended: what is said of one life means nothing to the next."""
+        """Send to the pool, unless the epoch has ended: its messages mean nothing to the next one."""
         try:
             self.connection.send(header, frames)
         except ConnectionLost:
             return
 
     def close(self) -> bool:
-        """Whoever waits for the pool goes on. Whether it was not over yet."""
+        """End the epoch; waiting threads go on. Return True if it had not ended before."""
         with self._ending:
             ends, self.over = not self.over, True
         self.requested.close()
@@ -79,10 +79,10 @@ class Epoch:
 
 
 class RunningInvocation:
-    """An invocation while it runs in a slot, and the life that asked for it.
+    """An invocation that runs in a slot, and the epoch that asked for it.
 
     Fields:
-        frames: those behind the header.
+        frames: those after the header.
     """
 
     __slots__ = ("asked", "epoch", "frames", "invocation")
@@ -95,8 +95,7 @@ class RunningInvocation:
 
 
 class Epochs:
-    """All of them, one after the other: what runs goes on from one to the next. All methods may be called from any
-    thread.
+    """All epochs, one after the other: runs go on from one to the next. Any thread may call the methods.
 
     Fields:
         now: the last that began.
@@ -109,7 +108,7 @@ class Epochs:
         self.now: Epoch | None = None
 
     def begin(self, epoch: Epoch) -> dict[int, RunningInvocation]:
-        """What runs, by slot; who had asked for it has ended."""
+        """Begin an epoch; return the runs that the last one has left, by slot."""
         with self._changed:
             former, self.now = self.now, epoch
             left = dict(self._runs)
@@ -119,12 +118,12 @@ class Epochs:
         return left
 
     def wait(self, name: str) -> None:
-        """Until a later life begins."""
+        """Wait until a later epoch begins."""
         with self._changed:
             self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
     def started(self, run: RunningInvocation) -> bool:
-        """Whether it may run: if its life is over, the next one, which was not told of it, has its slot."""
+        """Return True if a run may begin: after its epoch the next one, which does not know of it, has its slot."""
         with self._lock:
             if run.epoch is not self.now:
                 return False
@@ -132,19 +131,19 @@ class Epochs:
         return True
 
     def functions(self) -> set[str]:
-        """Of what runs."""
+        """Return the functions of the running invocations."""
         with self._lock:
             return {run.invocation.function for run in self._runs.values()}
 
     def ended(self, run: RunningInvocation) -> Epoch | None:
-        """The life that has adopted this run, if its own is over."""
+        """Take in that a run has ended; return the epoch that has adopted it, if its own is over."""
         with self._lock:
             del self._runs[run.asked.slot]
             return None if self.now is run.epoch else self.now
 
 
 class RequestedObjects:
-    """For one life of the pool. All methods may be called from any thread."""
+    """The objects that are requested of the pool in one epoch. Any thread may call the methods."""
 
     def __init__(self, need: Callable[[int], None]) -> None:
         """
@@ -157,10 +156,10 @@ class RequestedObjects:
         self._closed = False
 
     def ask(self, number: int) -> Sequence[Any]:
-        """What stands beside a request, once the pool has sent it.
+        """Return the attachments of a request, once the pool has sent them.
 
         Raises:
-            What it has sent instead; ConnectionError: it has ended.
+            The error that the pool has sent instead; ConnectionError: the pool has ended.
         """
         with self._changed:
             self._awaited[number] = None
@@ -178,14 +177,14 @@ class RequestedObjects:
         return came
 
     def bring(self, number: int, objects: Sequence[Any] | Exception) -> None:
-        """What was asked for; what nobody waits for any more is nothing to it."""
+        """Take objects that the pool sent; objects that no thread waits for any more are dropped."""
         with self._changed:
             if number in self._awaited:
                 self._awaited[number] = objects
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """The pool has ended."""
+        """Take in that the pool has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -196,7 +195,7 @@ WRITTEN_AT_ONCE = 4
 
 
 class DeferredResults:
-    """For one life of the pool. All methods may be called from any thread."""
+    """The results that wait for the pool in one epoch. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -206,13 +205,15 @@ class DeferredResults:
         self._closed = False
 
     def pack(self, arrays: Sequence[Any]) -> int:
-        """A new parcel's number."""
+        """Keep a result, and return its number."""
         with self._changed:
             return self._pack(arrays)
 
     def pack_written(self, array: Any) -> int | None:
-        """The same for an output that is written back; waits for room. None: the pool has ended, so that nobody can
-        name it any more."""
+        """Keep an output that is written back, once there is room, and return its number.
+
+        Return None if the pool has ended, so that no program can name the output any more.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._written) < WRITTEN_AT_ONCE)
             if self._closed:
@@ -222,10 +223,10 @@ class DeferredResults:
             return number
 
     def collect(self, number: int) -> Sequence[Any]:
-        """What is in a parcel, which is here no more.
+        """Remove a deferred result, and return its arrays.
 
         Raises:
-            KeyError: there is no such parcel, or there was.
+            KeyError: there is no such result, or no longer.
         """
         with self._changed:
             arrays = self._packed.pop(number)
@@ -235,7 +236,7 @@ class DeferredResults:
             return arrays
 
     def close(self) -> None:
-        """The pool has ended."""
+        """Take in that the pool has ended."""
         with self._changed:
             self._closed = True
             self._packed.clear()

@@ -27,7 +27,7 @@ WATCH = "watch"
 
 
 class ETaskActor:
-    """One client's worker for one eTask. The code is loaded, and the instance made, by the first call."""
+    """The worker of one client for one eTask. The first call loads the code and makes the instance."""
 
     def __init__(self, device: Device, code: bytes, path: Sequence[str]) -> None:
         """
@@ -57,11 +57,11 @@ class ETaskActor:
 
     @ray.method(concurrency_group=WATCH)
     def watch(self) -> None:
-        """Never returns: the call fails when the process ends, which tells the pool at once."""
+        """Never return: the call fails when the process ends, which tells the pool at once."""
         threading.Event().wait()
 
     def call(self, message: bytes, refs: Sequence[Any]) -> tuple[Any, bytes]:
-        """The value if it is not small, and an encoded ETaskAnswer."""
+        """Return the value if it is not small, and an encoded ETaskAnswer."""
         began = perf_counter()
         call = specs.decode_etask_call(message)
         value, parts, failure = None, list[bytes](), None
@@ -77,7 +77,7 @@ class ETaskActor:
         return None if parts or failure else value, specs.encode(answer)
 
     def close(self) -> str:
-        """Let the instance put things in order, by its own `close` if it has one; what that raised, if anything."""
+        """Let the instance end in good order, by its own `close` if it has one; return the error, if any."""
         close = getattr(self._target, "close", None) if self._is_instance else None
         try:
             if close is not None:
@@ -97,7 +97,7 @@ class ETaskActor:
 
 
 class _InputFailed(Exception):
-    """An argument cannot be had. error: why."""
+    """An argument cannot be had. error: the cause."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -105,7 +105,8 @@ class _InputFailed(Exception):
 
 
 def _arguments(call: specs.ETaskCall, refs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """
+    """Return the arguments of a call.
+
     Raises:
         _InputFailed
     """
@@ -118,7 +119,8 @@ def _arguments(call: specs.ETaskCall, refs: Sequence[Any]) -> tuple[list[Any], d
 
 
 def _value(ref: Any) -> Any:
-    """
+    """Return an argument's value.
+
     Raises:
         _InputFailed
     """

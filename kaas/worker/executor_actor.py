@@ -1,4 +1,4 @@
-"""An executor as a Ray actor: Ray starts and ends it, and brings it the objects that its cache lacks."""
+"""An executor as a Ray actor: Ray starts and ends it, and brings the objects that its cache lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS = {"watch": 1, "provide": 1, "collect": 2, "adoption": 2}
 
 
 class ExecutorActor:
-    """One device. Ray runs `start`; what to do comes over a line to the pool."""
+    """One device. Ray calls `start`; all else comes over a connection to the pool."""
 
     def __init__(self, device: Device, options: dict[str, Any], post: WorkerPost) -> None:
         """
@@ -38,7 +38,7 @@ class ExecutorActor:
         self._worker = ExecutorWorker(device, options, name, node, get=_input, introduce=self._introduce)
 
     def start(self, address: Address) -> WorkerInfo:
-        """Open the device, and go on line with the pool.
+        """Open the device, and connect to the pool.
 
         Raises:
             DeviceUnavailable; what `connect` raises.
@@ -50,12 +50,12 @@ class ExecutorActor:
 
     @ray.method(concurrency_group="watch")
     def watch(self, epoch: str) -> None:
-        """Fails when the process ends, which tells the pool at once; returns only to a pool that has ended itself."""
+        """Fail when the process ends, which tells the pool at once; return only to a pool that has ended itself."""
         self._worker.wait(epoch)
 
     @ray.method(concurrency_group="adoption")
     def adopt(self, address: Address) -> Adoption | None:
-        """A new process of the pool takes over from the one that ended. None: there is no device to take over."""
+        """Join a new process of the pool, which takes over from the one that ended. Return None without a device."""
         if self._info is None or self._worker.work.executor.lost is not None:
             return None
         runs = self._worker.begin(address)
@@ -68,14 +68,18 @@ class ExecutorActor:
 
     @ray.method(concurrency_group="provide")
     def provide(self, epoch: str, number: int, refs: Sequence[Any]) -> None:
-        """References to what stands beside a request whose objects the cache lacks. life: of the pool that sends them,
-        since what Ray brings may come later than the next one."""
+        """Take the references attached to a request, whose objects the cache lacks.
+
+        `life` is the epoch of the pool that sends them, since they may come after the next one began.
+        """
         self._worker.provide(epoch, number, refs)
 
     @ray.method(concurrency_group="collect")
     def collect(self, epoch: str, deferred: int) -> list[Any]:
-        """Outputs, each a return value of its own, so that they are the pool's. None comes last: when the caller has
-        it, the values before it are complete."""
+        """Return outputs, each a return value of its own, so that the pool owns them.
+
+        None comes last: when the caller has it, the values before it are complete.
+        """
         return [*self._worker.collect(epoch, deferred), None]
 
     def _introduce(self, function: str) -> Introduction:
@@ -84,7 +88,7 @@ class ExecutorActor:
 
 
 def _leave(watched: Future[Any]) -> None:
-    """The pool has ended for good, and with it whoever could use this process. One that stops ends it, as a rule."""
+    """End the process: the pool has ended for good."""
     if watched.exception() is None:
         ending = threading.Timer(LINGER_S, os._exit, (0,))
         ending.daemon = True
@@ -94,8 +98,9 @@ def _leave(watched: Future[Any]) -> None:
 
 
 def _input(value: Any, made: Mapping[bytes, Any]) -> Any:
-    """The object of a reference, or the value itself; of an output that stays on some device, its array. made: those
-    computed anew.
+    """Return the object of a reference, or the value itself; of an output that stays on a device, its array.
+
+    `made` has those computed anew.
 
     Raises:
         InputLost; what the reference's task raised, without Ray's wrapping.

@@ -31,7 +31,8 @@ def main() -> None:
 
 
 def _enter_sandbox(orders: ExecutorOrders) -> None:
-    """
+    """Enter the sandbox that the orders name.
+
     Raises:
         DeviceUnavailable: there is no driver for a software device.
     """

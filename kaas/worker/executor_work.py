@@ -1,4 +1,4 @@
-"""What an executor does with messages: it knows functions, and turns invocations into runs, orders into loads."""
+"""The work of an executor for the pool's messages: functions, runs, and cache commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ExecutorWork:
-    """Around one executor. All methods may be called from any thread."""
+    """The work around one executor. Any thread may call the methods."""
 
     def __init__(self, executor: Executor, introduce: Callable[[str], Introduction] | None = None) -> None:
         """
@@ -42,23 +42,23 @@ class ExecutorWork:
 
     @property
     def functions(self) -> frozenset[str]:
-        """Keys of those that it was told of."""
+        """Keys of the registered functions."""
         return frozenset(self._told)
 
     def register(self, spec: bytes, task: bytes) -> str:
-        """A function that messages will name. What is wrong with its kTask shows in these. Gives its key."""
+        """Register a function, and return its key. An error of its kTask shows in the requests that name it."""
         known = wire.decode_function(spec)
         self._told.setdefault(known.key, (known, bytes(task)))
         return known.key
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Functions that no messages will name, unless they are met again."""
+        """Forget functions that no messages will name, unless they are registered again."""
         for key in keys:
             self._told.pop(key, None)
             self._functions.pop(key, None)
 
     def label(self, key: str) -> str:
-        """A function's name for people."""
+        """Return a function's name for people."""
         return self._functions[key][1].label if key in self._functions else key
 
     def _function(self, key: str) -> tuple[wire.FunctionSpec, KTask]:
@@ -84,12 +84,12 @@ class ExecutorWork:
         keep: Sequence[bytes] = (),
         copy: bool = False,
     ) -> RunResult:
-        """
-        Args:
-            keep: keys of the outputs that stay on the device. copy: they come back too.
+        """Run an invocation.
+
+        `keep` has keys of the outputs that stay on the device. With `copy` they come back too.
 
         Raises:
-            What `Executor.run` raises, and KaasError for a function that nobody knows.
+            What `Executor.run` raises, and KaasError for an unknown function.
         """
         try:
             return self._attempt(invocation, attached, objects, slot, keep, copy)
@@ -134,9 +134,11 @@ class ExecutorWork:
         return result
 
     def _with_inputs(self, attempt: Callable[[], T], objects: Attachments, slot: int | None, *known: InputLost) -> T:
-        """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
-        here, each before what reads it, in the slot that would otherwise wait for them. known: those that are known to
-        have."""
+        """Do something that needs inputs; compute inputs anew that ended with the executor that kept them.
+
+        Each is computed before its reader, in the slot that would otherwise wait for it. `known` are those that are
+        known to have ended.
+        """
         missing = [*known]
         while True:
             try:
@@ -154,7 +156,7 @@ class ExecutorWork:
     def upkeep(
         self, upkeep: wire.CacheCommandSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
     ) -> wire.RunRecord:
-        """What a program wants of the cache.
+        """Carry out a cache command of a program.
 
         Raises:
             What `Executor.prepare`, `load` and `flush` raise.
@@ -180,7 +182,7 @@ class ExecutorWork:
     def follow(
         self, decided: wire.CacheDecisionSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
     ) -> wire.RunRecord:
-        """What the policy decided about the cache.
+        """Carry out a decision of the policy about the cache.
 
         Raises:
             What `Executor.load` and `flush` raise.
@@ -192,12 +194,12 @@ class ExecutorWork:
 
 
 def _lost(failed: InputFailed) -> InputLost:
-    """Why an input could not be had, if it was that; else the error is raised again."""
+    """Return why an input could not be had, if that was it; else raise the error again."""
     if not isinstance(failed.__cause__, InputLost):
         raise failed
     return failed.__cause__
 
 
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
-    """Of something that runs nothing and brings nothing."""
+    """Return the record of a command that runs nothing and brings nothing."""
     return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)

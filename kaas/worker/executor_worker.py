@@ -1,7 +1,7 @@
-"""An executor's process but for what it runs under: it opens a device, and does what the pool says over a line.
+"""The process of an executor, on Ray and without: it opens a device, and does what the pool's messages say.
 
-As many threads receive and run as there are slots, and one more. Who receives an invocation runs it, and what comes
-meanwhile is another's, so that no request waits for a thread to wake up but the one that it wakes itself.
+As many threads receive and run as there are slots, and one more. The thread that receives an invocation runs it, and
+another takes the next message, so that no request waits for a thread to wake up but the one that it wakes itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Order = messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutpu
 
 
 class ExecutorWorker:
-    """One device."""
+    """One executor with its device."""
 
     _work: ExecutorWork
 
@@ -86,7 +86,7 @@ class ExecutorWorker:
         return self._work
 
     def start(self, address: messages.Address) -> WorkerInfo:
-        """Open the device, and go on line.
+        """Open the device, and connect to the pool.
 
         Raises:
             DeviceUnavailable; what `connect` raises.
@@ -108,7 +108,7 @@ class ExecutorWorker:
         return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
-        """Go on line with an executor, of the options' slots, whose `on_write_back` is `written`.
+        """Connect with an open executor, of the options' slots, whose `on_write_back` is `written`.
 
         Raises:
             What `connect` raises.
@@ -119,8 +119,7 @@ class ExecutorWorker:
         self.begin(address)
 
     def begin(self, address: messages.Address) -> dict[int, RunningInvocation]:
-        """Go on line with the process that the pool has now; gives what was asked by an earlier one and still runs, by
-        slot.
+        """Connect to the process that the pool has now; return the runs of an earlier one that go on, by slot.
 
         Raises:
             What `connect` raises.
@@ -135,20 +134,20 @@ class ExecutorWorker:
     # --- what goes another way than the line
 
     def wait(self, epoch: str) -> None:
-        """Until a later life of the pool begins."""
+        """Wait until a later epoch of the pool begins."""
         self._epochs.wait(epoch)
 
     def provide(self, epoch: str, number: int, objects: Sequence[Any]) -> None:
-        """What the pool in this life gives for a Need; the next one has other things with the same number."""
+        """Take objects that the pool gives in this epoch; the next one uses the same numbers for other objects."""
         now = self._epochs.now
         if now is not None and now.name == epoch:
             now.requested.bring(number, objects)
 
     def collect(self, epoch: str, deferred: int) -> Sequence[Any]:
-        """The arrays of a parcel for the pool in this life.
+        """Return the arrays of a deferred result in this epoch.
 
         Raises:
-            KeyError: there is no such parcel.
+            KeyError: there is no such result.
         """
         now = self._epochs.now
         if now is None or now.name != epoch:
@@ -156,7 +155,7 @@ class ExecutorWorker:
         return now.deferred_results.collect(deferred)
 
     def written(self, key: bytes, array: Any) -> None:
-        """Takes an output that the executor writes back."""
+        """Take an output that the executor writes back."""
         epoch = self._epochs.now
         number = None if epoch is None else epoch.deferred_results.pack_written(array)
         if epoch is not None and number is not None:
@@ -174,7 +173,7 @@ class ExecutorWorker:
             self._lost(epoch)
 
     def _take(self, epoch: Epoch, message: messages.ToPeer, frames: Frames) -> RunningInvocation | None:
-        """An invocation, if it is one; all else is done or passed on."""
+        """Return an invocation; carry out other messages, or pass them on."""
         if type(message) is messages.RunInvocation:
             run = RunningInvocation(epoch, message, frames)
             return run if self._epochs.started(run) else None
@@ -195,7 +194,7 @@ class ExecutorWorker:
         return None
 
     def _lost(self, epoch: Epoch) -> None:
-        """The pool's process has ended; what runs goes on."""
+        """Take in that the pool's process has ended; runs go on."""
         if epoch.close() and self._connection_lost is not None:
             self._connection_lost()
 
@@ -275,7 +274,7 @@ class ExecutorWorker:
         return ExecutorReply(number, lost=self._why_lost(), failed=True), [encode_error(error)]
 
     def _why_lost(self) -> str:
-        """Why the device is lost, if it is; then this process ends, by itself if the pool does not see to it."""
+        """Return why the device is lost, if it is; then this process ends, by itself if the pool does not end it."""
         lost = self._work.executor.lost
         if lost is None:
             return ""
@@ -300,10 +299,10 @@ MOST_CLIENTS = 1024
 
 
 class PrintedLines:
-    """Writes what the kernels of a client have printed. All methods may be called from any thread.
+    """Writes the text that kernels of a client have printed. Any thread may call the methods.
 
-    A line begins with its client's name. Characters that move a terminal's cursor, change its colours or begin a line
-    anew are written as escapes, so that no line looks like another client's or like one of the server.
+    A line begins with its client's name. Characters that move a terminal's cursor, change its colours or begin a new
+    line are written as escapes, so that no line looks like another client's or like one of the server.
     """
 
     def __init__(
@@ -334,7 +333,7 @@ class PrintedLines:
 
 
 def escaped(text: str) -> str:
-    """With an escape for each character that does more than to appear."""
+    """Return a text with an escape for each character that does more than to appear."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

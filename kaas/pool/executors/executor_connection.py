@@ -85,7 +85,7 @@ class ExecutorConnection:
     # --- sending
 
     def introduce(self, function: RegisteredFunction) -> None:
-        """Before what is about a function; once is enough, since messages arrive in their order."""
+        """Tell the executor of a function before a message names it; once is enough, as messages keep order."""
         if function.key not in self._registered:
             self._register(function)
 

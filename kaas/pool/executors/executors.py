@@ -33,12 +33,11 @@ class ExecutorHosts(Protocol):
     """
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
-        """Start a process whose executor says Hello to this address, in the name of its worker's number. Raises
-        whatever kept it from starting."""
+        """Start a process whose executor connects to this address, with its worker's number; raise why it cannot."""
         ...
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
-        """The executors that an earlier process of the pool has left, one for each device; they say Hello too."""
+        """Return the executors that an earlier process of the pool has left, one for each device; they connect too."""
         ...
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
