@@ -1,4 +1,4 @@
-"""What a pool counts while it runs, kept so that it costs requests little, and added up when somebody asks."""
+"""Counts of a running pool: cheap for requests, and added up when a reader asks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Histogram:
         self.buckets.update(other.buckets)
 
     def up_to(self, bounds: Sequence[float]) -> list[int]:
-        """How many entries are no greater than each bound, of those in order; within 2.5 %."""
+        """Return how many entries are no greater than each of these ordered bounds; within 2.5 %."""
         counts = [0] * len(bounds)
         for bucket, count in self.buckets.items():
             at = bisect_left(bounds, _middle(bucket))
@@ -54,8 +54,10 @@ class Histogram:
         return list(accumulate(counts))
 
     def quantiles(self, *shares: float) -> list[float]:
-        """For each share (0 to 1) the value below which as much of the entries lies: the middle of its bucket; nan
-        without entries."""
+        """Return for each share (0 to 1) the value below which as much of the entries lies, or nan without entries.
+
+        The value is the middle of its bucket.
+        """
         buckets = sorted(self.buckets)
         counts = list(accumulate(self.buckets[bucket] for bucket in buckets))
         places = [bisect_left(counts, share * self.count) for share in shares]
@@ -63,7 +65,7 @@ class Histogram:
 
 
 def add_to(histograms: Sequence[Histogram], seconds: Sequence[float]) -> None:
-    """To each histogram the entry at its place: all logarithms at once take the time of a few."""
+    """Add to each histogram the entry at its place: all logarithms at once take the time of a few."""
     buckets = (np.log1p(np.maximum(seconds, 0.0) / _SMALLEST_S) / _STEP).astype(int).tolist()
     for (histogram, bucket), count in Counter(zip(histograms, buckets, strict=True)).items():
         histogram.buckets[bucket] += count
@@ -76,10 +78,11 @@ def _middle(bucket: int) -> float:
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
+    """A request that left: its function and client, where it ran (None: nowhere), how it ended, and its measurements.
 
-    outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
-    each tier of the cache. kernels: what each took, if it was asked to tell.
+    Fields:
+        outcome: None if it was no request, but a cache command. stages: seconds. tiers: its use of each tier of the
+        cache. kernels: times of each, if they were asked for.
     """
 
     function: str
@@ -125,7 +128,7 @@ class Figures:
         add_to(histograms, seconds)
 
     def merge(self, other: Figures) -> None:
-        """As if all its entries came here."""
+        """Add the entries of other figures."""
         for flow, histograms in other.stages.items():
             own = self.stages[self._flow(*flow)]
             for stage, histogram in histograms.items():
@@ -138,7 +141,7 @@ class Figures:
             self._ran((*self._flow(function, client), index, symbol), launches, seconds)
 
     def _flow(self, function: str, client: str) -> tuple[str, str]:
-        """What it is counted under."""
+        """Return the name that an entry is counted under."""
         flow = (function, client)
         if flow in self._flows:
             return flow
@@ -162,9 +165,9 @@ class Figures:
 
 
 class Ledger:
-    """What the pool writes into while it runs. now_s: the pool's monotonic clock.
+    """The entries of a running pool. now_s: the pool's monotonic clock.
 
-    Entries are kept as they come and added up in batches: when one comes, somebody waits for an answer.
+    Entries are kept as they come and added up in batches: when one comes, a caller waits for its reply.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -188,11 +191,11 @@ class Ledger:
         self._entries.clear()
 
     def seconds(self, now_s: float) -> float:
-        """Of which this is."""
+        """Seconds since the last reset."""
         return now_s - self._since_s
 
     def since_the_start(self) -> Figures:
-        """Whatever was reset since."""
+        """Return the figures since the pool's start, resets or not."""
         self._add_up()
         figures = Figures()
         figures.merge(self._before)
@@ -200,7 +203,10 @@ class Ledger:
         return figures
 
     def rows(self, client: str | None) -> Iterator[StageStats | TierStats | OutcomeStats]:
-        """Of one client, or all. Of thousands of functions it takes a while: what is counted meanwhile may be in it."""
+        """Return the rows of one client, or all.
+
+        Of thousands of functions that takes a while: later entries may be in it.
+        """
         self._add_up()
         figures = self._figures
         for (function, whose), histograms in list(figures.stages.items()):

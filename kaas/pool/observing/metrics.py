@@ -1,4 +1,4 @@
-"""A pool's figures as metrics, by the names that others know them by; whoever exports them adds nothing."""
+"""A pool's figures as metrics, by their usual names; exporters add nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What Prometheus calls a family. labels: names, in the order of each sample's values."""
+    """A family, as Prometheus calls it. labels: names, in the order of each sample's values."""
 
     name: str
     kind: Kind
@@ -68,7 +68,7 @@ class Measured:
 
 
 def metrics(measured: Measured) -> tuple[Metric, ...]:
-    """All there are; those without a sample included, so that who looks for one knows that it exists."""
+    """Return all metrics; those without a sample too, so that a reader who looks for one finds its name."""
     stages = _stages(measured.figures)
     hits: dict[str, int] = {}
     evictions: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a pool tells of its requests: every outcome taken down, for statistics, metrics and traces."""
+"""Reports of a pool's requests: every outcome, for statistics, metrics and traces."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Reports:
         self.ledger = Ledger(self._loop.time())
 
     def note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        """A request was answered."""
+        """Take in that a request was answered."""
         now = self._loop.time()
         self.ledger.write(request.entry(outcome, record, now))
         for tracer in self._tracers:
             tracer.note(request.traced(outcome, record, now))
 
     def note_step(self, step: TraceStep) -> None:
-        """A step of a server's has ended, around a request that is noted by itself."""
+        """Take in that a step of a server has ended; its request is noted by itself."""
         self.ledger.write(
             LedgerEntry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s})
         )
@@ -55,11 +55,11 @@ class Reports:
             tracer.note_step(step)
 
     def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
-        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
+        """Return statistics of one client, or all, to be read little by little, and their duration in seconds."""
         return self.ledger.seconds(self._loop.time()), self.ledger.rows(client)
 
     def measured(self) -> Measured:
-        """For metrics, which do not begin anew when statistics do."""
+        """Return the figures for metrics, which do not begin anew when statistics do."""
         queued = len(self._requests.queued())
         here = [self.device(device) for device in self._devices]
         cached = [worker.cached_bytes for worker in self._workers.values()]
@@ -79,12 +79,12 @@ class Reports:
         )
 
     def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:
-        """A device as `kaas.status()` shows it."""
+        """Return a device as `kaas.status()` shows it."""
         reason = self._events.reasons.get(device.index, "")
         return device_status(device, self._workers.values(), pins, reason)
 
     async def trace(self, seconds: float) -> bytes:
-        """Return what is answered in the next seconds, or until the pool ends, for `tracing.chrome`."""
+        """Return the requests answered in the next seconds, or until the pool ends, for `tracing.chrome`."""
         tracer = Tracer(self._loop.time())
         self._tracers.append(tracer)
         over = self._background.begin(asyncio.sleep(seconds))

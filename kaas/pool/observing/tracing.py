@@ -1,4 +1,4 @@
-"""What requests do for a while: taken down by the pool, and made a Chrome trace, for Perfetto, where it is wanted."""
+"""Traces of requests: recorded by the pool, and made a Chrome trace, for Perfetto, where it is wanted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tracer:
-    """Takes down what is answered from its start on."""
+    """Records answered requests from its start on."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
@@ -79,12 +79,12 @@ class Tracer:
             self._steps.append(step)
 
     def told(self) -> bytes:
-        """For `chrome`: in whatever process that is, it is not the pool that takes the time for it."""
+        """Return the record for `chrome`, which takes its time in the reader's process and not in the pool's."""
         return msgspec.msgpack.encode(Trace(self._since_s, self._requests, self._left_out, self._steps))
 
 
 def chrome(told: bytes) -> bytes:
-    """A Chrome trace, in JSON, of what a Tracer has told."""
+    """Return a Chrome trace, in JSON, of a Tracer's record."""
     trace = msgspec.msgpack.decode(told, type=Trace)
     begun_s = (*(each.arrived_s for each in trace.requests), *(each.begun_s for each in trace.steps))
     since_s = min([trace.since_s, *begun_s])  # viewers know no time before 0
@@ -94,9 +94,11 @@ def chrome(told: bytes) -> bytes:
 
 
 def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[str, Any]]:
-    """One process for each client, with its queue; one for each device, with a track for each slot. Within a request
-    its stages follow each other; the pool does not know when the executor began, and says: in the middle of the time
-    that it took all in all."""
+    """Yield one process for each client, with its queue, and one for each device, with a track for each slot.
+
+    Within a request its stages follow each other. The pool does not know when the executor began: it takes the middle
+    of the request's time.
+    """
     clients: dict[str, int] = {}
     tracks: set[tuple[int, int]] = set()
     lengths: dict[str, list[tuple[float, int]]] = {}
@@ -115,7 +117,7 @@ def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[s
 
 
 def step_events(steps: Iterable[TraceStep], since_s: float) -> Iterator[dict[str, Any]]:
-    """One process for the steps of each client."""
+    """Yield one process for the steps of each client."""
     clients: dict[str, int] = {}
     for number, each in enumerate(steps):
         where = {"pid": clients.setdefault(each.client, STEPS + len(clients)), "tid": 0, "id": number}
@@ -177,5 +179,5 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _us(seconds: float) -> float:
-    """In microseconds, to the nanosecond: what was one moment stays one."""
+    """Return microseconds, to the nanosecond: equal times stay equal."""
     return round(seconds * 1e6, 3)

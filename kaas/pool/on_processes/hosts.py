@@ -24,7 +24,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessHosts:
-    """Belongs to one event loop."""
+    """Starts executors as child processes. Use an object of this class from one event loop only."""
 
     def __init__(self, config: Config, node: str, sandbox: Sandbox | None = None) -> None:
         """sandbox: in which executors run; None for none."""
@@ -37,9 +37,10 @@ class ProcessHosts:
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
-        """
+        """Start an executor.
+
         Raises:
-            KaasError: what kept it from starting.
+            KaasError: the reason why it did not start.
         """
         device = self._devices[start.device]
         orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
@@ -60,7 +61,7 @@ class ProcessHosts:
         return ()
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
-        """What the pool holds, for whomever."""
+        """Return objects that the pool holds, for any session."""
         return [() if ref is None else ref.blocks for ref in refs]
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
@@ -81,8 +82,11 @@ class ProcessHosts:
 
 
 def visible_gpu(devices: Sequence[Device], index: int) -> str:
-    """What CUDA_VISIBLE_DEVICES is for one of the pool's devices: the GPUs that the pool's process sees, one for each
-    in order; none for a software one, nor for a GPU that is not there."""
+    """Return CUDA_VISIBLE_DEVICES for one of the pool's devices.
+
+    Each device gets one of the GPUs that the pool's process sees, in order; a software device gets none, nor does a GPU
+    that is not there.
+    """
     if devices[index].kind != "gpu":
         return ""
     number = sum(device.kind == "gpu" for device in devices[:index])

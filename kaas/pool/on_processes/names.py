@@ -1,4 +1,4 @@
-"""How programs of one user find a pool without Ray on their machine: by its name, in a folder of theirs."""
+"""How programs of one user find a pool without Ray on their machine: by its name, in a folder of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTICE, LOCK = ".pool", ".lock"
 
 
 class PoolNotice(msgspec.Struct, frozen=True):
-    """What a pool says of itself to programs that look for it. config: as `Config.described` gives it."""
+    """The notice of a pool for programs that look for it. config: as `Config.described` gives it."""
 
     address: Address
     node: str
@@ -27,11 +27,11 @@ class PoolNotice(msgspec.Struct, frozen=True):
 
 
 class PoolName:
-    """Where the pool of a name is to be found. A pool that runs keeps its notice's file locked, so that one that was
-    killed is known to be gone."""
+    """The place of a pool's notice. A running pool keeps the file locked, so a killed pool is known to be gone."""
 
     def __init__(self, name: str) -> None:
-        """
+        """Take the place of a name.
+
         Raises:
             InvalidConfig: the folder is not safe, or the name too long for a file's.
         """
@@ -42,7 +42,7 @@ class PoolName:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One program at a time looks for the pool and, if there is none, starts it."""
+        """Let one program at a time look for the pool and, if there is none, start it."""
         file = self._opened(self._lock)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -51,7 +51,7 @@ class PoolName:
             os.close(file)
 
     def running(self) -> PoolNotice | None:
-        """The pool that runs; waits for one that is ending."""
+        """Return the running pool's notice; wait for a pool that is ending."""
         file = self._opened(self._notice)
         try:
             if _try_lock(file):
@@ -65,7 +65,7 @@ class PoolName:
             os.close(file)
 
     def wait_gone(self) -> None:
-        """Until the pool that runs has ended."""
+        """Wait until the running pool has ended."""
         file = self._opened(self._notice)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ class PoolName:
             os.close(file)
 
     def announce(self, notice: PoolNotice) -> int:
-        """Of the pool itself: it can be found from now on, until `withdraw` or its end. Gives the file."""
+        """Publish the notice of this process's pool, until `withdraw` or its end. Return the file."""
         file = self._opened(self._notice)
         fcntl.flock(file, fcntl.LOCK_EX)
         os.ftruncate(file, 0)
@@ -82,7 +82,7 @@ class PoolName:
 
     @staticmethod
     def withdraw(file: int) -> None:
-        """Of the pool itself: nobody finds it any more. The file stays locked until the process ends."""
+        """Remove the notice: no program finds the pool any more. The file stays locked until the process ends."""
         os.ftruncate(file, 0)
 
     def _opened(self, path: Path) -> int:
@@ -93,7 +93,7 @@ class PoolName:
 
 
 def running_names() -> list[str]:
-    """Of all pools without Ray that programs of this user find on this machine; none is waited for.
+    """Return the names of all pools without Ray that programs of this user find on this machine, without waiting.
 
     Raises:
         InvalidConfig: the folder is not safe.
@@ -109,7 +109,8 @@ def _has_pool(notice: Path) -> bool:
 
 
 def _folder() -> Path:
-    """
+    """Return the folder of notices.
+
     Raises:
         InvalidConfig
     """

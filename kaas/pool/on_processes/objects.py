@@ -1,4 +1,4 @@
-"""Objects that a pool without Ray holds itself: what its programs put there, in memory that executors can read."""
+"""Objects that a pool without Ray holds itself: values of its programs, in memory that executors can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ AT_ONCE_BYTES = 1 << 20
 
 
 class KeepObjects(msgspec.Struct, frozen=True, array_like=True):
-    """What a program has the pool hold: in an Ask "hold" this is the first frame, with a value beside it for each key,
-    or its name if the pool holds it already. together: a key for all of them as one object, the constants of a
-    function, which then is what the program holds; None: it holds each."""
+    """The first frame of a PoolQuery "hold": keys, each with an attached value, or its name if the pool holds it.
+
+    Fields:
+        together: a key for all of them as one object, the constants of a function, which is then what the program
+        holds;
+            None: the program holds each.
+    """
 
     keys: Sequence[bytes]
     together: bytes | None = None
@@ -32,17 +36,17 @@ decode_keep = msgspec.msgpack.Decoder(KeepObjects).decode
 
 
 def key_of(content: bytes | memoryview) -> bytes:
-    """28 bytes, as Ray's names of objects."""
+    """Return the key of a value: 28 bytes, as Ray's names of objects have."""
     return hashlib.sha256(content).digest()[:28]
 
 
 def key_of_all(keys: Sequence[bytes]) -> bytes:
-    """Of several objects as one; never that of an object that consists of these bytes."""
+    """Return the key of several objects as one; never that of an object that consists of these bytes."""
     return hashlib.sha256(b"".join(keys)).digest()[-28:]
 
 
 class _Copied:
-    """Values that came together lie together, until nobody needs any of them."""
+    """Values that came together lie together, until no object needs any of them."""
 
     __slots__ = ("_lease", "blocks")
 
@@ -55,7 +59,7 @@ class _Copied:
 
 
 class HeldObject:
-    """An object, as long as somebody refers to this: a program that put it there, a request, a pin."""
+    """An object, for as long as this exists: a program that put it there, a request or a pin refers to it."""
 
     __slots__ = ("__weakref__", "_key", "_owners", "blocks")
 
@@ -70,7 +74,7 @@ class HeldObject:
 
 
 class HeldObjects:
-    """Belongs to one event loop. Keys name contents: what two programs put there is there once."""
+    """All held objects, by content: equal values of two programs are there once. Of one event loop."""
 
     def __init__(self) -> None:
         self._outbox = Outbox()
@@ -79,9 +83,10 @@ class HeldObjects:
         self._sessions: dict[str, dict[bytes, list[HeldObject]]] = {}
 
     def ref(self, session: str, named: Named) -> HeldObject:  # noqa: ARG002 - all programs are of one user
-        """
+        """Return a held object.
+
         Raises:
-            InvalidRequest: nobody holds it.
+            InvalidRequest: no program holds it.
         """
         held = self._known.get(named.key)
         if held is None:
@@ -137,7 +142,7 @@ class HeldObjects:
         return key in self._known
 
     async def hold(self, key: bytes, data: bytes | memoryview) -> HeldObject:
-        """An object of who asks, for as long as that refers to it: what is held under this key, or a copy of data."""
+        """Return an object, held while the caller refers to it: the one under this key, or a copy of data."""
         known = self._known.get(key)
         if known is not None:
             return known
@@ -148,12 +153,12 @@ class HeldObjects:
         return self._known.setdefault(key, HeldObject(key, copied.blocks, [copied]))
 
     def together(self, parts: Sequence[HeldObject]) -> HeldObject:
-        """Several as one: the constants of a function."""
+        """Return several objects as one: the constants of a function."""
         key = key_of_all([part.binary() for part in parts])
         return self._known.setdefault(key, HeldObject(key, [block for part in parts for block in part.blocks], parts))
 
     def view(self, held: HeldObject) -> memoryview:
-        """The value of an object of one part, to be read as long as somebody refers to the object."""
+        """Return the value of an object of one part, readable for as long as the object exists."""
         (block,) = held.blocks
         return self._inbox.view(block)
 
@@ -170,7 +175,7 @@ class HeldObjects:
         self._sessions.pop(session, None)
 
     def close(self) -> None:
-        """Give back the memory of each object that nobody refers to, and of the others as they go."""
+        """Give back the memory of objects without references, and of the others as they go."""
         self._sessions.clear()
         self._outbox.close()
 

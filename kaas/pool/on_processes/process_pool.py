@@ -33,7 +33,7 @@ COUNT_GPUS = "from kaas.executor.device.device import gpu_count; print(gpu_count
 
 
 class Machine:
-    """This machine, as what a pool stands on."""
+    """This machine as a pool's backend."""
 
     node = NODE
     host = None
@@ -50,9 +50,10 @@ class Machine:
         return executors, executors
 
     def came(self, hello: PeerHello) -> None:
-        """
+        """Watch a client's process.
+
         Raises:
-            KaasError: it could not be known when it ends.
+            KaasError: its end could not be noticed.
         """
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
@@ -65,10 +66,10 @@ class Machine:
 
 
 async def run(orders: PoolOrders, says: int) -> None:
-    """From the pool's start to its end.
+    """Run a pool from its start to its end.
 
     Raises:
-        KaasError: it cannot be; nobody was told yet.
+        KaasError: the pool cannot be; no program was told of it yet.
     """
     loop = asyncio.get_running_loop()
     config = orders.config or Config()
@@ -88,7 +89,9 @@ async def run(orders: PoolOrders, says: int) -> None:
 
 
 def opened_store(wanted: str | Store | None) -> Store:
-    """What `Config.store` means without Ray. Such a pool does not start again: nothing has to outlive it.
+    """Return the store of `Config.store` without Ray.
+
+    Such a pool does not start again, so its own data need not outlive it.
 
     Raises:
         InvalidConfig
@@ -102,13 +105,14 @@ def opened_store(wanted: str | Store | None) -> Store:
 
 
 def count_gpus() -> int:
-    """The GPUs of this machine; in a process of its own, since a driver that is loaded does not leave."""
+    """Return the number of GPUs; in a process of its own, since a loaded driver does not leave."""
     counted = subprocess.run([sys.executable, "-P", "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
     return int(counted.stdout) if not counted.returncode else 0
 
 
 def _orders() -> PoolOrders:
-    """
+    """Return the orders for an executor.
+
     Raises:
         InvalidConfig
     """
@@ -121,7 +125,7 @@ def _orders() -> PoolOrders:
 
 
 def _leave() -> None:
-    """The program that started it has ended. So does the pool, as when it is shut down, or else by force."""
+    """End the pool as in a shut-down, or else by force: the program that started it has ended."""
     os.kill(os.getpid(), signal.SIGTERM)
     sleep(LEAVE_S)
     os._exit(0)

@@ -1,4 +1,7 @@
-"""Ray as a pool stands on it: executors as its actors, objects in its store, this process as an actor that restarts."""
+"""Ray as a pool's backend.
+
+Executors are its actors, objects lie in its store, this process is an actor that restarts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from kaas.wire.messages import PeerHello
 
 
 class RayBackend:
-    """Ray, as a pool stands on it. Belongs to the pool's loop."""
+    """Ray as a pool's backend. Use an object of this class from the pool's loop only."""
 
     def __init__(self, name: str, config: Config, own: Any, node: str, host: str, again: bool) -> None:
         """
@@ -51,19 +54,21 @@ class RayBackend:
         return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
 
     def came(self, hello: PeerHello) -> None:
-        """Nothing: a session's end is known by `PoolActor.attend`."""
+        """Do nothing: `PoolActor.attend` notices a session's end."""
 
 
 def references() -> dict[str, Any]:
-    """The objects of this process's references, and those that it owns and others refer to. Ray has no public call that
-    says when an object goes; this is what `ray memory` asks."""
+    """Return the objects of this process's references, and those that it owns and others refer to.
+
+    Ray has no public call that says when an object goes; this is what `ray memory` asks.
+    """
     worker: Any = ray._private.worker.global_worker
     known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
     return {name.decode(): counts for name, counts in known.items()}
 
 
 def opened_store(wanted: str | Store | None, pool: str) -> Store:
-    """What `Config.store` means on this machine.
+    """Return the store of `Config.store` on this machine.
 
     Raises:
         InvalidConfig

@@ -27,7 +27,7 @@ CLOSE_LIMIT_S = 5.0
 
 
 class ETaskWorkers:
-    """A `Transport` of workers of this kind, but for what is about caches."""
+    """The `WorkerTransport` of eTasks' workers, without commands about caches."""
 
     def __init__(self, config: Config, etasks: ETasks, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
@@ -95,7 +95,7 @@ class ETaskWorkers:
         return "its watch returned"
 
     async def stop(self, worker: int) -> str:
-        """Lets its instance put things in order."""
+        """Let the instance of a worker end in good order."""
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 trouble: str = await self._actors[worker].close.remote()
@@ -113,13 +113,13 @@ class ETaskWorkers:
 
 
 async def _buffers(value: Sequence[bytes], ref: Any) -> list[memoryview]:
-    """The value of a call that is wanted here. It was pickled by a worker of this pool, as Ray's messages are."""
+    """Return the value of a call, which a worker of this pool has pickled, as Ray's messages are."""
     found = unpacked(value) if value else await ref
     return [memoryview(each) for each in found]
 
 
 def _failed(label: str, failure: specs.ETaskFailure) -> KaasError:
-    """The error that the caller gets; what caused it is not looked into here."""
+    """Return the error for the caller; its cause is not opened here."""
     error: KaasError
     if failure.by_input:
         error = InputFailed(f"an argument of {label!r} failed: {failure.message}", task=label, reason=failure.message)

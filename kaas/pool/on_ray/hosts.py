@@ -33,7 +33,7 @@ OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "ru
 
 
 class RayHosts:
-    """Each executor is an actor whose name begins with its pool's."""
+    """Starts executors as actors whose names begin with the pool's name."""
 
     def __init__(self, name: str, config: Config, own: Any, readiness: Readiness) -> None:
         """
@@ -80,8 +80,11 @@ class RayHosts:
         return [each for each, _ in adopted]
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
-        """In a list, so that Ray hands over references and not what they name. What the pool holds for clients outside
-        Ray goes over the line, unless a policy wants both at a time."""
+        """Send references in a list, so that Ray hands over references and not their objects.
+
+        Objects that the pool holds for clients outside Ray go over the connection, unless a policy wants both at a
+        time.
+        """
         held = [isinstance(ref, HeldObject) for ref in refs]
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
             return [() if ref is None else ref.blocks for ref in refs]
@@ -90,7 +93,7 @@ class RayHosts:
         return None
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:
-        """They are return values, owned by the pool: so they survive the executor."""
+        """Return outputs as return values, which the pool owns: so they survive the executor."""
         if worker not in self._actors:
             raise WorkerLost("it ended before its outputs were collected")
         collect = self._actors[worker].collect.options(num_returns=count + 1)
@@ -121,26 +124,26 @@ class RayHosts:
 
 
 class Resources:
-    """What workers reserve in Ray."""
+    """The resources that workers reserve in Ray."""
 
     def __init__(self) -> None:
         self._reserve = SOFTWARE_RESOURCE in cluster_resources()
 
     def of(self, device: Device, share: float = 1) -> dict[str, Any]:
-        """As Ray's options, for a worker that has this share of a device."""
+        """Return Ray's options for a worker with this share of a device."""
         if device.kind == "gpu":
             return {"num_gpus": share}
         return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
 
 
 def parts_of(held: HeldObject, inbox: Inbox) -> ObjectParts:
-    """What the pool holds, as Ray carries it."""
+    """Return objects that the pool holds, as Ray carries them."""
     views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
     return ObjectParts([Framed(position) for position in range(1, len(views) + 1)], views)
 
 
 def one_line(error: Exception) -> str:
-    """What Ray says of a death, in its first words: its full text has one line for each detail."""
+    """Return Ray's reason of a death in its first words: the full text has a line for each detail."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400]
 
@@ -150,8 +153,10 @@ ADOPTION_LIMIT_S = 5.0
 
 
 async def adopt(namespace: str, prefix: str, address: Address) -> list[tuple[Adoption, Any]]:
-    """The executors whose names begin so and that answer, with their actors, one for each device in order. The others
-    are ended. address: of the pool in its new life."""
+    """Return the executors whose names begin so and that reply, with their actors, one for each device in order.
+
+    The others are ended. `address` is the pool's in its new epoch.
+    """
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [each["name"] for each in actors if each["namespace"] == namespace and each["name"].startswith(prefix)]
     found = await asyncio.gather(*(_adopt(namespace, name, address) for name in names))

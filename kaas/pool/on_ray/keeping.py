@@ -1,4 +1,4 @@
-"""Invocations whose outputs stay on devices: who they are given to, and when they are forgotten or come back."""
+"""Invocations whose outputs stay on devices: their references, and when outputs are forgotten or come back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT_PER_SWEEP = 64
 
 
 class KeptOutputs:
-    """Belongs to the pool's loop."""
+    """The outputs that stay on devices. Use an object of this class from the pool's loop only."""
 
     def __init__(self, service: Service, own: Any, names: Callable[[], Container[str]]) -> None:
         """
@@ -35,7 +35,7 @@ class KeptOutputs:
     async def invoke(
         self, invocation: specs.Invocation, message: bytes, refs: Sequence[Any], keep: Mapping[int, bytes]
     ) -> Sequence[Any]:
-        """As `Service.invoke`. keep: keys of the outputs that stay, by position."""
+        """Run an invocation, as `Service.invoke` does. keep: keys of the outputs that stay, by position."""
         function = await self._service.function(invocation.function)
         payload = Payload(function, (message,), refs, keep)
         keys = () if function.inline else keep.values()
@@ -59,7 +59,7 @@ class KeptOutputs:
         return Resident(shape, dtype, nbytes, placed.device, placed.key, value, self._own)
 
     def _tidy(self, kept: int) -> None:
-        """Has forgotten what nobody can name any more, now and then, and written back what is too much."""
+        """Forget outputs that no program can name any more, now and then, and write back those that are too many."""
         self._kept += kept
         if self._kept > len(self._residents) // KEPT_PER_SWEEP:
             self._kept = 0
@@ -70,7 +70,7 @@ class KeptOutputs:
             self._own.wanted.remote(surplus)
 
     async def wanted(self, key: bytes) -> None:
-        """Somebody waits for an output that stays on a device."""
+        """Take in that a program waits for an output that stays on a device."""
         worker = self._residents.ask(key)
         if worker is None:
             return

@@ -22,7 +22,7 @@ class _Gauge(Protocol):
 
 
 class RayMetrics:
-    """Of one process of a pool."""
+    """The metrics of one process of a pool."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class RayMetrics:
             self._told[metric.name, labels] = value
 
     def _end_absent(self, metric: Metric) -> None:
-        """A state in which no device is any more, say: Ray would go on with what it was told last."""
+        """Set series without a sample to 0, as a state without devices: Ray would keep the last value."""
         now = {labels for labels, _ in metric.samples}
         for labels in self._shown.get(metric.name, set()) - now:
             self._set(metric.name, metric, {"pool": self._pool, **dict(zip(metric.labels, labels, strict=True))}, 0)
         self._shown[metric.name] = now
 
     def _histogram(self, metric: Metric, tags: dict[str, str], buckets: Buckets) -> None:
-        """Its series as gauges: Ray's histograms would have to be told of every request."""
+        """Set a histogram's series as gauges: Ray's histograms would need a call for every request."""
         for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], [*buckets.counts, buckets.entries], strict=True):
             self._set(f"{metric.name}_bucket", metric, {**tags, "le": bound}, count)
         self._set(f"{metric.name}_count", metric, tags, buckets.entries)

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class PoolActor:
-    """What drivers talk to by Ray. Its methods run in Ray's loop, what they ask for on the pool's thread."""
+    """The actor that drivers call by Ray. Its methods run in Ray's loop, and their work on the pool's thread."""
 
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
@@ -53,10 +53,10 @@ class PoolActor:
         self._all_answered = asyncio.Event()
 
     async def attach(self, wanted: Config | None) -> bool:
-        """Open the pool with the first driver, which is told so; compare configurations with later ones.
+        """Open the pool with the first driver, and return True for that one; compare configurations with later ones.
 
         Raises:
-            ConfigMismatch; PoolStopped: it is about to end.
+            ConfigMismatch; PoolStopped: the pool is about to end.
         """
         if self._stopping.is_set():
             await self._silence()
@@ -69,12 +69,14 @@ class PoolActor:
         return first
 
     async def address(self) -> Address:
-        """Where this life of the pool can be reached without Ray; only who is in the cluster is told."""
+        """Return the address of this epoch of the pool, for peers without Ray; only processes of the cluster get it."""
         return (await self._opened()).service.address
 
     async def next_epoch(self, known: str | None = None) -> str:
-        """Returns "" when the pool stops, and fails when it ends without that. Who says which of its lives is known is
-        told of another one at once."""
+        """Wait for another epoch of the pool than the named one, and return it.
+
+        Return "" when the pool stops; fail when it ends without that.
+        """
         epoch = (await self.address()).epoch
         if known not in (None, epoch):
             return epoch
@@ -84,12 +86,14 @@ class PoolActor:
     # --- sessions
 
     async def attended(self, session: str) -> None:
-        """Returns when a session has ended, or the pool stops; its reference belongs to the session's process."""
+        """Return when a session has ended, or the pool stops; the reference belongs to the session's process."""
         await self._sessions.setdefault(session, asyncio.Event()).wait()
 
     async def attend(self, session: str, alive: Sequence[Any]) -> None:
-        """Returns when a session has ended, or the pool stops. alive: what `attended` gave it: waiting for that fails
-        with its owner."""
+        """Return when a session has ended, or the pool stops.
+
+        `alive` is the reference that `attended` gave: waiting for it fails with its owner.
+        """
         stopping = asyncio.ensure_future(self._stopping.wait())
         owner = asyncio.ensure_future(_existence(alive[0]))
         await asyncio.wait((owner, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +110,7 @@ class PoolActor:
             self._thread.post((await self._opened()).service.session_ended, session)
 
     async def hold(self, session: str, epoch: str, refs: Sequence[Any]) -> None:
-        """Have objects that a session is going to name over its line. life: of the pool, as the session knows it."""
+        """Hold objects that a session is going to name over its connection. life: the epoch that the session knows."""
         opened = await self._opened()
         if epoch == opened.service.address.epoch:  # else Ray repeats what an earlier life was asked
             await self._thread.run(_done(opened.backend.objects.hold, session, refs))
@@ -114,7 +118,7 @@ class PoolActor:
     # --- the pool's opening
 
     async def _opened(self) -> OpenPool:
-        """The pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
+        """Return the pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
         if self._epoch is None:
             if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
                 context = contextvars.Context()
@@ -137,7 +141,7 @@ class PoolActor:
         return epoch
 
     async def _tell_metrics(self, epoch: OpenPool) -> None:
-        """Now and then, until the pool stops."""
+        """Report metrics to Ray now and then, until the pool stops."""
         from kaas.pool.observing.metrics import metrics
         from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
 
@@ -150,12 +154,12 @@ class PoolActor:
     # --- invocations
 
     async def register(self, spec: bytes, task: bytes) -> None:
-        """Make a function known; once more changes nothing."""
+        """Make a function known; a second call changes nothing."""
         service = (await self._opened()).service
         await self._thread.run(_done(service.registry.register, spec, task))
 
     async def function(self, key: str) -> tuple[bytes, bytes]:
-        """A function as it was registered, for an executor that has not met it."""
+        """Return a function as it was registered, for an executor that does not know it."""
         service = (await self._opened()).service
         return (await self._thread.run(service.function(key))).introduction
 
@@ -178,25 +182,27 @@ class PoolActor:
             self._answered()
 
     async def materialise(self, key: bytes) -> Any:
-        """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
-        calls this itself, so that it owns the result, and Ray knows who can name it."""
+        """Return the array of an output that stays on a device, once a program asks or the output had to leave.
+
+        The pool calls this itself, so that it owns the result, and Ray knows which processes can name it.
+        """
         epoch = await self._opened()
         return await self._thread.run(epoch.service.residents.value(key))
 
     async def wanted(self, key: bytes) -> None:
-        """Somebody waits for what `materialise` gives."""
+        """Take in that a program waits for the array of `materialise`."""
         epoch = await self._opened()
         await self._thread.run(epoch.keeping.wanted(key))
 
     # --- eTasks
 
     async def register_etask(self, spec: bytes, code: bytes) -> None:
-        """Make an eTask known; once more changes nothing."""
+        """Make an eTask known; a second call changes nothing."""
         self._thread.post((await self._opened()).backend.etasks.register, spec, code)
 
     @ray.method(max_task_retries=0)  # what it runs may change the world
     async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
-        """Run one call of an eTask: what it returned."""
+        """Run one call of an eTask, and return its value."""
         self._open_calls += 1
         try:
             epoch = self._epoch or await self._opened()
@@ -209,8 +215,10 @@ class PoolActor:
     # --- listeners of servers
 
     async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[SessionListener]]) -> None:
-        """Have requests come in at one door more, until that has drained or whoever asks for it has ended. It is asked
-        for in each life."""
+        """Open a server in this process, until it has drained or its caller has ended.
+
+        The caller asks for it in each epoch.
+        """
         self._open_calls += 1
         try:
             ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
@@ -227,11 +235,11 @@ class PoolActor:
             self._answered()
 
     async def endpoint(self, session: str) -> str:
-        """Where a front is, once it is open."""
+        """Return the address of a server, once it is open."""
         return (await self._session_listener(session)).endpoint
 
     async def reload(self, session: str, settings: Any) -> None:
-        """Have a front take what has changed of its configuration."""
+        """Have a server take changed settings."""
         self._thread.post((await self._session_listener(session)).reload, settings)
 
     async def drain(self, session: str, reason: str) -> None:
@@ -243,7 +251,7 @@ class PoolActor:
     # --- caches and the pool itself
 
     async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
-        """Do something to the caches, once what it is about is complete."""
+        """Carry out a cache command, once the objects that it names are complete."""
         self._open_calls += 1
         try:
             service = (await self._opened()).service
@@ -266,8 +274,10 @@ class PoolActor:
         return await self._thread.run(_done((await self._opened()).service.stats, reset))
 
     async def stop(self) -> bool:
-        """Answer all who wait, end the executors and forget. The caller then ends this actor. False: nothing of this,
-        since a server keeps the pool."""
+        """Answer all waiting calls, end the executors and forget. The caller then ends this actor.
+
+        Return False, and do nothing, if a server keeps the pool.
+        """
         epoch = await self._opened()
         service = epoch.service
         if epoch.session_listeners.any and not self._stopping.is_set():
@@ -286,28 +296,27 @@ class PoolActor:
             self._all_answered.set()
 
     async def _silence(self) -> None:
-        """Until all who wait are answered."""
+        """Wait until all waiting calls have their replies."""
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
 
 
 def _told(error: KaasError) -> KaasError:
-    """An error as a program sees it by Ray, which shows the frames through which it came: the pool's own would bury
-    what it says."""
+    """Return an error as a program sees it by Ray, without the pool's own frames, which would bury the message."""
     return error.with_traceback(None)
 
 
 async def _done(function: Callable[..., T], *args: Any) -> T:
-    """What a function gives, in the loop where this is awaited."""
+    """Return the result of a function, in the loop where this is awaited."""
     return function(*args)
 
 
 async def _existence(ref: Any) -> None:
-    """Until a reference has a value; raises what it has instead."""
+    """Wait until a reference has a value; raise its error instead."""
     await ref
 
 
 def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
-    """Ids of the objects that a Ray task gives, by position: caches know an output by that of its ObjectRef."""
+    """Return the ids of a Ray task's outputs, by position: caches know an output by the id of its ObjectRef."""
     return {position: task + (position + 1).to_bytes(4, "little") for position in positions}

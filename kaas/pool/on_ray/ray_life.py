@@ -1,4 +1,4 @@
-"""What a pool's process on Ray has once it is open."""
+"""The parts of a pool's process on Ray, once it is open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kaas.wire import specs
 
 
 class OpenPool:
-    """What a pool's process has once it is open. All methods belong to the pool's loop."""
+    """The parts of an open pool. Use an object of this class from the pool's loop only."""
 
     def __init__(self, service: Service, backend: RayBackend, own: Any) -> None:
         self.service = service
@@ -34,7 +34,7 @@ class OpenPool:
 
 
 async def opened(name: str, config: Config, own: Any, node: str, host: str, again: bool) -> OpenPool:
-    """A pool's process in the loop where it lives from now on.
+    """Open a pool in the loop where it lives from now on.
 
     Raises:
         KaasError

@@ -1,4 +1,4 @@
-"""Whether referenced objects exist: told without fetching them, and without keeping anybody waiting meanwhile."""
+"""Which referenced objects exist, without fetching them and without blocking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Readiness:
         self._thread: threading.Thread | None = None
 
     def of(self, refs: Sequence[Any]) -> asyncio.Future[list[None]] | None:
-        """None if all exist, else a future that is done when they do. Call it in the event loop."""
+        """Return None if all exist, else a future that ends when they do. To be called in the event loop."""
         unique = list(dict.fromkeys(refs))
         _, missing = self._exist(unique, len(unique), 0)
         if not missing:
@@ -54,7 +54,7 @@ class Readiness:
                 self._loop.call_soon_threadsafe(_complete, parts)
 
     def _some(self, refs: list[Any]) -> list[Any]:
-        """Those that exist, after a short wait for the first."""
+        """Return those that exist, after a short wait for the first."""
         try:
             done, rest = self._exist(refs, 1, POLL_S)
             return done + self._exist(rest, len(rest), 0)[0] if done and rest else done
@@ -62,7 +62,7 @@ class Readiness:
             return refs
 
     def _wanted(self) -> list[Any]:
-        """The references that somebody still waits for; forgets the others."""
+        """Return the references that a future still waits for; forget the others."""
         self._pending = {ref: parts for ref, parts in self._pending.items() if not all(part.done() for part in parts)}
         return list(self._pending)
 

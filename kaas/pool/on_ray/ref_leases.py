@@ -1,4 +1,4 @@
-"""References that programs name in messages outside Ray: it brought them here once, and the pool holds them."""
+"""References that programs name in messages outside Ray: Ray brought them here once, and the pool holds them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ HOLD_LIMIT_S = 30.0
 
 @dataclass(slots=True)
 class _Lease:
-    """count: how often it was held and not dropped. A drop may overtake what it takes back: then it is negative."""
+    """A held reference. count: holds less drops; a drop may overtake its hold, and then it is negative."""
 
     ref: Any
     count: int = 0
 
 
 class SessionRefs:
-    """Each session's own: who cannot name an object to Ray cannot have it here. Belongs to one event loop."""
+    """The references of each session: a program that cannot name an object to Ray cannot have it here.
+
+    Of one event loop.
+    """
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
@@ -32,7 +35,7 @@ class SessionRefs:
         self._coming: dict[tuple[str, bytes], list[asyncio.Future[None]]] = {}
 
     def hold(self, session: str, refs: Sequence[Any]) -> None:
-        """A session is going to name these; once more, and it has to drop them once more."""
+        """Hold references for a session, which has to drop them as often."""
         held = self._sessions.setdefault(session, {})
         for ref in refs:
             key = ref.binary()
@@ -60,7 +63,7 @@ class SessionRefs:
             del self._sessions[session][key]
 
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
-        """None if a session holds all of these; else what waits for the others, at last with an InvalidRequest."""
+        """Return None if a session holds all of these, else a wait for the others, at last with an InvalidRequest."""
         missing = [item.key for item in named if not self._holds(session, item.key)]
         if not missing:
             return None
@@ -88,7 +91,8 @@ class SessionRefs:
             self._coming.pop((session, key), None)
 
     def ref(self, session: str, named: Named) -> Any:
-        """
+        """Return a held reference.
+
         Raises:
             InvalidRequest: the session does not hold it.
         """
@@ -97,11 +101,12 @@ class SessionRefs:
         return self._sessions[session][named.key].ref
 
     def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
-        """None if all exist, else what is done when they do."""
+        """Return None if all exist, else a future that ends when they do."""
         return self._readiness.of(refs)
 
     async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:  # noqa: ARG002
-        """
+        """Refuse values.
+
         Raises:
             InvalidRequest: objects come by Ray.
         """

@@ -1,4 +1,4 @@
-"""Calls of one program in the order in which it made them: Ray's messages to an asyncio actor overtake each other."""
+"""Calls of one program in their order: Ray's messages to an asyncio actor overtake each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALLERS = 4096
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """next: the number of the call that goes on at once, as do late ones, with lower numbers."""
+    """A program. next: the number of the call that goes on at once, as late ones with lower numbers do."""
 
     next: int = 0
     waiting: dict[int, asyncio.Future[None]] = field(default_factory=dict)
@@ -28,14 +28,16 @@ class _Caller:
 
 
 class Sequencer:
-    """Belongs to one event loop."""
+    """The callers of one event loop."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, _Caller] = OrderedDict()
 
     async def take(self, caller: str, number: int) -> None:
-        """Wait until all calls with lower numbers have come, or are given up. Who goes on without giving way to others
-        (an await, say) is before all with higher numbers."""
+        """Wait until all calls with lower numbers have come, or are given up.
+
+        A caller that then goes on without an await is before all with higher numbers.
+        """
         line = self._lines.setdefault(caller, _Caller())
         self._lines.move_to_end(caller)
         if number > line.next:
