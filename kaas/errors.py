@@ -61,7 +61,7 @@ def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], sealed:
 
 
 def opened(error: KaasError) -> KaasError:
-    """The same error, its sealed cause made anew: only of an error that comes from somebody who is trusted."""
+    """The same error, its sealed cause made anew: only of an error that comes from a trusted process."""
     if error._sealed is not None:
         with suppress(Exception):  # of a class that is not here, say; it may be known where this error goes next
             error.__cause__, error._sealed = pickle.loads(error._sealed), None
@@ -408,7 +408,7 @@ class PoolStopped(KaasError):
 
 
 class Unreachable(KaasError, ConnectionError):
-    """A server that a remote client cannot speak to: nobody is there, or one of both does not take the other's key.
+    """A server that a remote client cannot speak to: no server is there, or one of both does not take the other's key.
 
     Fields:
         reason: what the last attempt met.

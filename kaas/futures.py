@@ -35,7 +35,7 @@ class ReplySource(Protocol):
         ...
 
     def watch(self, pending: PendingReply) -> None:
-        """Somebody wants to hear when it ends, and does not wait. Called with the lock held."""
+        """A caller wants to hear when it ends, and does not wait. Called with the lock held."""
         ...
 
     def forget(self, pending: PendingReply) -> None:
@@ -171,8 +171,10 @@ class Future(concurrent.futures.Future[Any]):
         return self._pending.traceparent
 
     def cancel(self) -> bool:
-        """Nobody waits for it any more: if it is queued, it does not run; if it runs, its slot is free when its kernels
-        end. Returns whether it is cancelled; it is not if it had ended."""
+        """Cancel the call, and return True if it is cancelled; it is not if it had ended.
+
+        A queued request does not run; the slot of a running one is free when its kernels end.
+        """
         pending = self._pending
         if pending.end(cancelled=True):
             pending.source.forget(pending)
@@ -235,7 +237,7 @@ class Future(concurrent.futures.Future[Any]):
             error = self._pending.error
             try:
                 self._made = (self._make(self._pending.frames) if error is None else None), error
-            except Exception as unmade:  # noqa: BLE001 - whoever waits gets it
+            except Exception as unmade:  # noqa: BLE001 - the waiting caller gets it
                 self._made = None, unmade
         return self._made
 
@@ -266,7 +268,7 @@ class Future(concurrent.futures.Future[Any]):
                 super().set_exception(error)
 
     def set_result(self, result: Any) -> NoReturn:  # noqa: ARG002
-        """As of any future that is somebody else's to answer: only the pool does.
+        """As of any future that another object ends: only the pool does.
 
         Raises:
             concurrent.futures.InvalidStateError

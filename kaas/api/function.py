@@ -186,7 +186,7 @@ class Function:
 
     @property
     def client(self) -> str | None:
-        """Whom its options name; None: whoever invokes it."""
+        """The client that its options name; None: its caller."""
         return self._options.client
 
     def options(

@@ -184,7 +184,7 @@ class ProcessSession(Session):
     def shut_down(self) -> None:
         """Stop the pool, or leave it if it is a server's."""
         why = "was shut down"
-        with suppress(PoolStopped):  # somebody else stopped it first
+        with suppress(PoolStopped):  # another program stopped it first
             if self.ask("stop") == [b"0"]:
                 why = "was left: it is a server's, which goes on"
         self.gone = True

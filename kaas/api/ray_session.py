@@ -111,7 +111,7 @@ class RaySession(Session):
             threading.Thread(target=self._go_on, args=(epoch, watched.result()), daemon=True).start()
 
     def _go_on(self, before: str, epoch: str) -> None:
-        """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
+        """Take in the pool's next epoch, which knows no pins, and no functions if its store is lost."""
         if not ray.is_initialized():
             return
         if before:
@@ -151,7 +151,7 @@ class RaySession(Session):
             self.register(signature.key, lambda: self.pool.register.remote(spec, task))
 
     def register(self, key: str, tell: Callable[[], Any]) -> None:
-        """Tell the pool of a function, now and in each later life of it."""
+        """Tell the pool of a function, now and in each later epoch of it."""
         self.registered[key] = tell
         tell()
 
@@ -241,7 +241,7 @@ class RaySession(Session):
             else:
                 why = "was left: it is a server's, which goes on"
         except ray.exceptions.RayActorError:
-            pass  # somebody else stopped it first
+            pass  # another program stopped it first
         self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         programs.forget_program(self.name)
         if self.started_ray:

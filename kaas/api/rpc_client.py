@@ -41,7 +41,7 @@ class PoolEndpoint(Protocol):
     id: str
 
     def address(self) -> tuple[messages.Address, str]:
-        """Where the pool is in its present life, and the node that this process is on. Waits for one that starts again.
+        """Return the address of the pool in its present epoch, and this node. Waits for a pool that starts again.
 
         Raises:
             PoolStopped: it does not.
@@ -49,7 +49,7 @@ class PoolEndpoint(Protocol):
         ...
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
-        """Have the pool, in this life, hold the objects of references; waits for nothing. It counts."""
+        """Have the pool, in this epoch, hold the objects of references; waits for nothing. It counts."""
         ...
 
     def drop(self, epoch: str, keys: list[bytes]) -> None:
@@ -165,7 +165,7 @@ class RpcClient:
             self._introduce(epoch, function)
 
     def drop(self, keys: Sequence[bytes], of_epoch: str | None = None) -> None:
-        """Have the pool let go of objects; of_life: unless it is in another life by now."""
+        """Have the pool let go of objects; of_life: unless it is in another epoch by now."""
         epoch = self._epoch
         if epoch is not None and of_epoch in (None, epoch.epoch):
             self._send(epoch, Drop(keys))
@@ -274,10 +274,10 @@ class RpcClient:
                 self._holds.release(asked.keys)
             asked.pending.end(frames, error)
 
-    # --- the pool's lives
+    # --- the pool's epochs
 
     def moved(self, epoch: str) -> None:
-        """The pool is in this life now."""
+        """The pool is in this epoch now."""
         known = self._epoch
         if known is not None and known.epoch != epoch:
             self._lost(known)
@@ -317,7 +317,7 @@ class RpcClient:
         if self._epoch is not epoch:
             epoch.connection.close()
             return
-        for leases in abandoned.values():  # what still runs with them is of the pool's last epoch, and nobody's
+        for leases in abandoned.values():  # what still runs with them is of the pool's last epoch, and of no caller
             _release(leases)
         self._holds.again(epoch.epoch)
         self._post_again(epoch, unanswered)

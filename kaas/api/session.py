@@ -86,7 +86,7 @@ class Session(ABC):
 
     @abstractmethod
     def address(self) -> tuple[Address, str]:
-        """Where the pool is in its present life, and the node of this process. Waits for a pool that starts again.
+        """Where the pool is in its present epoch, and the node of this process. Waits for a pool that starts again.
 
         Raises:
             PoolStopped
@@ -94,7 +94,7 @@ class Session(ABC):
 
     @abstractmethod
     def hold(self, epoch: str, refs: list[Any]) -> None:
-        """Have the pool, in this life of it, hold objects that calls are going to name; waits for nothing."""
+        """Have the pool, in this epoch of it, hold objects that calls are going to name; waits for nothing."""
 
     @abstractmethod
     def drop(self, epoch: str, keys: list[bytes]) -> None:

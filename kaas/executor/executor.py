@@ -289,7 +289,7 @@ class Executor:
         except BaseException:
             slot.stream.synchronize()
             if plan.prints:
-                self._take_printed(request.client)  # the next request, whoever's it is, would have it in its result
+                self._take_printed(request.client)  # the next request, of any client, would have it in its result
             self._give_back(admitted.lease)
             raise
         self._commit(admitted, saved=request.copy_kept)

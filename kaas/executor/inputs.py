@@ -106,7 +106,8 @@ class Inputs(msgspec.Struct):
     """What a request brings.
 
     Fields:
-        missing: how to fetch what no tier has and nobody has fetched yet. While there is any, the rest is incomplete.
+        missing: how to fetch the objects that no tier has and no request has fetched. While there is any, the rest is
+            incomplete.
         objects: bytes of every object with a key, by key. arriving: those that no tier has.
         parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
         constants: those that a function binds.
@@ -226,7 +227,7 @@ def gather(
 def gather_whole(
     sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]
 ) -> Inputs:
-    """As above, for objects that nobody reads yet: each of them whole."""
+    """As above, for objects that no request reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:
         key = source.key

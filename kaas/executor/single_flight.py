@@ -62,7 +62,7 @@ class SingleFlight:
         self._monitor.notify()
 
     def _next(self, wanted: Iterable[bytes], fetched: dict[bytes, Arriving]) -> bytes | None:
-        """One that nobody fetches; None after others' fetches have been looked at, and waited for."""
+        """One that no request fetches; None after others' fetches have been looked at, and waited for."""
         left = [key for key in wanted if key not in fetched]
         for key in left:
             if key not in self._under_way:

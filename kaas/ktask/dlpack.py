@@ -155,7 +155,7 @@ def tensor_of(name: str, value: Any, stream: int | None = None) -> Tensor:
 
 
 def _export(name: str, value: Any, stream: int | None) -> Any:
-    """A capsule. While nobody takes it over, which we do not, its own end frees what it holds."""
+    """A capsule. While no library takes it over, as ours does not, its own end frees what it holds."""
     options = {} if stream is None else {"stream": stream}
     try:
         try:

@@ -39,7 +39,7 @@ class Library:
     Two tenants' `a.cubin` never collide: a library is its `hash` (SHA-256, hex), never a file name.
 
     Fields:
-        entries: its kernels as their maker knows them. log: what the compiler said. Both help whoever writes kernels
+        entries: its kernels as their maker knows them. log: what the compiler said. Both help the writer of the kernels
             down: they count neither in the hash nor in equality, and an encoded kTask leaves them out.
     """
 

@@ -119,7 +119,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._by_peer: dict[Peer, _Session] = {}
-        self._silence: asyncio.Event | None = None  # somebody waits for it
+        self._silence: asyncio.Event | None = None  # a call waits for it
 
     def greet(self, peer: Peer, hello: PeerHello) -> None:
         """Take in that a session has a connection, its first or a new one, which gets all its replies from now on.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kaas.errors import PoolStopped
 
 OPEN_LIMIT_S = 300.0
-"""How long somebody waits for a front to open."""
+"""How long a call waits for a server to open."""
 
 
 class SessionListener(Protocol):
@@ -79,7 +79,7 @@ class SessionListeners:
             error = PoolStopped("it was given up before it opened") if task.cancelled() else task.exception()
             assert error is not None, "it opens or raises"
             entry.opened.set_exception(error)
-            entry.opened.exception()  # whoever asked for it is told here
+            entry.opened.exception()  # the calls that wait for it get it here
 
     async def opened(self, session: str) -> SessionListener:
         """Return a session's server; the call may come before `serve`.
@@ -108,12 +108,12 @@ class SessionListeners:
 
 
 async def _live(entry: _OpenListener, opener: Callable[[], Awaitable[SessionListener]]) -> None:
-    front = await opener()
-    entry.opened.set_result(front)
-    ends = asyncio.ensure_future(front.left()), asyncio.ensure_future(entry.gone.wait())
+    opened = await opener()
+    entry.opened.set_result(opened)
+    ends = asyncio.ensure_future(opened.left()), asyncio.ensure_future(entry.gone.wait())
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for end in ends:
             end.cancel()
-        await front.close()
+        await opened.close()

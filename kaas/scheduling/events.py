@@ -70,7 +70,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ClientKnown:
-    """What the configuration, or an earlier life of the pool, says of a client; it replaces what was said before.
+    """What the configuration, or an earlier epoch of the pool, says of a client; it replaces what was said before.
 
     Others are known by their requests, with the defaults that stand here.
 
@@ -96,7 +96,7 @@ class ClientKnown:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """A client's program ended: it has nothing queued any more, and what it runs ends without anybody waiting."""
+    """A client's program ended: it has nothing queued any more, and what it runs ends without a waiting caller."""
 
     time_s: float
     client: str
@@ -130,7 +130,7 @@ class InputsReady:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """Nobody waits for the request any more. If it runs, its slot stays taken until RequestDone."""
+    """No caller waits for the request any more. If it runs, its slot stays taken until RequestDone."""
 
     time_s: float
     request: int

@@ -1,6 +1,6 @@
 """A pool's events and its policy's decisions as lines of JSON, and their replay through a fresh policy.
 
-A record has one line for each life of the pool, which says what the policy is made of, and one for each event, with
+A record has one line for each epoch of the pool, which says what the policy is made of, and one for each event, with
 the decisions about it. Each line is written before the decisions are carried out, so the record of a pool that was
 killed is whole up to its last line.
 """
@@ -27,7 +27,7 @@ TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *ge
 
 @dataclass(frozen=True, slots=True)
 class PoolEpoch:
-    """How a life of a pool begins. policy: its name, None for one of the user's own, with its options."""
+    """How an epoch of a pool begins. policy: its name, None for one of the user's own, with its options."""
 
     version: int
     policy: str | None
@@ -64,7 +64,7 @@ class Recorder:
 
     @classmethod
     def open(cls, path: str, policy: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> Recorder:
-        """Begin a life.
+        """Begin an epoch.
 
         Raises:
             InvalidConfig: no such file can be written.
@@ -75,7 +75,7 @@ class Recorder:
             raise InvalidConfig(f"record: {path} cannot be written: {error}", field="record") from error
         recorder = cls(path, file)
         if file.tell():
-            recorder._write(b"")  # the last line of an earlier life may have no end
+            recorder._write(b"")  # the last line of an earlier epoch may have no end
         name, options = _name(policy)
         try:
             epoch = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices)))
@@ -240,7 +240,7 @@ def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decis
 
 
 def _cut_off(rest: Sequence[bytes]) -> bool:
-    """Whether a line before these can be the end of a life: nothing follows, or another life."""
+    """Whether a line before these can be the end of an epoch: nothing follows, or another epoch."""
     following = next((line for line in rest if line), None)
     return following is None or following.startswith(b'{"version"')
 

@@ -1,6 +1,6 @@
-"""Errors as bytes on sockets, without pickle: whoever reads one imports nothing and runs nothing for it.
+"""Errors as bytes on sockets, without pickle: their reader imports nothing and runs nothing for it.
 
-The exception is a foreign cause, which stays pickled bytes until somebody opens it who trusts where it came from.
+The exception is a foreign cause, which stays pickled bytes until a reader opens it that trusts its origin.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _carried(value: Any, depth: int = DEPTH_AT_MOST) -> Any:
 def _shown(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - of a class of somebody else's
+    except Exception as error:  # noqa: BLE001 - of a foreign class
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
 
 
@@ -101,7 +101,7 @@ def _made(encoded: _Encoded) -> KaasError:
             known = {field: value for field, value in encoded.fields.items() if field in declared(cls)}
             try:
                 return cls(encoded.message, **known)
-            except Exception:  # noqa: BLE001 - a class of somebody else's, which is made in another way
+            except Exception:  # noqa: BLE001 - a foreign class, which is made in another way
                 continue
     return KaasError(encoded.message)
 

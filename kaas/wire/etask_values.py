@@ -28,7 +28,7 @@ class _NotSmall(Exception):
 
 
 class _Limited(io.BytesIO):
-    """Takes so much and no more, so that nobody pickles a large value to find out that it is large."""
+    """Takes so much and no more, so that no large value is pickled to find out that it is large."""
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > SMALL_BYTES:

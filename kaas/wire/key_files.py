@@ -1,4 +1,4 @@
-"""Files of CURVE keys, which nobody but their user may read: a client's own pair, and what all of them share.
+"""Files of CURVE keys, which only their user may read: a client's own pair, and what all of them share.
 
 `server.peers.keys` has the files of a server's folder.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Both as Z85 text. public_key is for clients, secret_key for nobody."""
+    """Both as Z85 text. public_key is for clients, secret_key for no other process."""
 
     public_key: str
     secret_key: str
@@ -98,7 +98,7 @@ def load(path: Path, kind: type[T]) -> T:
 def _read_private(path: Path) -> bytes:
     """
     Raises:
-        InvalidConfig: it is not there, no file, somebody else's, or others may read or write it.
+        InvalidConfig: it is not there, no file, another user's, or others may read or write it.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

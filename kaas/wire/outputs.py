@@ -29,7 +29,7 @@ class InlineOutput:
 
 
 class StoredOutput:
-    """An output in Ray's store: whoever receives it gets the value itself, and the pool never touches it.
+    """An output in Ray's store: its receiver gets the value itself, and the pool never touches it.
 
     The reference inside must be complete before this is handed out. get: `kaas.pool.on_ray.results.fetched`.
     """
@@ -79,7 +79,7 @@ def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """How to make an output anew that ended with its executor; what it takes lives as long as somebody can name it.
+    """How to make an output anew that ended with its executor; what it takes lives as long as a program can name it.
 
     Fields:
         message, refs: the invocation, without anything to keep. output: which one of how many outputs.

@@ -127,7 +127,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Invoke(_Message, frozen=True):
     """Run a function. key: of idempotency, 1 to 64 bytes of text: a request with the same key is the same request, in
-    this server's life and the next: it is not run again to the client's eyes, and all who ask get its answer. store:
+    this server's epoch and the next: it is not run again to the client's eyes, and all who ask get its answer. store:
     names under which outputs are put instead of coming, by output. trace: a W3C traceparent. The answer is Result or
     Failure; then the client has to say Received."""
 
@@ -142,7 +142,7 @@ class Invoke(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """Nobody waits for this Invoke any more. The answer, if it has none, is Failure."""
+    """No caller waits for this Invoke any more. The answer, if it has none, is Failure."""
 
     number: int
 

@@ -28,8 +28,8 @@ class Resident:
     key: bytes = field(repr=False)
     """Of the output in the device's cache."""
     _value: Any = field(repr=False)
-    """Reference to the array, complete once somebody has asked for it, or to a Lost. It keeps both alive, and no more:
-    nobody counts who can still name an output."""
+    """Reference to the array, complete once a program has asked for it, or to a Lost. It keeps both alive, and no more:
+    no count is kept of the processes that can name an output."""
     _pool: Any = field(repr=False)
 
     def get(self) -> Any:

@@ -85,7 +85,7 @@ def decode_task(data: bytes | memoryview) -> SentTask:
 
 
 def with_code(task: bytes, libraries: Mapping[str, Library]) -> bytes:
-    """What `KTask.to_msgpack` gives, out of what `encode_task` gives: a kTask of many kernels is read by nobody here.
+    """What `KTask.to_msgpack` gives, out of what `encode_task` gives: a kTask of many kernels is not read here.
 
     Args:
         libraries: of the kTask, by hash, in the order in which its kernels first name them.
@@ -136,7 +136,7 @@ def _header(image: Image) -> bytes:
 
 
 def decode_images(data: bytes | memoryview) -> tuple[Image, ...]:
-    """The inverse of `encode_library`, of images that nobody has looked into yet.
+    """The inverse of `encode_library`, of images that were not looked into yet.
 
     Raises:
         CorruptImage

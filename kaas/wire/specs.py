@@ -25,7 +25,7 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
     """A kTask with the names of its constants; their values travel with each invocation, as one reference.
 
-    owner: a remote client, whose function it is and nobody else's: what another one makes of the same kTask does not
+    owner: a remote client, whose function it is alone: what another one makes of the same kTask does not
     bring it into quarantine. "" for the programs that have a pool together.
     """
 
@@ -160,7 +160,7 @@ class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def without_keep(message: bytes) -> bytes:
-    """An Invocation whose outputs all come back, whoever sends it."""
+    """An Invocation whose outputs all come back, from any sender."""
     return encode(msgspec.structs.replace(decode_invocation(message), keep=(), session=""))
 
 

@@ -31,7 +31,7 @@ class ExecutorWork:
     def __init__(self, executor: Executor, introduce: Callable[[str], Introduction] | None = None) -> None:
         """
         Args:
-            introduce: gives a function by its key that nobody has told of: one whose output, kept elsewhere, is lost.
+            introduce: gives a function by its key that is not registered: one whose output, kept elsewhere, is lost.
         """
         self.executor = executor
         self._introduce = introduce

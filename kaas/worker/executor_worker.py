@@ -286,7 +286,7 @@ class ExecutorWorker:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody reads the output any more, or its disk is full: requests go on
+    with suppress(OSError):  # no process reads the output any more, or its disk is full: requests go on
         sys.stdout.write(text)
         sys.stdout.flush()
 

@@ -190,7 +190,7 @@ def end_with(parent: int, end: Callable[[], Any]) -> None:
 
 def open_all_files() -> None:
     """Let this process have as many files open as it may: each program at a pool takes some of them, and where there
-    are no more nobody is let in, and ZeroMQ, if it listens, ends the process."""
+    are no more no peer is let in, and ZeroMQ, if it listens, ends the process."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

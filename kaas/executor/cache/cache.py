@@ -33,7 +33,7 @@ class ObjectCache(Generic[D, H]):
 
     Fields:
         device, host: the tiers. arenas: bytes by slot, of those that have any. unsaved: keys of the objects of which
-            there is no other copy. All to look at; whoever changes them does it through the methods of the cache.
+            there is no other copy. All to look at; only the methods of the cache change them.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 @dataclass(slots=True)
 class SlotArena:
-    """A slot's arena. address: 0 while it has no bytes; fresh: nobody cleared it since it was allocated."""
+    """A slot's arena. address: 0 while it has no bytes; fresh: it was not cleared since it was allocated."""
 
     address: int = 0
     nbytes: int = 0
@@ -98,7 +98,7 @@ class TieredMemory:
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
-                nobody else holds any of it.
+                no request holds any of it.
         """
         awaited = self._arrivals.among(inputs.objects)
         if awaited and any(arrival.failed for arrival in awaited):

@@ -1,6 +1,6 @@
 """Which parts of large objects are cached: several views of one share a copy of what they cover together.
 
-Objects up to a size are cached whole. Of a larger one only those ranges are that somebody reads; ranges that overlap
+Objects up to a size are cached whole. Of a larger one only those ranges are that requests read; ranges that overlap
 become one, since a view needs its bytes in one piece. Values in, values out, as in `cache.py`.
 """
 

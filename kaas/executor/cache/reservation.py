@@ -19,7 +19,7 @@ class Reservation(msgspec.Struct, frozen=True):
         hits: objects of the request that are on the device.
         loads: objects that are not: key -> bytes to allocate there.
         victims: objects to free on the device first.
-        slot: whose request it is; None: nobody's, and without an arena.
+        slot: whose request it is; None: no request's, and without an arena.
         arena_bytes, arena_bytes_before: of the slot; the arena must be allocated anew where they differ.
         arenas_freed: other slots, in which nothing runs, with the bytes of their arenas: these must be freed first.
         host_hits: those of loads that are in host memory.

@@ -100,7 +100,7 @@ class Tier(Generic[T]):
         return dropped
 
     def retract(self, keys: Iterable[bytes]) -> dict[bytes, T]:
-        """As `drop`, for objects that nobody has used: as if they had never come."""
+        """As `drop`, for objects that no request has used: as if they had never come."""
         retracted = {key: self.values.pop(key) for key in keys if key in self.values}
         for key in retracted:
             self.reserved_bytes -= self.sizes.pop(key)

@@ -61,7 +61,7 @@ class WriteBackStream:
             return list(left) if keys is None else [key for key in keys if key in left]
 
     def give_up(self, keys: Iterable[bytes]) -> None:
-        """Within the lock: nobody wants these any more. What is on its way arrives nevertheless."""
+        """Within the lock: no program wants these any more. Copies on their way arrive nevertheless."""
         for key in keys:
             if key not in self._under_way:
                 self._memory.cache.saved(key)

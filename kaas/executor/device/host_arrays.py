@@ -1,4 +1,4 @@
-"""Arrays of other libraries brought to host memory, for whoever keeps or sends them."""
+"""Arrays of other libraries brought to host memory, to be kept or sent."""
 
 from __future__ import annotations
 

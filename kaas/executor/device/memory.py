@@ -29,7 +29,7 @@ def refusal(name: str, status: int, nbytes: int, device: str) -> KaasError:
 class MemoryPool:
     """Device memory in stream order (cuMemAllocFromPoolAsync): what was freed stays here for what comes.
 
-    It has a stream of its own, on which nothing else runs. Free what nobody uses any more, allocate, and `settle`: then
+    It has a stream of its own, on which nothing else runs. Free unused memory, allocate, and `settle`: then
     every stream may use the memory.
     """
 
@@ -71,7 +71,7 @@ class MemoryPool:
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
 
     def idle_bytes(self) -> int:
-        """What the pool holds and nobody uses: `free_bytes` counts it as taken."""
+        """Unused bytes that the pool holds: `free_bytes` counts it as taken."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
 
     def close(self) -> None:

@@ -8,10 +8,10 @@ from kaas.executor.device.memory import HostMemory
 
 
 class PageLockedBuffers:
-    """Buffers that nobody uses, by size, for those who want one of just that size.
+    """Unused buffers, by size, for those who want one of just that size.
 
     To unlock pages, as to lock them, takes a driver long, and it may wait for the device: what has to leave is only set
-    aside here, to be closed where nobody waits for it.
+    aside here, to be closed where no caller waits for it.
 
     Fields:
         idle_bytes: of the buffers that may be taken. leaving: those that may not any more.

@@ -55,7 +55,7 @@ class Globals:
         Call it before each request whose kernels are of this library."""
         if client == self._user:
             return
-        assert not self.stale(client), "nobody knows what another client left there"
+        assert not self.stale(client), "it is not known what another client left there"
         if self._user is not None:
             self._put_back(stream)
         elif self.known and not self._is_saved:

@@ -76,7 +76,9 @@ class CacheCommands:
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
         self._references = RequestsByObject()
-        self._prefetches = False  # the policy has asked for objects: until then nobody needs to know who names them
+        self._prefetches = (
+            False  # the policy has asked for objects: until then it need not be known which requests name them
+        )
         self._timeout = Timeouts()
         self._limit_s = limit_s
 
@@ -239,7 +241,7 @@ class CacheCommands:
     async def _follow(self, worker: WorkerRecord, way: SendCommand) -> None:
         try:
             await self._do(worker, "", "", way)
-        except KaasError as error:  # there is nobody to tell but who looks at the figures
+        except KaasError as error:  # only the figures can tell it
             self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
 
     def began(self, request: Request) -> None:

@@ -43,7 +43,7 @@ class Residents:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._outputs: dict[bytes, _Output] = {}
-        self._left: dict[bytes, None] = {}  # those that nobody has asked for, the oldest first
+        self._left: dict[bytes, None] = {}  # those that no program has asked for, the oldest first
         self._alive: set[int] = set()
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ class Measured:
 
     Fields:
         figures: since its process began. cached_bytes: by tier. devices: how many are in each state.
-        outcomes: requests by client and outcome of clients that somebody else counts; then the figures' do not count.
+        outcomes: requests by client and outcome of clients that a server counts itself; then the figures' do not count.
         worker_starts: by device. worker_ends: by device, and why. faults: devices that functions ended, by client.
         lost: why a device has no worker, by device. refused: connections of a server, by why.
     """

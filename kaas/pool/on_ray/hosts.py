@@ -54,7 +54,7 @@ class RayHosts:
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
         device = self._devices[start.device]
         options = {
-            # not by the number alone: a later life of the pool may use it again
+            # not by the number alone: a later epoch of the pool may use it again
             "name": f"{self._prefix}{start.worker}-{secrets.token_hex(4)}",
             "namespace": NAMESPACE,
             "lifetime": "detached",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kaas.pool.service import Service
 
 KEPT_PER_SWEEP = 64
-"""How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
+"""How many outputs on the devices are looked at for each that is kept: which of them a program can still name."""
 
 
 class KeptOutputs:
@@ -24,7 +24,7 @@ class KeptOutputs:
     def __init__(self, service: Service, own: Any, names: Callable[[], Container[str]]) -> None:
         """
         Args:
-            own: the handle of the pool's actor. names: of the references that anybody has to what the pool owns.
+            own: the handle of the pool's actor. names: of the references that any process has to what the pool owns.
         """
         self._service = service
         self._residents = service.residents

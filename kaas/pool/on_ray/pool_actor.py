@@ -112,7 +112,7 @@ class PoolActor:
     async def hold(self, session: str, epoch: str, refs: Sequence[Any]) -> None:
         """Hold objects that a session is going to name over its connection. life: the epoch that the session knows."""
         opened = await self._opened()
-        if epoch == opened.service.address.epoch:  # else Ray repeats what an earlier life was asked
+        if epoch == opened.service.address.epoch:  # else Ray repeats what an earlier epoch was asked
             await self._thread.run(_done(opened.backend.objects.hold, session, refs))
 
     # --- the pool's opening

@@ -69,7 +69,7 @@ class SessionRefs:
             return None
         loop = asyncio.get_running_loop()
         waits: dict[bytes, asyncio.Future[None]] = {key: loop.create_future() for key in missing}
-        for key, wait in waits.items():  # at once, since they may come before anybody awaits this
+        for key, wait in waits.items():  # at once, since they may come before a caller awaits this
             self._coming.setdefault((session, key), []).append(wait)
         return self._come(session, waits)
 

@@ -72,7 +72,7 @@ class ClientShare:
 
 _STARTED_S: Callable[[ClientShare], float] = attrgetter("started_s")
 NO_CLIENT = ClientShare("")
-"""Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
+"""Whose requests are, of which an earlier epoch of the pool has left no client; it is among no Accounts."""
 
 
 class FairShare:

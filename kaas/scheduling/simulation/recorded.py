@@ -71,7 +71,7 @@ class Recorded:
     _first: bool = True
 
     def begin(self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...]) -> None:
-        """A life of the pool begins: its clock may be another, and so are its numbers."""
+        """An epoch of the pool begins: its clock may be another, and so are its numbers."""
         if policy is not None:
             self.policy = PolicyChoice(policy, dict(options))
         self.devices = devices

@@ -113,7 +113,7 @@ def summarise(
 
 
 def jain(shares: Sequence[float]) -> float:
-    """(sum x)^2 / (n sum x^2): 1 for equal shares, and where nobody had anything."""
+    """(sum x)^2 / (n sum x^2): 1 for equal shares, and where no client had any."""
     squares = math.fsum(share * share for share in shares)
     return math.fsum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 

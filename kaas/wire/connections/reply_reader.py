@@ -18,7 +18,7 @@ LATE_AT_MOST = 1000
 """When the time is up of who receives, so many messages are still taken that have come already."""
 
 LINGER_S = 10.0
-"""The thread of its own ends when nobody has needed it for so long: whoever forgets a client is rid of it."""
+"""The thread of its own ends when it was not needed for so long: a forgotten client leaves no thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class ReplyReader(Generic[Got]):
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
+            except Exception:  # noqa: BLE001 - it is its caller's; the others are called too
                 _log.exception("a callback of a kaas.Future raised")
 
     def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
@@ -147,7 +147,7 @@ class ReplyReader(Generic[Got]):
         if connection is not None:
             connection.wake()
 
-    # --- what has nobody who waits
+    # --- calls that no thread waits for
 
     def watch(self, number: int) -> None:
         """Receive until this call is `unwatch`ed, even if no thread waits.

@@ -75,8 +75,10 @@ class Router:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, node: str, host: str | None = None, folder: str | None = None
     ) -> None:
-        """host: an address of this machine that other nodes can reach; None if nobody comes from there. folder: for the
-        local socket, only this user's; None for a new one that goes with the exchange."""
+        """host: an address of this machine that other nodes can reach; None if no peer comes from there.
+
+        folder: for the local socket, only this user's; None for a new one that goes with the router.
+        """
         self.inbox = Inbox()
         self.dropped = 0
         self._loop, self._node, self._host, self._folder = loop, node, host, folder

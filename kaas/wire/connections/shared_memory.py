@@ -74,7 +74,7 @@ class Outbox:
     """The values that a process puts into shared memory for others. Any thread may call the methods."""
 
     def __init__(self, limit_idle_bytes: int = 256 << 20) -> None:
-        """limit_idle_bytes: of memory that is kept for later use while nobody needs it."""
+        """limit_idle_bytes: of memory that is kept for later use while no value needs it."""
         self._limit_bytes = limit_idle_bytes
         self._lock = threading.Lock()
         self._idle: list[_Segment] = []

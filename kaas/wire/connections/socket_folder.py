@@ -28,13 +28,13 @@ class SocketFolder:
         file = None
         while file is None:
             self.path = tempfile.mkdtemp(prefix=PREFIX, dir=above)
-            file = _locked(Path(self.path))  # else somebody else has begun meanwhile, and taken it for left behind
+            file = _locked(Path(self.path))  # else another process has begun meanwhile, and taken it for left behind
         self._file = file
 
     def remove(self) -> None:
         """Remove the folder with all its files; a second call changes nothing."""
         if self._file >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)  # somebody who tidies up may have been faster
+            shutil.rmtree(self.path, ignore_errors=True)  # another process that tidies up may have been faster
             os.close(self._file)
             self._file = -1
 

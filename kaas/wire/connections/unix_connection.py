@@ -85,7 +85,7 @@ class UnixConnection(Connection):
             with self._sending:
                 try:
                     gone = bool(self._lost) or self._stream.flush()
-                except ConnectionError:  # whoever sends or receives notices
+                except ConnectionError:  # the next send or receive notices
                     gone = True
                 self._flushes = not gone
 

@@ -37,11 +37,11 @@ class ZmqListener:
         self.server_key, server_secret = zmq.curve_keypair()
         self.public_key, self.secret_key = zmq.curve_keypair()
         asked = self._context.socket(zmq.REP)
-        asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
+        asked.bind(_ZAP)  # before the listener: while there are no answers, all peers may come in
         admitting = ZmqReader(loop, asked, lambda frames: _admit(asked, self.public_key, *frames))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)
-        socket.router_mandatory = True  # or what goes to nobody would not be noticed
+        socket.router_mandatory = True  # or a message to no peer would not be noticed
         socket.router_handover = True  # who connects anew is known before the old connection is missed
         socket.curve_server = True
         socket.curve_secretkey = server_secret

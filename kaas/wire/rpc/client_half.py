@@ -1,4 +1,4 @@
-"""The calls of one program: what is open, what is asked again after a pause, and what nobody waits for any more."""
+"""The calls of one program: what is open, what is asked again after a pause, and what no caller waits for any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CallState(Enum):
 
     OPEN = "sent, or to be sent as soon as there is a connection"
     RESTING = "the server was busy: to be sent again after a pause"
-    ABANDONED = "nobody waits for a reply; what the call holds is kept until the server's last word on it"
+    ABANDONED = "no caller waits for a reply; what the call holds is kept until the server's last word on it"
     ENDED = "replied to, or given up"
 
 
@@ -23,7 +23,7 @@ class CallEvent(Enum):
     HELD = "its reply has come, but the server still reads what the call holds"
     PUT_OFF = "the server wants it again later"
     REPEAT = "the pause is over"
-    ABANDON = "nobody waits any more"
+    ABANDON = "no caller waits any more"
     RELEASED = "the server reads nothing of it any more"
     LOST = "the connection has ended"
     RENEWED = "there is another connection"

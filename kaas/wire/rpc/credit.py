@@ -14,7 +14,7 @@ PART = 8
 
 @dataclass(slots=True)
 class Credit:
-    """Numbers in, numbers out; whoever uses it guards it.
+    """Numbers in, numbers out; the user of an object guards it.
 
     Fields:
         limits: None until the server has said them. requests, nbytes: of what is open. waiting: for room, in order.
@@ -32,7 +32,7 @@ class Credit:
         return limits is not None and self.requests < limits.requests and self.nbytes + nbytes <= limits.credit_bytes
 
     def take(self, nbytes: int) -> bool:
-        """Whether it had room; then that is taken. Nobody overtakes those who wait."""
+        """Whether it had room; then that is taken. No call overtakes those that wait."""
         if self.waiting or not self.fits(nbytes):
             return False
         self.requests += 1

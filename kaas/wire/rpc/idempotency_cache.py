@@ -1,4 +1,4 @@
-"""Answers to requests with a key that somebody may ask for again: kept for a time, in so many bytes."""
+"""Answers to requests with a key that may be asked for again: kept for a time, in so many bytes."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class WaitingSession:
 
 
 class ServerHalf(Generic[R]):
-    """Events in; waits that are to be sent, and runs that nobody waits for, out. Use it from one thread only.
+    """Events in; waits that are to be sent, and runs that no caller waits for, out. Use it from one thread only.
 
     `sent` is to be called for each wait that was sent.
     """
@@ -236,7 +236,7 @@ class ServerHalf(Generic[R]):
             self._close(wait)
 
     def forget(self, session: WaitingSession) -> list[R]:
-        """A session has ended. Return the runs that nobody waits for now."""
+        """A session has ended. Return the runs that no caller waits for now."""
         return [run for wait in list(session.waits.values()) if (run := self._close(wait)) is not None]
 
     def kept(self, run: R) -> bool:
@@ -245,7 +245,7 @@ class ServerHalf(Generic[R]):
         return bool(key) and run.caller.finished.get(key) is run
 
     def _close(self, wait: Wait) -> R | None:
-        """Return the run if it goes on and nobody waits for it now."""
+        """Return the run if it goes on and no caller waits for it now."""
         session, run = wait.session, wait.run
         del session.waits[wait.number]
         session.caller.requests.give_back(wait.nbytes)
