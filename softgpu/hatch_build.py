@@ -1,4 +1,4 @@
-"""Puts the software GPU's driver library, compiled, into a wheel, so that who installs it needs no C compiler."""
+"""Puts the compiled driver library of the software GPU into a wheel: installing the wheel needs no C compiler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class DriverHook(BuildHookInterface[Any]):
-    """For wheels, not for the editable ones of development: there the driver follows its sources."""
+    """The hook of wheels. It leaves editable wheels alone: there the driver is built from its sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the driver, and add it to a wheel that is not editable."""
         if self.target_name != "wheel" or version == "editable":
             return
         sys.path.insert(0, self.root)
@@ -22,6 +23,6 @@ class DriverHook(BuildHookInterface[Any]):
         where = build.PACKED.relative_to(Path(self.root).resolve())
         build_data["force_include"][str(build.build())] = str(where)
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        # the library is C that Python never imports: any Python 3 will do, but not any machine
+        # Python never imports the C library: the wheel fits every Python 3, but only this platform
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False

@@ -1,7 +1,7 @@
-"""The software GPU: a CUDA driver for the CPU, loaded into a process before anything asks for the real one.
+"""The software GPU: a CUDA driver for the CPU, loaded into a process before its first use of the real driver.
 
 `load()` puts our `libcuda.so.1` where cuda.bindings looks for the driver. From then on this process has software
-devices that run the PTX of ordinary CUDA kernels; nothing above the driver can tell.
+devices that run the PTX of ordinary CUDA kernels; code above the driver sees no difference.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = [
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
 MODEL_VARIABLE = "SOFTGPU_MODEL"
-"""Environment: a file with the model (`Model.from_file`) of every device that is given none."""
+"""Environment variable: a file with the model (`Model.from_file`) of every device that is loaded without a model."""
 STRICT_VARIABLE = "SOFTGPU_STRICT"
-"""Environment: a seed; software devices that are loaded are strict (`set_strict`) with it."""
+"""Environment variable: a seed; it turns on strict mode (`set_strict`) when software devices are loaded."""
 PROBE_LIMIT_S = 60.0
 OUTPUT_BYTES = 64 << 10
 MEMCHECK_VARIABLE = "SOFTGPU_MEMCHECK"
@@ -67,27 +67,32 @@ class _Loaded:
     devices: tuple[Device, ...]
     memcheck: bool
     library: ctypes.CDLL
-    compiler: Any  # its callbacks are called from C as long as the process lives
+    compiler: Any  # kept alive: C calls its callbacks as long as the process lives
 
 
 _lock = threading.Lock()
-_state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there is one
-_prepared: list[Path] = []  # its library, where `prepare` has found it
+_state: dict[str, _Loaded] = {}  # "driver": the driver of this process, once it is loaded
+_prepared: list[Path] = []  # the driver's library, once `prepare` has found it
 
 
 def load(
     devices: Sequence[int | Device] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False, memcheck: bool | None = None
 ) -> None:
-    """Gives this process one software device for each entry of devices: a `Device`, or just its memory in bytes.
+    """Give this process one software device for each entry of `devices`: a `Device`, or its memory in bytes.
 
-    Must come before the first use of cuda.bindings or cuda.core. Loading again with the same devices does nothing.
+    Call it before the first use of cuda.bindings or cuda.core. A second call with the same devices does nothing.
 
-    memcheck: every access of a kernel to memory is checked, at many times the cost: the first that is outside all
-    live allocations or misaligned is an error with kernel, line, thread, address and nearest allocation. None: whether
-    SOFTGPU_MEMCHECK is 1.
+    Args:
+        devices: 1 to 16 devices.
+        force: load although a real driver works here; the software GPU then hides it.
+        memcheck: check every memory access of a kernel, at many times the cost. The first access that is misaligned or
+            outside all live allocations is an error with kernel, line, thread, address and nearest allocation. None:
+            check if SOFTGPU_MEMCHECK is 1.
 
-    Raises SoftgpuError if devices or memcheck differ from what is loaded, if a real driver works here (unless
-    force), and if the driver library cannot be built.
+    Raises:
+        SoftgpuError: other devices or another memcheck are loaded already, a real driver works here (unless `force`),
+            or the driver library cannot be built.
+        ValueError: `devices` has no or more than 16 entries, or an entry without memory.
     """
     wanted = tuple(_described(device) for device in devices)
     if not 1 <= len(wanted) <= MAX_DEVICES or any(device.memory_bytes <= 0 for device in wanted):
@@ -112,37 +117,37 @@ def _described(device: int | Device) -> Device:
 
 
 def set_model(ordinal: int, model: Model) -> None:
-    """Gives a loaded device another model, for work submitted from now on."""
+    """Give a loaded device another model, for work that is submitted from now on."""
     library = _present().library
     _check(library, describe_time(library, ordinal, model))
 
 
 def set_strict(seed: int | None) -> None:
-    """Strict mode, with this seed, from now on; None: no longer.
+    """Turn on strict mode with this seed, or turn it off (None).
 
-    Two pieces of work that touch the same bytes, one changing them, fail the context with CUDA_ERROR_LAUNCH_FAILED and
-    both names if nothing orders them, whether they meet or not; so do writes to freed memory. Nothing runs before
-    somebody waits for it, and new and freed memory holds poison. Kernels launched meanwhile are compiled with checks.
-    Programs that are right get the same results.
+    If nothing orders two pieces of work that touch the same bytes, and at least one of them changes the bytes, the
+    context fails with CUDA_ERROR_LAUNCH_FAILED and both names, even if the two do not overlap in time. A write to freed
+    memory fails the context too. Work runs only when the program waits for it, and new and freed memory holds poison.
+    Kernels that are launched in strict mode are compiled with checks. Correct programs get the same results.
     """
     strict_mode(_present().library, seed)
 
 
 def strict_mode(library: ctypes.CDLL, seed: int | None) -> None:
-    """`set_strict` for a driver that was loaded by `open_library`."""
+    """Do the work of `set_strict` for a driver that `open_library` has loaded."""
     library.softgpu_strict.argtypes = [ctypes.c_int, ctypes.c_uint64]
     library.softgpu_strict.restype = None
     library.softgpu_strict(seed is not None, seed or 0)
 
 
 def inject(fault: Fault, ordinal: int = 0) -> None:
-    """Makes a fault come on a loaded device; up to 32 at a time."""
+    """Add a fault to a loaded device. A device holds up to 32 faults that have not come yet."""
     library = _present().library
     _check(library, inject_fault(library, ordinal, fault))
 
 
 def forgive() -> None:
-    """Takes back the faults that have not come, ends hangs, and finds lost devices again."""
+    """Remove the faults that have not come yet, end hangs, and bring lost devices back."""
     forgive_faults(_present().library)
 
 
@@ -154,19 +159,19 @@ def _present() -> _Loaded:
 
 
 def checks_memory() -> bool:
-    """Whether the software devices of this process were loaded with memcheck."""
+    """Return True if the software devices of this process were loaded with memcheck."""
     present = _state.get("driver")
     return present is not None and present.memcheck
 
 
 def loaded_devices() -> tuple[int, ...]:
-    """The memory in bytes of each software device of this process; empty before `load`."""
+    """Return the memory in bytes of each software device of this process; empty before `load`."""
     present = _state.get("driver")
     return tuple(device.memory_bytes for device in present.devices) if present else ()
 
 
 def last_error() -> str:
-    """What the last failing driver call of this thread had to say beyond its code; empty if nothing, or not loaded."""
+    """Return the message of this thread's last failed driver call; "" without a message, and before `load`."""
     present = _state.get("driver")
     if present is None:
         return ""
@@ -175,17 +180,24 @@ def last_error() -> str:
 
 
 def refused_calls() -> tuple[str, ...]:
-    """The driver calls that were refused since this was last asked, by name. Empty if not loaded."""
+    """Return the names of the driver calls that were refused since the last call of this function.
+
+    The result is empty before `load`.
+    """
     present = _state.get("driver")
     return take_refused(present.library) if present is not None else ()
 
 
 def cancel(device: int = 0) -> None:
-    """Ends the kernels that run on this device, from any thread: their launches, and later ones, fail with
-    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context. The error names the
-    kernels that ran.
+    """End the kernels that run on this device. Any thread may call it.
 
-    Returns at once; a kernel ends at its next block or round of a loop. Does nothing if not loaded.
+    Their launches and later launches fail with CUDA_ERROR_LAUNCH_TIMEOUT until the device gets a new context: the error
+    sticks to the context. The error names the kernels that ran.
+
+    The call returns at once; a kernel ends at its next block or loop iteration. The call does nothing before `load`.
+
+    Raises:
+        SoftgpuError: there is no such device.
     """
     present = _state.get("driver")
     if present is not None and present.library.softgpu_cancel(device) != 0:
@@ -193,21 +205,24 @@ def cancel(device: int = 0) -> None:
 
 
 def describe(address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> None:
-    """Says what a program makes of memory in one of its allocations: regions (name, offset, bytes), each within nbytes.
+    """Divide memory inside one allocation into regions (name, offset, bytes), each within `nbytes`.
 
-    From now on an access to these nbytes by kernels with checks (memcheck, strict mode) must lie in one of the regions,
-    as if each were an allocation; the error names the nearest. Regions may overlap. What was said of this memory before
-    is forgotten, and all of it with no regions or with the allocation. Raises SoftgpuError if there is no such
-    memory, or not loaded.
+    From now on an access to these `nbytes` by kernels with checks (memcheck, strict mode) must lie in one of the
+    regions, as if each were an allocation; the error names the nearest region. Regions may overlap. A call replaces the
+    earlier regions of this memory; without regions it only removes them. They also end with the allocation.
+
+    Raises:
+        SoftgpuError: there is no such memory, or no device is loaded.
     """
     library = _present().library
     _check(library, describe_regions(library, address, nbytes, regions))
 
 
 def running(device: int = 0) -> tuple[str, ...]:
-    """The symbols of the kernels that run on this device now; asked twice, some way apart, it tells which one hangs.
+    """Return the symbols of the kernels that run on this device now, up to 64 KB of names.
 
-    Up to 64 KB of names. Empty if none runs, or not loaded.
+    A kernel that hangs is in the results of two calls some time apart. The result is empty if no kernel runs, and
+    before `load`.
     """
     present = _state.get("driver")
     if present is None:
@@ -218,17 +233,19 @@ def running(device: int = 0) -> tuple[str, ...]:
 
 
 def set_echo(on: bool) -> None:
-    """Whether what kernels print also goes to the stdout of this process, as it does at first. Does nothing if not
-    loaded."""
+    """Let the output of kernels also go to the stdout of this process, or not. It does at first.
+
+    The call does nothing before `load`.
+    """
     present = _state.get("driver")
     if present is not None:
         present.library.softgpu_echo(on)
 
 
 def take_output(device: int = 0) -> str:
-    """What kernels of this device have printed since it was last asked, the newest 64 KB of it.
+    """Return the newest 64 KB that kernels of this device have printed since the last call.
 
-    It also went to stdout at once (`set_echo`). Empty if nothing, or not loaded.
+    The output also went to stdout at once (`set_echo`). The result is empty without output, and before `load`.
     """
     present = _state.get("driver")
     if present is None:
@@ -239,8 +256,9 @@ def take_output(device: int = 0) -> str:
 
 
 def prepare() -> None:
-    """Do ahead what `load` needs other programs for, in a process that may start none later: look for a real driver,
-    and compile the driver library if that is not done.
+    """Do the part of `load` that starts other programs, in a process that may start none later.
+
+    That part looks for a real driver, and compiles the driver library if it is not compiled yet.
 
     Raises:
         SoftgpuError: as `load`.
@@ -257,9 +275,9 @@ def _library(*, force: bool) -> Path:
 
 
 def real_driver_present() -> bool:
-    """Whether a libcuda.so.1 other than ours can be loaded and initialised on this machine.
+    """Return True if a libcuda.so.1 other than ours can be loaded and initialised on this machine.
 
-    Asked in a process of its own: once loaded, a real driver could not be replaced in this one.
+    A process of its own tries it: this process could not replace a real driver once it is loaded.
     """
     probe = "import ctypes, sys; sys.exit(0 if ctypes.CDLL('libcuda.so.1').cuInit(0) == 0 else 1)"
     done = subprocess.run(
@@ -280,7 +298,7 @@ def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _Loade
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Loads the driver so that later searches for `libcuda.so.1` find it by its name."""
+    """Load the driver so that later searches for `libcuda.so.1` find it by its name."""
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.softgpu_last_error.restype = ctypes.c_char_p
     library.softgpu_set_last_error.argtypes = [ctypes.c_char_p]
@@ -292,7 +310,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _Loaded:
-    from softgpu.jit import Compiler  # brings llvmlite: only where kernels run
+    from softgpu.jit import Compiler  # imports llvmlite: only where kernels run
 
     compiler = Compiler(library, memcheck=memcheck)
     sizes = (ctypes.c_uint64 * len(devices))(*(device.memory_bytes for device in devices))

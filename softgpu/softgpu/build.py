@@ -1,8 +1,8 @@
 """Compiles the driver of the software GPU, `libcuda.so.1`, with the C compiler of the machine.
 
-The result lies in a cache under a hash of everything that goes into it, so that changed sources are compiled anew and
-of processes that start together one does the work. A wheel brings it along, and needs no compiler.
-`python -m softgpu.build` prints its path.
+A cache holds the library under a hash of all its inputs: changed sources are compiled again, and if processes start
+together, one compiles and the others wait. A wheel contains the library and needs no compiler.
+`python -m softgpu.build` prints the library's path.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from softgpu.user_cache import cache_root, is_own_file
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "driver", HERE / "runtime")
-# only what CUDA and jit.py look up is visible: other names must not meet those of the program
+# only names that CUDA and jit.py look up are visible: other names must not clash with those of the program
 EXPORTS = HERE / "driver" / "exports.map"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
-# relro, now: no table of function addresses stays writable for a kernel that stores where it should not
+# relro, now: no table of function addresses stays writable, so a kernel's stray store cannot change one
 LINK_FLAGS = (
     "-Wl,-soname,libcuda.so.1",
     "-Wl,-Bsymbolic",
@@ -38,19 +38,24 @@ LINK_FLAGS = (
 )
 INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
 PACKED = HERE / "packed" / "libcuda.so.1"
-"""Where a wheel has it."""
+"""The place of the library in a wheel."""
 COMPILE_LIMIT_S = 300.0
 
 
 def driver_sources() -> list[Path]:
-    """The C files of the driver, runner included."""
+    """Return the C files of the driver, runner included."""
     return sorted(path for folder in FOLDERS for path in folder.glob("*.c"))
 
 
 def build(sources: Sequence[Path] | None = None, directory: Path | None = None) -> Path:
-    """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the wheel or the cache holds it.
+    """Return the path of `libcuda.so.1`, compiled from `sources` unless the wheel or the cache holds it.
 
-    Raises SoftgpuError without a C compiler, and with the compiler's words when it fails.
+    Args:
+        sources: C files; None: those of the driver.
+        directory: the cache; None: `driver` below `cache_root`.
+
+    Raises:
+        SoftgpuError: there is no C compiler, or it fails (with its messages).
     """
     if sources is None and PACKED.exists():
         return PACKED
@@ -91,7 +96,7 @@ def _fingerprint(files: Sequence[Path], command: Sequence[str]) -> str:
 
 
 def _compile(files: Sequence[Path], command: Sequence[str], target: Path) -> None:
-    """Compiles to a name of our own, then renames: whoever looks finds a whole library or none."""
+    """Compile to a temporary name, then rename: other processes find a whole library or none."""
     handle, draft = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:

@@ -1,4 +1,4 @@
-"""The compiler as the table of C functions that the driver calls (sg_compiler in abi.h)."""
+"""The compiler as a table of C functions that the driver calls (sg_compiler in abi.h)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INVALID_HANDLE, UNKNOWN = 400, 999
 
 
 class CompileError(Exception):
-    """What kept an image from being loaded or a kernel from being compiled; `result` is a CUresult."""
+    """An image cannot be loaded or a kernel cannot be compiled; `result` is a CUresult."""
 
     def __init__(self, result: int, message: str) -> None:
         super().__init__(result, message)
@@ -25,12 +25,14 @@ class CompileError(Exception):
 
 
 class SourceRecord(ctypes.Structure):
-    """sg_source of abi.h."""
+    """The struct sg_source of abi.h."""
 
     _fields_ = [("ptx_line", ctypes.c_uint32), ("line", ctypes.c_uint32), ("file", ctypes.c_char_p)]
 
 
 class KernelRecord(ctypes.Structure):
+    """The struct sg_kernel_info of abi.h."""
+
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("param_count", ctypes.c_uint32),
@@ -49,6 +51,8 @@ class KernelRecord(ctypes.Structure):
 
 
 class GlobalRecord(ctypes.Structure):
+    """The struct sg_global_info of abi.h."""
+
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_uint64),
@@ -84,6 +88,8 @@ _LINK = ctypes.CFUNCTYPE(
 
 
 class CompilerTable(ctypes.Structure):
+    """The struct sg_compiler of abi.h: callbacks that return a CUresult."""
+
     _fields_ = [
         ("load", _LOAD),
         ("describe", _DESCRIBE),
@@ -95,18 +101,35 @@ class CompilerTable(ctypes.Structure):
 
 
 class CompilerCalls(Protocol):
-    """What the functions of the table call: `softgpu.jit.Compiler`, whose methods say more. They raise CompileError."""
+    """The methods of `softgpu.jit.Compiler` that the table's functions call. All of them raise CompileError."""
 
-    def load(self, content: bytes) -> int: ...
-    def link(self, images: Sequence[tuple[str, bytes]]) -> bytes: ...
-    def describe(self, handle: int) -> tuple[ModuleInfo, int]: ...
-    def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None: ...
-    def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int: ...
-    def unload(self, handle: int) -> None: ...
+    def load(self, content: bytes) -> int:
+        """Return a handle for an image."""
+        ...
+
+    def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
+        """Return one image made of several (name, content)."""
+        ...
+
+    def describe(self, handle: int) -> tuple[ModuleInfo, int]:
+        """Return the module's kernels and variables, and the address where the variables begin."""
+        ...
+
+    def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None:
+        """Let other threads begin a compilation that `compile` will ask for."""
+        ...
+
+    def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
+        """Return the address of a kernel's code for blocks of this shape."""
+        ...
+
+    def unload(self, handle: int) -> None:
+        """Free the module's code and variables."""
+        ...
 
 
 class CInterface:
-    """Keeps the table, and for each module the arrays that `describe` has handed out."""
+    """The table, and for each module the arrays that `describe` has handed out and C still reads."""
 
     def __init__(self, compiler: CompilerCalls, library: ctypes.CDLL) -> None:
         self._compiler, self._library = compiler, library
@@ -122,7 +145,7 @@ class CInterface:
         )
 
     def _guarded(self, action: Callable[[], None]) -> int:
-        """Runs a callback's work; no exception may reach C, so each becomes a CUresult and a message."""
+        """Run the work of a callback. No exception may reach C: each becomes a CUresult and a message."""
         try:
             action()
         except CompileError as error:
@@ -188,7 +211,7 @@ class CInterface:
 
 
 def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
-    """The C view of a module, and the arrays it points into."""
+    """Return the C view of a module, and the arrays that it points into."""
     keep: list[Any] = []
     kernels = (KernelRecord * len(info.kernels))()
     records = [SourceRecord(at, line, file.encode()) for at, file, line in info.sources]

@@ -1,4 +1,4 @@
-"""A directory of compiled code: bounded, shared by any number of processes, indifferent to damage."""
+"""A directory of compiled code: bounded, shared by any number of processes, robust against damaged files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from softgpu.user_cache import is_own
 _MAGIC = b"SGPUOBJ1"
 _DIGEST_BYTES = 16
 _UNFINISHED = ".new-"
-_STALE_S = 600  # who wrote for so long was killed
+_STALE_S = 600  # a writer that takes longer was killed
 _log = logging.getLogger(__name__)
 
 
 class DiskCache:
-    """Entries are files named by their key. A read refreshes its entry; when the files exceed `limit_bytes` the ones
-    longest unread go. Each process looks after that at its first write and once in an eighth of the limit that it
-    writes, so n of them exceed it by n eighths at most. An entry appears whole or not at all, also if its writer is
-    killed. Whatever keeps an entry from being read or written costs time, not correctness: it is logged."""
+    """A cache whose entries are files, named by their key.
+
+    A read refreshes its entry. If the files exceed `limit_bytes`, those that were not read for longest are removed.
+    Each process checks this at its first write, and again after every eighth of the limit that it writes: n processes
+    exceed the limit by n eighths at most. An entry appears whole or not at all, even if its writer is killed. A failed
+    read or write is logged; it costs time, not correctness.
+    """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
-        self._written_bytes = limit_bytes  # the first write looks at the directory
+        self._written_bytes = limit_bytes  # so that the first write checks the directory
 
     def get(self, key: str) -> bytes | None:
-        """The entry, or None where there is none that is whole."""
+        """Return the entry, or None if there is no undamaged one that only this user could have written."""
         path = self.directory / key
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -54,6 +57,7 @@ class DiskCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
+        """Write the entry, and remove old ones if this process has written enough. A failure is logged, not raised."""
         content = _MAGIC + _digest(payload) + payload
         try:
             self.directory.mkdir(parents=True, exist_ok=True)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class SoftgpuError(Exception):
-    """The software GPU cannot do what was asked: no C compiler, other devices are loaded, no such device."""
+    """The software GPU cannot do the request: no C compiler, other devices are loaded, no such device."""

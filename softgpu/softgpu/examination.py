@@ -1,4 +1,4 @@
-"""Reads and checks the PTX of an image. Brings the parser and the compiler: imported where no cache has the answer."""
+"""Reads and checks the PTX of an image. It imports the parser and the compiler, so it is imported on a cache miss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from softgpu.ptx.pointers import address_of
 
 
 def examine(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
-    """Reads and checks a whole image. Raises PtxError for what is wrong in it, and, with all that is unsupported, if no
-    kernel of it can run here."""
+    """Read and check a whole image: its description, and its kernels by name.
+
+    Raises:
+        PtxError: the image has an error.
+        Unsupported: no kernel of the image can run here; the message lists everything unsupported.
+    """
     module = ptx_parser.parse(text)
     offsets, info_globals, data, pointers = _lay_out(module)
     kernels: dict[str, Kernel] = {}
@@ -31,7 +35,7 @@ def examine(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
         try:
             refusals += checks.check(kernel)
         except PtxError:
-            if not refusals:  # else it may follow from what is refused
+            if not refusals:  # otherwise a refusal may have caused the error
                 raise
         kernels[entry.name] = kernel
         if refusals:
@@ -65,7 +69,7 @@ def _kernel_info(kernel: Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
 def _lay_out(
     module: ptx.Module,
 ) -> tuple[dict[str, int], tuple[GlobalInfo, ...], bytes, tuple[tuple[int, int], ...]]:
-    """Places the module's variables one behind the other."""
+    """Place the module's variables one behind the other: offsets, descriptions, initial bytes, and pointers in them."""
     offsets: dict[str, int] = {}
     infos, data, end = [], bytearray(), 0
     placed = [v for v in module.variables.values() if v.space in ("global", "const") and not v.external]

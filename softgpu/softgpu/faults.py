@@ -1,4 +1,4 @@
-"""Faults that a software device is to have: what comes, and when."""
+"""Faults that a program injects into a software device: their kinds, and when they come."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["FAULTS", "Fault", "forgive_faults", "inject_fault"]
 FAULTS = ("out_of_memory", "launch_failure", "illegal_address", "hang", "slow_copy", "ecc", "device_lost")
 """The kinds, in the order in which the driver numbers them (faults.c).
 
-out_of_memory: an allocation of device memory fails; nothing else does. launch_failure, illegal_address, ecc: a kernel
-ends with this error, which sticks to its context. hang: a kernel does not end before its context dies or the faults are
-taken back; then its context has timed out. slow_copy: a copy takes `seconds` more. device_lost: every call of every
-context of the device fails from that kernel on, and it gets no new ones.
+out_of_memory: an allocation of device memory fails; nothing else fails. launch_failure, illegal_address, ecc: a kernel
+ends with this error, which sticks to its context. hang: a kernel runs until its context dies or the faults are removed;
+then its context has timed out. slow_copy: a copy takes `seconds` more. device_lost: from that kernel on, every call of
+every context of the device fails, and the device gets no new contexts.
 """
 
 
@@ -23,10 +23,10 @@ class Fault:
 
     Args:
         kind: one of `FAULTS`.
-        at: it comes once, at the at-th allocation, kernel or copy from now, whichever it concerns.
-        rate: instead of `at`: it comes at each of these with this probability, by a generator begun with seed.
-        seed: of that generator.
-        seconds: what a slow copy takes more.
+        at: the fault comes once, at the at-th allocation, kernel or copy from now, depending on the kind.
+        rate: instead of `at`: the probability that the fault comes at each allocation, kernel or copy.
+        seed: the seed of the random generator for `rate`.
+        seconds: the additional seconds of a slow copy.
     """
 
     kind: str
@@ -45,13 +45,13 @@ class Fault:
 
 
 def inject_fault(library: ctypes.CDLL, ordinal: int, fault: Fault) -> int:
-    """Makes a fault come on a device of the driver; a CUresult."""
+    """Add a fault to a device of the driver, and return a CUresult."""
     call = library.softgpu_inject
     call.argtypes = [ctypes.c_uint32] * 2 + [ctypes.c_uint64, ctypes.c_double, ctypes.c_uint64, ctypes.c_double]
     return int(call(ordinal, FAULTS.index(fault.kind), fault.at, fault.rate or 0.0, fault.seed, fault.seconds))
 
 
 def forgive_faults(library: ctypes.CDLL) -> None:
-    """Takes back the faults that have not come, ends hangs, and finds lost devices again."""
+    """Remove the faults that have not come yet, end hangs, and bring lost devices back."""
     library.softgpu_forgive.restype = None
     library.softgpu_forgive()

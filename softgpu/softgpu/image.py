@@ -1,4 +1,4 @@
-"""Finds the PTX in what a program hands to the driver: PTX text, or a fatbin that holds some."""
+"""Finds the PTX in an image that a program gives to the driver: PTX text, or a fatbin that holds PTX."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
 _ENTRY_BYTES = 64
 _FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
 PTX_KIND, CUBIN_KIND = 1, 2
-_LZ4, _ZSTANDARD, _COMPRESSED = 0x2000, 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
-_STORED_BYTES_OFFSET = 16  # of the payload's own 32-bit length: entries are padded behind it
-_WHOLE_BYTES_OFFSET = 56  # of the 64-bit length that a payload compressed with LZ4 had before
+_LZ4, _ZSTANDARD, _COMPRESSED = 0x2000, 0x8000, 0xF000  # flags: the method of compression; 0 of 0xF000: uncompressed
+_STORED_BYTES_OFFSET = 16  # of the payload's own 32-bit length: padding follows it
+_WHOLE_BYTES_OFFSET = 56  # of the 64-bit length of an LZ4 payload before compression
 _LARGEST_PTX_BYTES = 256 << 20
 _ELF_MACHINE_CUDA = 190
 
 
 class ImageError(Exception):
-    """An image with no PTX to compile; `result` is the CUresult that says why."""
+    """An image without PTX that can be compiled; `result` is the CUresult of the reason."""
 
     def __init__(self, result: int, message: str) -> None:
         super().__init__(result, message)
@@ -33,7 +33,11 @@ class ImageError(Exception):
 
 
 def ptx_of(image: bytes) -> str:
-    """The PTX text of an image. Raises ImageError."""
+    """Return the PTX text of an image.
+
+    Raises:
+        ImageError: the image has no PTX that can be read here.
+    """
     if image[:4] == b"\x7fELF":
         raise _no_ptx_in_elf(image)
     if len(image) >= 4 and struct.unpack_from("<I", image)[0] == _FATBIN_MAGIC:
@@ -48,7 +52,7 @@ def ptx_of(image: bytes) -> str:
 
 
 def fatbin_of(text: str) -> bytes:
-    """A fatbin that holds this PTX: an image that tells its own length, as the result of linking has to."""
+    """Return a fatbin that holds this PTX: an image with its own length, as the result of linking needs one."""
     payload = text.encode() + b"\0"
     payload += bytes(-len(payload) % 8)
     entry = _ENTRY.pack(PTX_KIND, 0x0101, _ENTRY_BYTES, len(payload)).ljust(_ENTRY_BYTES, b"\0")
@@ -65,8 +69,11 @@ def _no_ptx_in_elf(image: bytes) -> ImageError:
 
 
 class Entry(NamedTuple):
-    """One image in a fatbin. compression: the bits of its flags that say how it is compressed; 0: not at all.
-    whole_bytes: its length, as the header of one that is compressed with LZ4 tells it."""
+    """One image in a fatbin.
+
+    compression: the bits of its flags for the method of compression; 0: uncompressed. whole_bytes: the length before
+    compression, which the header of an LZ4 entry holds; else 0.
+    """
 
     kind: int
     compression: int
@@ -74,8 +81,11 @@ class Entry(NamedTuple):
     whole_bytes: int = 0
 
     def content(self) -> bytes:
-        """The image itself. Raises ImageError: compressed in a way that is not known or cannot be read here, or
-        corrupt."""
+        """Return the image, decompressed.
+
+        Raises:
+            ImageError: the compression is unknown or cannot be read here, or the image is corrupt.
+        """
         if not self.compression:
             return self.payload
         try:
@@ -83,7 +93,7 @@ class Entry(NamedTuple):
                 return _from_lz4(self.payload, self.whole_bytes)
             if self.compression == _ZSTANDARD:
                 return _from_zstandard(self.payload)
-        except ImportError as error:  # a GPU's own driver reads it without
+        except ImportError as error:  # a GPU's own driver needs no such package
             raise ImageError(
                 NO_BINARY_FOR_GPU, f"this fatbin is compressed, and what decompresses it is not installed: {error}"
             ) from error
@@ -93,7 +103,11 @@ class Entry(NamedTuple):
 
 
 def entries(image: bytes) -> Iterator[Entry]:
-    """What a fatbin holds. Raises ImageError."""
+    """Yield the entries of a fatbin.
+
+    Raises:
+        ImageError: the fatbin is cut off or corrupt.
+    """
     if len(image) < _HEADER.size:
         raise ImageError(INVALID_IMAGE, "the fatbin is cut off")
     _, _, start, length = _HEADER.unpack_from(image)

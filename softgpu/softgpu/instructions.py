@@ -1,4 +1,4 @@
-"""The table of instructions: for each family its types, modifiers, shape rule and what writes its code."""
+"""The table of instructions: for each family its types, modifiers, shape rule and the function that emits its code."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _family(
 
 
 def _wait(summary: str, word: str, operands: int = 0) -> Family:
-    """Copies have happened when they are to be waited for."""
+    """Return the family of an instruction that waits for copies: it does nothing, since copies are done at once."""
     return _family(
         summary,
         warp.nothing,
@@ -123,7 +123,7 @@ def _lanes(
     result: Callable[[Operation], str] = lambda op: op.llvm,
     required: str = "",
 ) -> Family:
-    """A family whose result in each lane is body(operands in that lane)."""
+    """Return a family whose result in each lane is body(operands in that lane)."""
     emit = each.elementwise(body, shape, kinds, result)
     return _family(
         summary, emit, types, modifiers, operands, shape=shape, required=required, kinds=kinds, result=result
@@ -248,7 +248,7 @@ FAMILIES: dict[str, Family] = {
         "compares", predicates.setp, f"{_BITS} {_INT} {_REAL}", f"ftz {_BOOLEAN}", (3, 4), required=_COMPARE
     ),
     "set": _lanes(
-        "compares, with a number for the answer",
+        "compares; the result is a number",
         predicates.set_body,
         f"{_BITS} {_INT} {_REAL}",
         f"ftz {_BOOLEAN}",
@@ -286,7 +286,9 @@ FAMILIES: dict[str, Family] = {
         kinds=lambda _op, count: ["i32"] * count,
         result=_i32,
     ),
-    "cvt.tf32": _lanes("rounds to what tensor cores look at", r.to_tf32, "f32", "tf32", 2, required="rna", result=_i32),
+    "cvt.tf32": _lanes(
+        "rounds to the bits that tensor cores read", r.to_tf32, "f32", "tf32", 2, required="rna", result=_i32
+    ),
     "cvta": _family(
         "between generic and other addresses",
         c.cvta,
@@ -352,7 +354,7 @@ FAMILIES: dict[str, Family] = {
     "membar": _family("orders memory accesses", warp.fence, "", "cta gl sys", 0, has_result=False),
     "fence": _family("orders memory accesses", warp.fence, "", f"proxy alias {_SYNC}", 0, has_result=False),
     "isspacep": _lanes(
-        "whether an address is in a space",
+        "tests if an address is in a space",
         spaces.is_in_space,
         "u64",
         operands=2,
@@ -445,7 +447,12 @@ FAMILIES: dict[str, Family] = {
     "elect": _family("picks one lane", warp.elect, "", "sync", 2, shape=atomics.varying_shape, guard_branches=True),
     "trap": _family("ends the launch with an error", warp.trap, "", "", 0, has_result=False, guard_branches=True),
     "call nowhere": _family(
-        "a call of what is no function", system_calls.nowhere, "", operands=1, has_result=False, guard_branches=True
+        "a call of an address that is no function",
+        system_calls.nowhere,
+        "",
+        operands=1,
+        has_result=False,
+        guard_branches=True,
     ),
     "call overflow": _family(
         "a stack that is full", system_calls.overflow, "", operands=0, has_result=False, guard_branches=True
@@ -454,10 +461,10 @@ FAMILIES: dict[str, Family] = {
         "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
     ),
     "call __assertfail": _family(
-        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
+        "reports a failed assertion", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
     ),
     "call cudaGraphSetConditional": _family(
-        "sets what a conditional node looks at",
+        "sets the value that a conditional node reads",
         system_calls.set_conditional,
         "",
         operands=2,
@@ -474,9 +481,9 @@ _HINTS = frozenset(["ca", "cg", "cs", "lu", "cv", "wb", "wt"])
 _LONG_HINTS = ("L1::", "L2::", "level::")
 
 
-@lru_cache(maxsize=4096)  # hostile text has opcodes without end
+@lru_cache(maxsize=4096)  # hostile text has any number of opcodes
 def decode(opcode: str) -> Operation | str:
-    """The operation of an opcode, or why there is none."""
+    """Return the operation of an opcode, or the reason why it has none."""
     unknown = refused.reason(opcode)
     if unknown:
         return f"no code for {unknown}"
@@ -509,7 +516,7 @@ def decode(opcode: str) -> Operation | str:
 
 
 def family_of(base: str, parts: list[str]) -> str:
-    """The name in the table of the opcode with these parts."""
+    """Return the name in the table of the opcode with these parts."""
     if base in ("bar", "barrier") and "red" in parts:
         return "bar.red"
     if base == "cvt" and ("pack" in parts or "tf32" in parts):
@@ -521,6 +528,11 @@ def family_of(base: str, parts: list[str]) -> str:
 
 
 def operation(inst: Instruction) -> Operation:
+    """Return the decoded opcode of an instruction.
+
+    Raises:
+        Unsupported: the opcode has no code.
+    """
     found = decode(inst.opcode)
     if isinstance(found, str):
         raise Unsupported(inst.line, f"{found}: {' '.join(inst.text.split())}")
@@ -540,10 +552,10 @@ EXPANDED = {
     "ret": ("", "returns"),
     "exit": ("", "ends the thread"),
 }
-"""Families that other code turns into those above, or into the flow of control: their types and what they do."""
+"""Families that other code turns into those above, or into control flow: their types and a summary."""
 
 
 def supported() -> list[tuple[str, str, str]]:
-    """(name, types, summary) of every family of PTX that has code, for the documentation."""
+    """Return (name, types, summary) of every family of PTX that has code, for the documentation."""
     rows = [(name, " ".join(sorted(f.types)), f.summary) for name, f in FAMILIES.items() if " " not in name]
     return sorted([*rows, *((name, types, summary) for name, (types, summary) in EXPANDED.items())])

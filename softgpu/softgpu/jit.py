@@ -1,7 +1,7 @@
-"""The software GPU's compiler: images in, kernels as functions of this process out; and its C interface (abi.h).
+"""The software GPU's compiler: it turns images into kernels, which are functions of this process (abi.h).
 
-What reads PTX and writes code is imported when an image is not in the cache: processes that start again and again find
-all there.
+The parser and the code generator are imported only if an image is not in the cache: a process that starts again finds
+everything in the cache.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 _Variant = tuple[int, tuple[int, int, int], bool]
-"""A kernel by its place, a block shape, whether accesses are checked."""
+"""(place of the kernel in its module, block shape, True if accesses are checked)."""
 
 
 @dataclass(slots=True)
 class LoadedModule:
-    """One load of an image: its own variables, its own copies of the code."""
+    """One load of an image, with its own variables and its own copies of the code."""
 
     key: str
     text: str
@@ -72,9 +72,9 @@ class Compiler:
     """Loads images and compiles their kernels, one (kernel, block shape) at a time.
 
     library: the runner, which has the sg_rt_* functions. cache_directory: None for `kernels` below `cache_root`.
-    memcheck: the code checks every access of memory. processor: whose code this is, if not this machine's.
-    All methods may be called from any thread; they raise CompileError. Threads wait for each other only where they want
-    the same code."""
+    memcheck: the code checks every access of memory. processor: the processor to compile for; None: this machine's.
+    Any thread may call any method; methods raise CompileError. Threads wait for each other only for the same code.
+    """
 
     def __init__(
         self,
@@ -91,19 +91,21 @@ class Compiler:
         self._target = processor or target.host()
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1
-        self._lock = threading.Lock()  # of what this object and its modules hold; nothing is made under it
+        self._lock = threading.Lock()  # guards this object and its modules; nothing is compiled under it
         self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "softgpu-compiler")
         self._interface = CInterface(self, library)
 
     @property
     def callbacks(self) -> CompilerTable:
-        """The C functions for softgpu_configure; they live as long as this object."""
+        """Return the C functions for softgpu_configure; they live as long as this object."""
         return self._interface.table
 
     def load(self, content: bytes) -> int:
-        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet.
+        """Return a handle for PTX, or for a fatbin with PTX. It checks the whole image and compiles nothing yet.
 
-        A kernel with something that has no code here is refused when it is taken; an image of such only, now."""
+        A kernel with an unsupported instruction is refused when the program takes that kernel. An image in which every
+        kernel has one is refused now.
+        """
         key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
         text = _text(content)
         cached = self._cache.get(f"{key}.module")
@@ -121,7 +123,7 @@ class Compiler:
             return handle
 
     def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
-        """One image of several that hold PTX (name, content), whose functions and variables then find each other."""
+        """Return one image made of several images with PTX (name, content), which then see each other's symbols."""
         texts = []
         for name, content in images:
             try:
@@ -133,12 +135,12 @@ class Compiler:
         return image.fatbin_of(_translating(lambda: linking.join(texts)))
 
     def describe(self, handle: int) -> tuple[ModuleInfo, int]:
-        """The module's kernels and variables, and the address that the variables' offsets count from."""
+        """Return the module's kernels and variables, and the address from which the variables' offsets count."""
         module = self._module(handle)
         return module.info, module.base
 
     def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None:
-        """Says that `compile` will be asked for this: other threads may begin. Waits for nothing."""
+        """Let other threads begin a compilation that `compile` will ask for. Return at once."""
         module = self._module(handle)
         variant = self._variant(module, kernel, block, checked=checked)
         with self._lock:
@@ -147,30 +149,32 @@ class Compiler:
                     module.code[variant] = self._ahead.submit(self._made_ahead, module, variant)
 
     def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
-        """The address of the sg_kernel_fn of a kernel (by its place in describe) for blocks of this shape.
+        """Return the address of a kernel's sg_kernel_fn for blocks of this shape.
 
-        checked: the code checks every access, as with memcheck, and tells strict mode of it."""
+        kernel: its place in the result of `describe`. checked: the code checks every access, as with memcheck, and
+        reports it to strict mode.
+        """
         module = self._module(handle)
         variant = self._variant(module, kernel, block, checked=checked)
         with self._lock:
             code = module.code.get(variant)
-            begun = code is not None and not code.cancel()  # announced, but nobody came to it: then it is done here
+            begun = code is not None and not code.cancel()  # announced but not begun: this thread compiles it
             if code is None or not begun:
                 code = module.code[variant] = Future()
                 code.set_running_or_notify_cancel()
         if not begun:
             try:
                 code.set_result(self._made(module, variant))
-            except BaseException as error:  # noqa: BLE001 - raised below, here and in the threads that wait for it
+            except BaseException as error:  # noqa: BLE001 - raised below, here and in the waiting threads
                 code.set_exception(error)
         return code.result().entry
 
     def unload(self, handle: int) -> None:
-        """Frees the module's code and variables."""
+        """Free the module's code and variables."""
         module = self._module(handle)
         with self._lock:
             del self._modules[handle]
-        begun = [code for code in module.code.values() if not code.cancel()]  # all, before this waits for any
+        begun = [code for code in module.code.values() if not code.cancel()]  # cancel all before waiting for any
         for code in begun:
             if code.exception() is None:
                 code.result().close()
@@ -191,14 +195,15 @@ class Compiler:
         return kernel, block, checked or self._memcheck
 
     def _made_ahead(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
-        """As _made, but not once the interpreter ends, which joins these threads and would wait for them all.
+        """Do the work of _made, unless the interpreter ends: it joins these threads and would wait for all of them.
 
-        An executor takes nothing more then (RuntimeError), which is how one of its threads can tell."""
+        At that time the executor takes no more work (RuntimeError); its threads recognise the end by this.
+        """
         try:
             self._ahead.submit(int)
         except RuntimeError:
             with self._lock:
-                module.code.pop(variant, None)  # `compile` makes it, should anybody still ask
+                module.code.pop(variant, None)  # a later call of `compile` makes it
             raise
         return self._made(module, variant)
 
@@ -234,7 +239,7 @@ class Compiler:
 
 @cache
 def _sources() -> bytes:
-    """Names the version of the code that compiles: a change to it makes older cache entries unreachable."""
+    """Return a hash of the compiler's sources: after a change of them, older cache entries are never found."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -261,13 +266,13 @@ def _translating(action: Callable[[], T]) -> T:
         return action()
     except PtxError as error:
         raise CompileError(INVALID_PTX, f"PTX {error}") from error
-    except Exception as error:  # text that no check foresaw must not look like a broken device
+    except Exception as error:  # PTX that no check expected must not look like a broken device
         reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
         raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
 
 
 def _variables(info: ModuleInfo) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """Memory for the variables, initialised, and its aligned start."""
+    """Return initialised memory for the variables, and its aligned start."""
     memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
     base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
     ctypes.memmove(base, info.data, len(info.data))

@@ -1,4 +1,4 @@
-"""Joins PTX texts into one, as cuLink joins machine code: declarations meet the definitions of other texts."""
+"""Joins PTX texts into one, as cuLink joins machine code: a declaration finds the definition in another text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|[{};]', re.S)
 _FUNCTION = re.compile(r"\.(?:entry|func)\b\s*(?:\([^)]*\)\s*)?([\w$%]+)")
 _VARIABLE = re.compile(r"([\w$%]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;|$)")
 _FILE_NUMBER = re.compile(r"(\.(?:file|loc)[ \t]+)(\d+)|(\binlined_at[ \t]+)(\d+)")
-_FILES_EACH = 1 << 16  # no text names as many files
+_FILES_EACH = 1 << 16  # more than the files of any text
 
 
 @dataclass(slots=True)
 class _Item:
-    """A function or a variable of a text. linkage: ".visible" and the like; "": only its own text sees it."""
+    """A function or a variable of a text. linkage: ".visible" or similar; "": only its own text sees the name."""
 
     name: str
     text: str
@@ -37,9 +37,10 @@ class _Unit:
 
 
 def join(texts: Sequence[str]) -> str:
-    """One text with everything of these. Names that only one text can see stay apart from those of the others.
+    """Return one text with the content of all. Private names of one text do not clash with those of another.
 
-    Raises PtxError if it is no PTX, and if two texts define the same name for all.
+    Raises:
+        PtxError: a text is no PTX, or two texts define the same public name.
     """
     if len(texts) == 1:
         return texts[0]
@@ -69,7 +70,7 @@ def join(texts: Sequence[str]) -> str:
 
 
 def _apart(text: str, number: int) -> str:
-    """With numbers of source files that no other text has."""
+    """Return the text with numbers of source files that no other text has."""
 
     def moved(found: re.Match[str]) -> str:
         return f"{found[1] or found[3]}{int(found[2] or found[4]) + number * _FILES_EACH}"
@@ -88,7 +89,7 @@ def _read(text: str) -> _Unit:
             unit.headers.setdefault(found[1], found[2].split("//")[0].strip())
         elif found := _TO_LINE_END.match(text, position):
             unit.others.append(found[0])
-        elif not (found := _SECTION.match(text, position)):  # debug information would name places that move
+        elif not (found := _SECTION.match(text, position)):  # debug sections are dropped: they name places that move
             end = _end(text, position)
             unit.items.append(_item(text[position:end]))
             position = end
@@ -97,7 +98,7 @@ def _read(text: str) -> _Unit:
 
 
 def _end(text: str, start: int) -> int:
-    """Where the function or variable that begins there ends."""
+    """Return the end of the function or variable that begins at `start`."""
     is_function = _FUNCTION.search(text, start, text.find("{", start) if "{" in text[start:] else len(text))
     depth = 0
     for piece in _PIECE.finditer(text, start):
@@ -129,7 +130,7 @@ def _item(text: str) -> _Item:
 
 
 def _rename_private(units: Sequence[_Unit]) -> None:
-    """Private names that another text has too get new ones, wherever their own text says them."""
+    """Give a private name that another text has too a new name, in all places of its own text."""
     holders: dict[str, int] = {}
     for unit in units:
         for name in {item.name for item in unit.items}:

@@ -1,4 +1,4 @@
-"""Turns LLVM IR into machine code and puts machine code into this process."""
+"""Turns LLVM IR into machine code, and loads machine code into this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import llvmlite.binding as llvm
 
 from softgpu.target import ENTRY, GLOBALS, Target
 
-# More costs twice the compile time and gains nothing on vector code written out in full.
+# A higher level doubles the compile time, and gains nothing: the vector code is complete already.
 _LEVEL = 1
 
-# LLVM knows symbols by name for the whole process; two runners in one process have the same names.
+# LLVM's symbols are global in the process, and two runners in one process have the same names.
 _linking = threading.Lock()
 
 
@@ -26,7 +26,7 @@ def _machine(target: Target) -> llvm.TargetMachine:
 
 
 def assemble(text: str, target: Target) -> bytes:
-    """The object file of a module in LLVM IR; it holds no addresses of this process.
+    """Return the object file of a module in LLVM IR; it holds no addresses of this process.
 
     Threads do not wait for each other: the module has a context of its own, and LLVM shares nothing between contexts.
     """
@@ -45,8 +45,10 @@ def assemble(text: str, target: Target) -> bytes:
 
 
 def _passes() -> llvm.FunctionPassManager:
-    """Registers out of memory, and patterns that the code generator is to see as one. The code is written in full where
-    it is made, so LLVM's own pipeline of thrice the time finds nothing more in it."""
+    """Return passes that move variables from memory to registers and combine instructions.
+
+    The generated code is complete already: LLVM's own pipeline takes three times as long and finds nothing more.
+    """
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
@@ -67,24 +69,28 @@ def _emit(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
 
 
 def _unlocked(name: str) -> Any:
-    """A function of llvmlite's without its lock, which lets one thread at a time into LLVM, whatever its context."""
+    """Return a function of llvmlite without llvmlite's lock, which admits one thread at a time for all contexts."""
     return getattr(llvm.ffi.lib, name)._cfn
 
 
 @dataclass(slots=True)
 class Loaded:
-    """Machine code in memory, for as long as this object lives."""
+    """Machine code in memory, as long as this object lives. entry: the address of the kernel's function."""
 
     engine: llvm.ExecutionEngine
     entry: int
 
     def close(self) -> None:
+        """Free the machine code."""
         self.engine.close()
 
 
 def place(code: bytes, target: Target, symbols: Mapping[str, int], globals_address: int | None) -> Loaded:
-    """Loads an object file. symbols: addresses of the functions that it calls; globals_address: of the module's
-    variables."""
+    """Load an object file.
+
+    symbols: addresses of the functions that it calls. globals_address: address of the module's variables; None if the
+    code uses none.
+    """
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     with _linking:

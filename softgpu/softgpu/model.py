@@ -1,4 +1,4 @@
-"""What a software device is to be like: its memory, its faults, and the time that copies and kernels are to take."""
+"""The description of a software device: its memory, its faults, and the modelled time of copies and kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Device", "Model", "Takes", "describe_time"]
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a kernel takes: seconds, on a share of the device. Kernels whose shares exceed 1 together queue."""
+    """The time of a kernel: seconds on a share of the device. Kernels queue if the sum of their shares exceeds 1."""
 
     seconds: float
     share: float = 1.0
@@ -28,14 +28,14 @@ class Takes:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Modelled time of one device. Work runs for real, and the rest of its time is waited out without a core.
+    """Modelled time of one device. Work runs for real; then it waits for the rest of its time without using a core.
 
     Args:
-        copy_bytes_per_s: of each direction between host and device, which have an engine each; None: as it comes.
-            Above what a core can copy (some 7 GB/s) the model cannot keep its word.
-        copy_latency_s: added to every such copy.
-        launch_latency_s: added to every kernel.
-        kernels: by symbol; a kernel that is not named takes the time that it takes.
+        copy_bytes_per_s: the rate of each direction between host and device, each with its own engine; None: not
+            modelled. A rate above that of a core (some 7 GB/s) is not reached.
+        copy_latency_s: the time added to every such copy.
+        launch_latency_s: the time added to every kernel.
+        kernels: times by symbol; the time of a kernel without an entry is not modelled.
     """
 
     copy_bytes_per_s: float | None = None
@@ -50,9 +50,11 @@ class Model:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Model:
-        """Reads TOML: the fields by name, and a table `kernels` with symbol = [seconds, share].
+        """Read TOML: the fields by name, and a table `kernels` with symbol = [seconds, share].
 
-        Raises OSError without such a file, ValueError for anything that is no model.
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file is no model.
         """
         values: dict[str, Any] = tomllib.loads(Path(path).read_text())
         kernels = values.pop("kernels", {})
@@ -67,9 +69,9 @@ class Device:
     """One software device, as `load` makes it.
 
     Args:
-        memory_bytes: how much it has.
-        model: of its time; None lets everything take the time that it takes.
-        faults: that it is to have, counted from the moment it is loaded.
+        memory_bytes: the size of its memory.
+        model: the model of its time; None: no time is modelled.
+        faults: the faults to inject, counted from the moment when the device is loaded.
     """
 
     memory_bytes: int
@@ -78,7 +80,7 @@ class Device:
 
 
 def describe_time(library: ctypes.CDLL, ordinal: int, model: Model) -> int:
-    """Gives a model to a device of the driver; a CUresult."""
+    """Give a model to a device of the driver, and return a CUresult."""
     count = len(model.kernels)
     names = (ctypes.c_char_p * count)(*(name.encode() for name in model.kernels))
     seconds = (ctypes.c_double * count)(*(takes.seconds for takes in model.kernels.values()))

@@ -1,4 +1,4 @@
-"""What is known of an image before any of its kernels is compiled."""
+"""The description of an image before any of its kernels is compiled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import msgspec
 
 
 class KernelInfo(msgspec.Struct, frozen=True):
-    """As sg_kernel_info in abi.h: (offset, size) in bytes of each parameter. refusal: what in it has no code here, a
-    sentence; "": it can run."""
+    """The same as sg_kernel_info in abi.h.
+
+    parameters: (offset, size) in bytes of each. refusal: a sentence about what is unsupported; "": the kernel can run.
+    """
 
     name: str
     parameters: tuple[tuple[int, int], ...]
@@ -20,6 +22,8 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
 
 class GlobalInfo(msgspec.Struct, frozen=True):
+    """A variable of the module. offset, size: in bytes, in the module's data."""
+
     name: str
     offset: int
     size: int
@@ -27,10 +31,10 @@ class GlobalInfo(msgspec.Struct, frozen=True):
 
 
 class ModuleInfo(msgspec.Struct, frozen=True):
-    """What a program may ask about an image, and how its variables start out."""
+    """The kernels and variables of an image, and the variables' initial bytes (`data`)."""
 
     kernels: tuple[KernelInfo, ...]
     globals: tuple[GlobalInfo, ...]
     data: bytes
-    pointers: tuple[tuple[int, int], ...]  # 64-bit places in data: the offset in data that each points to
-    sources: tuple[tuple[int, str, int], ...] = ()  # from a line of the PTX on the file and the line there
+    pointers: tuple[tuple[int, int], ...]  # (offset of a 64-bit pointer in data, offset in data of its target)
+    sources: tuple[tuple[int, str, int], ...] = ()  # (first PTX line, source file, line in it)

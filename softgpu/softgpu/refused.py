@@ -1,4 +1,4 @@
-"""The instructions of PTX that have no code here, and why: what a refusal says."""
+"""The instructions of PTX that have no code here, with the reason that a refusal gives."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ MISSING_FUNCTIONS = {
     "cudaCGSynchronize": _GRID,
     "cudaCGSynchronizeGrid": _GRID,
 }
-"""Functions of CUDA that have no body and no code here."""
+"""CUDA functions that have no body and no code here, with the reason."""
 
 _FAMILIES = {"__cudaCDP": _LAUNCHES, "cudaCDP": _LAUNCHES, "__cudaCDP2Graph": _GRAPHS, "cudaGraph": _GRAPHS}
-"""Functions of CUDA's device runtime by how their names begin: they change with its versions."""
+"""Prefixes of functions of CUDA's device runtime: the full names change with its versions."""
 
 
 def function(name: str) -> str:
-    """What a function without a body belongs to; "" if it is none of CUDA's."""
+    """Return the feature that a function without a body belongs to; "" if CUDA has no such function."""
     starts = [start for start in _FAMILIES if name.startswith(start)]
     return MISSING_FUNCTIONS.get(name) or (_FAMILIES[max(starts, key=len)] if starts else "")
 
 
 def reason(opcode: str) -> str:
-    """Why there is no code for an opcode: what it belongs to; "" if that is not known."""
+    """Return the feature that an opcode without code belongs to; "" if it is not known."""
     words = opcode.split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))
     return next((f"{name}, of {REFUSED[name]}" for name in names if name in REFUSED), "")
@@ -98,6 +98,6 @@ _REGISTERS = {"%current_graph_exec": _GRAPHS, "%cluster": _CLUSTER, "%nclusterid
 
 
 def register(name: str) -> str:
-    """A special register without code here, with what it belongs to where that is known."""
+    """Return the name of a special register without code here, with the feature it belongs to if that is known."""
     known = (f", of {why}" for start, why in _REGISTERS.items() if name.startswith(start))
     return name + next(known, "")

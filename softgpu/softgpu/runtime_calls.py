@@ -1,15 +1,15 @@
-"""What cuda.core asks of NVIDIA's runtime library, answered by the driver.
+"""The calls of cuda.core to NVIDIA's runtime library, redirected to the driver.
 
-The runtime library works with no driver but NVIDIA's: it makes sure of that by private means. cuda.core calls it for
-two things that the driver does as well, `Device.sync` and `Device.pci_bus_id`, by name in a module of cuda.bindings.
+The runtime library works only with NVIDIA's driver: it checks that by private means. cuda.core calls it for two
+functions that the driver has as well, `Device.sync` and `Device.pci_bus_id`, by name in a module of cuda.bindings.
 """
 
 from __future__ import annotations
 
 
 def answer_runtime_calls() -> None:
-    """From now on these names stand for calls of the driver, with the errors that the driver gives."""
-    from cuda.bindings import driver, runtime  # after the software driver is there to be found
+    """Replace these names in cuda.bindings by calls of the driver, which return the driver's errors."""
+    from cuda.bindings import driver, runtime  # after the software driver is loaded
 
     def synchronize() -> tuple[runtime.cudaError_t]:
         (status,) = driver.cuCtxSynchronize()

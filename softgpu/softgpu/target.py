@@ -9,11 +9,13 @@ import llvmlite.binding as llvm
 
 ENTRY = "sg_kernel"
 GLOBALS = "sg_globals"
-"""Names in the code of every kernel: its function, and where the address of its module's variables is put."""
+"""Names in the code of every kernel: its function, and the variable with the address of its module's variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A processor as LLVM names it, and the two properties that code generation depends on."""
+
     cpu: str
     features: str
     masked_bits: int  # vectors of elements at least this wide can be loaded and stored under a mask; 0: none can
@@ -21,24 +23,26 @@ class Target:
 
     @property
     def has_mask_registers(self) -> bool:
-        """Whether an access under a mask costs what one without does (AVX-512)."""
+        """Return True if an access under a mask costs the same as one without a mask (AVX-512)."""
         return self.masked_bits == 8
 
     @property
     def vectors(self) -> str:
-        """The instructions that vectors of 32 lanes become, in a word: what decides how fast kernels run."""
+        """Return the name of the vector instructions that 32 lanes become; they decide how fast kernels run."""
         return {8: "AVX-512", 32: "AVX2"}.get(self.masked_bits, "no masks")
 
     @property
     def key(self) -> str:
-        """Names the machine code this target gives."""
+        """Return a name for the machine code of this target, as part of a cache key."""
         return f"{llvm.get_default_triple()} {self.cpu} {self.features} llvm{llvm.llvm_version_info}"
 
 
 @cache
 def of(name: str) -> Target:
-    """A processor of LLVM's names, such as "x86-64-v3", with what that has and nothing more. Code for it runs here only
-    if this machine has as much."""
+    """Return the processor with this LLVM name, such as "x86-64-v3", with exactly its features.
+
+    Code for it runs here only if this machine has these features.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     has_avx2 = name in ("x86-64-v3", "x86-64-v4")
@@ -48,7 +52,7 @@ def of(name: str) -> Target:
 
 @cache
 def host() -> Target:
-    """This machine. Initialises LLVM's code generator for it."""
+    """Return this machine's processor, and initialise LLVM's code generator for it."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()

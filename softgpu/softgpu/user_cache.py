@@ -1,4 +1,4 @@
-"""The folder of a user for what is compiled. Machine code that is loaded comes from files of this user only."""
+"""The user's folder for compiled code. Machine code is loaded only from files of this user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 
 def cache_root(name: str = "softgpu") -> Path:
-    """Return the folder `name` below $XDG_CACHE_HOME or ~/.cache; where neither can be written, a folder of this user
-    among the temporary files. It exists, belongs to this user, and no other user can write there.
+    """Return the folder `name` below $XDG_CACHE_HOME or ~/.cache.
+
+    If neither can be written, it is a folder of this user among the temporary files. The folder exists and belongs to
+    this user, and no other user can write there.
 
     Raises:
         OSError: there is no such folder and none can be made.
@@ -54,5 +56,8 @@ def _homes(name: str) -> list[Path]:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """A link is good if this user made it: in a folder for all, such as that of temporary files, others may."""
+    """Return True for a folder of this user, or a link to one if this user made the link.
+
+    In a shared folder, such as that of temporary files, other users may make links.
+    """
     return path.lstat().st_uid == os.getuid() and path.is_dir() and is_own(path.stat())

@@ -1,4 +1,4 @@
-"""What the driver is told of a program's memory, and asked of its running kernels and of what it refused."""
+"""Calls of the driver about regions of memory, running kernels and refused calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAMES_BYTES = 64 << 10
 
 
 def describe_regions(library: ctypes.CDLL, address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> int:
-    """`describe` for a driver that was loaded by `open_library`; a CUresult."""
+    """Do the work of `describe` for a driver that `open_library` has loaded, and return a CUresult."""
     count = len(regions)
     offsets = (ctypes.c_uint64 * count)(*(offset for _, offset, _ in regions))
     sizes = (ctypes.c_uint64 * count)(*(size for _, _, size in regions))
@@ -20,7 +20,7 @@ def describe_regions(library: ctypes.CDLL, address: int, nbytes: int, regions: S
 
 
 def running_kernels(library: ctypes.CDLL, device: int) -> tuple[str, ...]:
-    """`running` for a driver that was loaded by `open_library`."""
+    """Do the work of `running` for a driver that `open_library` has loaded."""
     call = library.softgpu_running
     call.restype = ctypes.c_size_t
     call.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
@@ -30,7 +30,7 @@ def running_kernels(library: ctypes.CDLL, device: int) -> tuple[str, ...]:
 
 
 def take_refused(library: ctypes.CDLL) -> tuple[str, ...]:
-    """`refused_calls` for a driver that was loaded by `open_library`."""
+    """Do the work of `refused_calls` for a driver that `open_library` has loaded."""
     call = library.softgpu_refused
     call.restype = ctypes.c_size_t
     call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]

@@ -1,1 +1,1 @@
-"""What is known of a kernel before code is made: control flow, lanes that wait, how values differ between lanes."""
+"""The analysis of a kernel before code is made: control flow, waiting lanes, how values differ between lanes."""

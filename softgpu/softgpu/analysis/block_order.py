@@ -1,10 +1,11 @@
 """Puts blocks into an order that can run under masks, and finds the loops.
 
-When lanes of a warp part, the blocks they go to run one after the other in this order, each under the mask of the lanes
-that wait for it. The order is topological but for the branches back to the head of a loop, and the blocks of a loop are
-contiguous, so lanes that left a loop wait behind it and lanes that part meet again as early as they can. A loop is any
-set of blocks that reach each other, also one with several entries; its head is where a search from the start first
-meets it, and its inner loops are those that remain without the head (a weak topological order: Bourdoncle, FMPA 1993).
+When lanes of a warp diverge, their target blocks run one after the other in this order, each under the mask of the
+lanes that wait for it. The order is topological except for the branches back to the head of a loop, and the blocks of a
+loop are contiguous. So lanes that left a loop wait behind it, and lanes that diverged meet again as early as possible.
+A loop is any set of blocks that reach each other, also with several entries. Its head is the block that a search from
+the start reaches first, and its inner loops are the loops that remain without the head (a weak topological order:
+Bourdoncle, FMPA 1993).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from softgpu.ptx import limits
 
 
 def in_order(blocks: list[Block]) -> list[Block]:
-    """Reachable blocks with contiguous loops, renumbered."""
+    """Return the reachable blocks, renumbered, with the blocks of each loop contiguous."""
     order, loops = _arrange(blocks)
     place = {node: index for index, node in enumerate(order)}
     place[EXIT] = EXIT
-    around: list[tuple[int, int]] = []  # the loops that the next block lies in, outermost first
+    around: list[tuple[int, int]] = []  # the loops around the next block, outermost first
     out = []
     for node in order:
         block = blocks[node]
@@ -39,7 +40,7 @@ def in_order(blocks: list[Block]) -> list[Block]:
 
 
 def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, int]]:
-    """The order, and how many blocks the loop of each head has, itself included."""
+    """Return the order, and for each loop's head the number of blocks in the loop, the head included."""
     order: list[int] = []
     loops: dict[int, int] = {}
     seen = 0
@@ -65,8 +66,11 @@ def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, int]]:
 
 
 def _components(blocks: list[Block], nodes: list[int], *, only_first: bool) -> list[list[int]]:
-    """Sets of nodes that reach each other within `nodes`, the last first; each in the order in which a search from the
-    first node on, and from the others that this leaves (unless only_first), comes to them."""
+    """Return the sets of nodes that reach each other within `nodes`, the last set first.
+
+    The nodes of a set are in the order of a search. The search starts at the first node, and then (unless only_first)
+    at each node that it has not reached.
+    """
     allowed = set(nodes)
     number: dict[int, int] = {}
     low: dict[int, int] = {}

@@ -23,11 +23,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
+    """The end of a block whose lanes all go to `target`, a block's number or EXIT."""
+
     target: int
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
+    """The end of a block whose lanes go to `taken` where the predicate holds (negated: does not hold)."""
+
     register: str
     negated: bool
     taken: int
@@ -36,6 +40,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
+    """The end of a block whose lanes go to targets[value of the register]."""
+
     register: str
     targets: tuple[int, ...]
 
@@ -45,12 +51,15 @@ Terminator = Jump | Branch | Switch
 
 @dataclass(slots=True)
 class Block:
+    """Steps without a branch between them, and their end."""
+
     steps: list[Step] = field(default_factory=list)
     end: Terminator = Jump(EXIT)
     loops: tuple[tuple[int, int], ...] = ()  # (head, last block) of the loops around it, innermost first
 
     @property
     def successors(self) -> tuple[int, ...]:
+        """Return the blocks that may follow, EXIT included, each once."""
         match self.end:
             case Jump(target):
                 return (target,)
@@ -61,6 +70,7 @@ class Block:
 
 
 def bits(value: int) -> Iterator[int]:
+    """Yield the places of the set bits, the lowest first."""
     while value:
         low = value & -value
         yield low.bit_length() - 1

@@ -28,6 +28,8 @@ from softgpu.ptx.model import (
 
 @dataclass(slots=True)
 class Flow:
+    """Blocks in order, the bit of each register, and for each block the registers that live at its start and end."""
+
     blocks: list[Block]
     register_bit: dict[str, int]
     live_in: list[int]  # bit sets of registers
@@ -35,7 +37,12 @@ class Flow:
 
 
 def build(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> Flow:
-    """Raises PtxError for a branch to nowhere, Unsupported for an instruction without code."""
+    """Return the control flow graph of a kernel.
+
+    Raises:
+        PtxError: a branch has no target.
+        Unsupported: an instruction has no code.
+    """
     blocks = in_order(_thread_exits(_split(kernel, operation)))
     watching.stretch(blocks)
     register_bit: dict[str, int] = {}
@@ -80,7 +87,7 @@ def _registers(operand: Operand) -> Iterator[str]:
 
 
 def _split(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> list[Block]:
-    """Blocks in the order of the text."""
+    """Return the blocks in the order of the text."""
     starts: dict[str, int] = {}
     tables: dict[str, tuple[str, ...]] = {}
     raw: list[tuple[list[Step], Instruction | None]] = [([], None)]
@@ -150,7 +157,7 @@ def _terminator(
 
 
 def _thread_exits(blocks: list[Block]) -> list[Block]:
-    """Branches to a block that does nothing but end the thread, or go on, lead to where it leads."""
+    """Let branches to an empty block lead to that block's own target, or to the end of the thread."""
 
     def final(target: int) -> int:
         seen = set()

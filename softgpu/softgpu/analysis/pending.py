@@ -1,4 +1,4 @@
-"""Which lanes of a warp may wait elsewhere while a block runs: what decides if a branch can be a plain jump."""
+"""Finds where lanes of a warp may wait while a block runs; this decides if a branch can be a plain jump."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Pending:
     ended: list[bool]
 
     def turn(self, here: int, target: int) -> tuple[int, int]:
-        """Sort key: in which order blocks that have waiting lanes come to run once `here` is done."""
+        """Return the sort key of the order in which blocks with waiting lanes run after `here`."""
         if target > here:
             return target, 0
         loops = enumerate(self.blocks[here].loops)
         return next((last, 1 + depth) for depth, (head, last) in loops if head == target)
 
     def is_direct(self, here: int, target: int) -> bool:
-        """Whether a branch that all lanes of `here` take may go to `target` at once: nothing waits on the way."""
+        """Return True if a branch of all lanes of `here` may jump to `target`: no lanes wait on the way."""
         if target == EXIT:
             return not self.waiting[here]
         turn = self.turn(here, target)
@@ -31,7 +31,7 @@ class Pending:
 
 
 def pending(blocks: list[Block], divergent: set[int]) -> Pending:
-    """`divergent`: the blocks whose lanes may part at the end."""
+    """Return where lanes may wait. divergent: the blocks at whose ends lanes may diverge."""
     state = Pending(blocks, [0] * len(blocks), [False] * len(blocks))
     queue = [0]
     queued = {0}

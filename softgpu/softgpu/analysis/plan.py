@@ -1,4 +1,4 @@
-"""Finds, for one kernel and block shape, the shape of every register and the branches at which lanes may part."""
+"""Finds, for one kernel and block shape, the shape of every register and the branches at which lanes may diverge."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from softgpu.ptx.types import SCALARS
 
 @dataclass(slots=True)
 class Plan:
+    """The result of the analysis. divergent: blocks where lanes may diverge; whole_warps: every warp has 32 threads."""
+
     flow: Flow
     shapes: dict[str, Shape]
     divergent: set[int]
@@ -37,14 +39,16 @@ class Plan:
     whole_warps: bool
 
     def is_live_elsewhere(self, block: int, name: str) -> bool:
+        """Return True if lanes that wait elsewhere while the block runs may still read the register."""
         return bool(self.elsewhere[block] & self.flow.register_bit[name])
 
     def is_full(self, block: int) -> bool:
-        """All 32 lanes surely run this block."""
+        """Return True if all 32 lanes always run this block."""
         return self.whole_warps and not self.pending.waiting[block] and not self.pending.ended[block]
 
 
 def special_shape(name: str, block: tuple[int, int, int]) -> Shape:
+    """Return the shape of a special register in a block of this shape."""
     if name.startswith("%tid."):
         return thread_index("xyz".index(name[-1]), block)
     if name.startswith("%ntid."):
@@ -55,6 +59,7 @@ def special_shape(name: str, block: tuple[int, int, int]) -> Shape:
 
 
 def symbol_shape(symbol: Symbol, kernel: Kernel) -> Shape:
+    """Return the shape of a variable's address: only local variables differ between lanes."""
     if symbol.name in kernel.shared:
         return constant(kernel.shared[symbol.name] + symbol.offset)
     if symbol.name in kernel.local:
@@ -63,9 +68,10 @@ def symbol_shape(symbol: Symbol, kernel: Kernel) -> Shape:
 
 
 def plan(flow: Flow, kernel: Kernel, block: tuple[int, int, int]) -> Plan:
-    """Starts from the hope that every register is uniform and every branch taken by all lanes together, and gives way.
+    """Return the plan. It first assumes uniform registers and no divergence, and drops what is wrong until all fits.
 
-    A register that some lanes write while others, waiting elsewhere, still need their old value must be Varying."""
+    A register must be Varying if some lanes write it while waiting lanes still need its old value.
+    """
     unsafe: set[str] = set()
     threads = block[0] * block[1] * block[2]
     while True:
@@ -115,7 +121,7 @@ class _Inference:
             unknown = [name for name, shape in self.shapes.items() if shape is None]
             if not unknown:
                 break
-            # Read but never written, or written only from such: any value will do, zero is what they get.
+            # Registers that are read but never written, or written only from such: any value is right, they get zero.
             for name in unknown:
                 self.shapes[name] = VARYING
                 for reader in readers[name]:
@@ -123,7 +129,7 @@ class _Inference:
         return {name: shape for name, shape in self.shapes.items() if shape is not None}
 
     def step(self, step: Step) -> list[str]:
-        """Joins the result into the registers written; which of them changed."""
+        """Join the result into the registers that the step writes, and return those that changed."""
         changed: list[str] = []
         if all(isinstance(self.shapes[name], Varying) for name in step.writes):
             return changed

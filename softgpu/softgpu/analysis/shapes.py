@@ -1,7 +1,8 @@
-"""How the value of a register differs between the lanes of a warp, and how arithmetic carries that along.
+"""Shapes: how the value of a register differs between the lanes of a warp, and how arithmetic changes that.
 
-Most addresses and loop counters of a kernel are the same in all lanes or rise by a constant from lane to lane. Such a
-register is held as one or a few scalars: it costs less to compute, and an access through it needs no gather.
+Most addresses and loop counters of a kernel are the same in all lanes or rise by a constant from lane to lane. The
+compiler holds such a register as one or a few scalars: they cost less to compute, and an access through them needs no
+gather.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ _SMALL = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """In each aligned group of `segment` lanes (32, 16 or 8), lane i has base[group] + offsets[i % segment], exactly,
+    """A base for each group of lanes, plus constant offsets.
+
+    In each aligned group of `segment` lanes (32, 16 or 8), lane i has base[group] + offsets[i % segment], exactly,
     modulo the width of the register; offsets[0] is 0. align: a power of two that divides every base. value: the
-    constant, if it is one. limit: all values are known to be in [0, limit); 0: unknown."""
+    constant, if the value is one. limit: all values are in [0, limit); 0: unknown.
+    """
 
     offsets: tuple[int, ...]
     align: int = 1
@@ -26,17 +30,22 @@ class Affine:
 
     @property
     def segment(self) -> int:
+        """Return the number of lanes in a group."""
         return len(self.offsets)
 
     @property
     def groups(self) -> int:
+        """Return the number of groups in a warp."""
         return WARP // self.segment
 
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """A 64-bit value made from a 32-bit Affine: lane i has extend32(base[group] + offsets[i % segment]) * scale +
-    offset[group]. The 32-bit sum may wrap between two lanes, so this is not Affine in 64 bits."""
+    """A 64-bit value made from a 32-bit Affine.
+
+    Lane i has extend32(base[group] + offsets[i % segment]) * scale + offset[group]. The 32-bit sum may wrap between two
+    lanes, so this is not Affine in 64 bits.
+    """
 
     offsets: tuple[int, ...]
     signed: bool
@@ -44,16 +53,18 @@ class Wide:
 
     @property
     def segment(self) -> int:
+        """Return the number of lanes in a group."""
         return len(self.offsets)
 
     @property
     def groups(self) -> int:
+        """Return the number of groups in a warp."""
         return WARP // self.segment
 
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """Held as a 32-wide vector."""
+    """A value that is held as a vector of 32."""
 
 
 Shape = Affine | Wide | Varying
@@ -62,11 +73,12 @@ SEGMENTS = (32, 16, 8)
 
 
 def ramp(segment: int, step: int) -> tuple[int, ...]:
+    """Return the offsets of `segment` lanes that rise by `step`."""
     return tuple(step * lane for lane in range(segment))
 
 
 def level(segment: int) -> Affine:
-    """One unknown value for each group."""
+    """Return the shape of one unknown value for each group."""
     return Affine((0,) * segment)
 
 
@@ -74,26 +86,27 @@ UNIFORM = level(WARP)
 
 
 def constant(value: int) -> Affine:
+    """Return the shape of a known value, the same in all lanes."""
     return Affine(UNIFORM.offsets, _power(value), value, value + 1 if 0 <= value < _SMALL else 0)
 
 
 def is_uniform(shape: Shape) -> bool:
-    """One value for the whole warp."""
+    """Return True for one value in the whole warp."""
     return isinstance(shape, Affine) and shape.segment == WARP and is_flat(shape)
 
 
 def is_flat(shape: Shape) -> bool:
-    """One value for each group."""
+    """Return True for one value in each group."""
     return isinstance(shape, Affine) and not any(shape.offsets)
 
 
 def _power(value: int) -> int:
-    """The largest power of two that divides value, at most 2**31."""
+    """Return the largest power of two that divides value, at most 2**31."""
     return min(value & -value, _SMALL) if value else _SMALL
 
 
 def _narrow_offsets(offsets: tuple[int, ...], segment: int) -> tuple[int, ...] | None:
-    """Those of smaller groups; None if they differ between groups."""
+    """Return the offsets of smaller groups; None if they differ between groups."""
     if len(offsets) <= segment:
         return offsets if len(offsets) == segment else None
     first = offsets[:segment]
@@ -104,7 +117,7 @@ def _narrow_offsets(offsets: tuple[int, ...], segment: int) -> tuple[int, ...] |
 
 
 def narrow(shape: Affine, segment: int) -> Affine | None:
-    """The same value in smaller groups, if they can hold it."""
+    """Return the same value in smaller groups; None if they cannot hold it."""
     if segment == shape.segment:
         return shape
     offsets = _narrow_offsets(shape.offsets, segment)
@@ -120,7 +133,7 @@ def _narrow_wide(shape: Wide, segment: int) -> Wide | None:
 
 
 def flattened(shape: Shape) -> Affine | None:
-    """The value in the largest groups that have one each."""
+    """Return the shape with the largest groups that have one value each; None if there is none."""
     if isinstance(shape, Affine):
         for segment in SEGMENTS:
             fitting = narrow(shape, segment)
@@ -130,7 +143,7 @@ def flattened(shape: Shape) -> Affine | None:
 
 
 def _in_common(a: Affine, b: Affine) -> Iterator[tuple[Affine, Affine]]:
-    """Both in groups of the same size, largest first."""
+    """Yield both shapes in groups of the same size, the largest first."""
     for segment in SEGMENTS:
         x, y = narrow(a, segment), narrow(b, segment)
         if x is not None and y is not None:
@@ -138,7 +151,7 @@ def _in_common(a: Affine, b: Affine) -> Iterator[tuple[Affine, Affine]]:
 
 
 def join(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The narrowest shape that holds both; None is no value yet."""
+    """Return the narrowest shape that holds both; None is no value yet."""
     if a is None or a == b:
         return b
     if b is None:
@@ -158,7 +171,7 @@ def join(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 def flat(shapes: list[Shape]) -> Shape:
-    """The result of any operation that is the same in lanes with the same inputs."""
+    """Return the shape of an operation's result that is the same in lanes with the same inputs."""
     segment = WARP
     for shape in shapes:
         fitting = flattened(shape)
@@ -169,7 +182,7 @@ def flat(shapes: list[Shape]) -> Shape:
 
 
 def add(a: Shape, b: Shape, sign: int = 1) -> Shape:
-    """a + sign * b."""
+    """Return the shape of a + sign * b."""
     if isinstance(a, Wide):
         fitting = flattened(b)
         segment = min(a.segment, fitting.segment) if fitting else 0
@@ -188,6 +201,7 @@ def add(a: Shape, b: Shape, sign: int = 1) -> Shape:
 
 
 def multiply(a: Shape, b: Shape) -> Shape:
+    """Return the shape of a * b."""
     if isinstance(b, Affine) and b.value is not None:
         factor = b.value
         if isinstance(a, Wide):
@@ -215,7 +229,7 @@ def _checked(shape: Affine) -> Shape:
 
 
 def _apart(a: Affine) -> Affine | None:
-    """The value in the largest groups whose offsets lie in the bits that are 0 in the base: nothing carries."""
+    """Return the shape with the largest groups whose offsets lie in the zero bits of the base: no addition carries."""
     for segment in SEGMENTS:
         fitting = narrow(a, segment)
         if fitting is not None and min(fitting.offsets) >= 0 and max(fitting.offsets) < fitting.align:
@@ -224,7 +238,7 @@ def _apart(a: Affine) -> Affine | None:
 
 
 def shift_right(a: Shape, b: Shape) -> Shape:
-    """Both kinds."""
+    """Return the shape of a shifted right by b, with the sign or with zeros."""
     if not isinstance(a, Affine) or not isinstance(b, Affine) or b.value is None:
         return flat([a, b])
     by = min(b.value & 0xFFFFFFFF, 64)
@@ -238,6 +252,7 @@ def shift_right(a: Shape, b: Shape) -> Shape:
 
 
 def bit_and(a: Shape, b: Shape) -> Shape:
+    """Return the shape of a & b."""
     if isinstance(a, Affine) and a.value is not None and not (isinstance(b, Affine) and b.value is not None):
         a, b = b, a
     if not isinstance(a, Affine) or not isinstance(b, Affine) or b.value is None:
@@ -252,7 +267,7 @@ def bit_and(a: Shape, b: Shape) -> Shape:
 
 
 def bit_or(a: Shape, b: Shape) -> Shape:
-    """An addition where no bit is set on both sides."""
+    """Return the shape of a | b: that of the sum if no bit is set on both sides."""
     if isinstance(a, Affine) and isinstance(b, Affine):
         apart = (a.limit and a.limit <= _divisor(b)) or (b.limit and b.limit <= _divisor(a))
         return add(a, b) if apart else flat([a, b])
@@ -260,12 +275,12 @@ def bit_or(a: Shape, b: Shape) -> Shape:
 
 
 def _divisor(shape: Affine) -> int:
-    """A power of two that divides all values."""
+    """Return a power of two that divides all values."""
     return min(shape.align, *(_power(offset) for offset in shape.offsets))
 
 
 def widen(a: Shape, signed: bool) -> Shape:
-    """A 32-bit integer as 64 bits."""
+    """Return the shape of a 32-bit integer that is extended to 64 bits."""
     if not isinstance(a, Affine):
         return VARYING
     if a.value is not None:
@@ -277,7 +292,7 @@ def widen(a: Shape, signed: bool) -> Shape:
 
 
 def truncate(a: Shape) -> Shape:
-    """A 64-bit integer as 32 bits."""
+    """Return the shape of the low 32 bits of a 64-bit integer."""
     if isinstance(a, Wide):
         return _checked(Affine(tuple(offset * a.scale for offset in a.offsets)))
     if isinstance(a, Affine):
@@ -286,7 +301,7 @@ def truncate(a: Shape) -> Shape:
 
 
 def thread_index(axis: int, block: tuple[int, int, int]) -> Shape:
-    """%tid.x, .y or .z in a block of this shape; lanes beyond the block are dead and may hold anything."""
+    """Return the shape of %tid.x, .y or .z in a block of this shape; lanes beyond the block may hold any value."""
     extent = block[axis]
     if extent == 1:
         return constant(0)

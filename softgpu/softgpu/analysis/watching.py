@@ -1,9 +1,9 @@
-"""Loops in which lanes wait for others of their warp: the others come first.
+"""Loops in which lanes wait for other lanes of their warp: the other lanes run first.
 
-Lanes that leave a loop wait behind it for those that stay. Where these stay until the others have released a lock or
-set a flag, none would ever go on. Such a loop, one that ends by what it reads with an atomic or ordered access, is
-taken to go on to the next place at which a warp meets by the program's own word: what follows runs before the next
-round does.
+Lanes that leave a loop wait behind it for the lanes that stay. If these stay until the others have released a lock or
+set a flag, no lane would go on. Such a loop ends by a value that it reads with an atomic or ordered access. The
+compiler extends it to the next place where the program itself lets the warp meet, so that the code after the loop runs
+before the loop's next round.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from softgpu.ptx.model import Instruction, Register
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "mmio"})
 _MEETING = frozenset({"bar", "barrier", "shfl", "vote", "match", "redux", "activemask", "elect", "ldmatrix", "mma"})
 _OTHER_SPACES = frozenset({"global", "shared", "const", "param"})
-_OWN_MEMORY = "(local memory)"  # all of it as if it were one register
+_OWN_MEMORY = "(local memory)"  # all local memory, as if it were one register
 
 
 def is_watch(inst: Instruction) -> bool:
-    """Whether it reads what another thread may be about to write."""
+    """Return True if the instruction reads memory that another thread may write at this time."""
     base, *modifiers = inst.opcode.split(".")
     return base == "atom" or (base == "ld" and not _ORDERED.isdisjoint(modifiers))
 
 
 def is_meeting(inst: Instruction) -> bool:
-    """Whether the lanes of a warp must come together at it."""
+    """Return True if the lanes of a warp must meet at the instruction."""
     return inst.opcode.split(".", 1)[0] in _MEETING
 
 
 def stretch(blocks: list[Block]) -> None:
-    """Makes the loops that watch longer; for blocks in order. Each meeting begins a block.
+    """Extend the loops that watch memory. The blocks are in order, and each meeting begins a block.
 
-    Where several end together the first in the text is the first to go on, so that all of them get their rounds."""
+    If several loops end together, the first in the text goes on first, so that all of them get their rounds.
+    """
     loops = {loop for block in blocks for loop in block.loops}
     ends: dict[tuple[int, int], int] = {}
     for loop in sorted(loops):
@@ -50,7 +51,7 @@ def stretch(blocks: list[Block]) -> None:
 
 
 def _extend(blocks: list[Block], loop: tuple[int, int], ends: dict[tuple[int, int], int]) -> int:
-    """Where a loop ends that goes on to the next meeting. If that is beyond a loop around it, so does that one."""
+    """Return the end of a loop that is extended to the next meeting; extend the loop around it too if needed."""
     if loop in ends:
         return ends[loop]
     head, last = loop
@@ -68,7 +69,7 @@ def _extend(blocks: list[Block], loop: tuple[int, int], ends: dict[tuple[int, in
 
 
 def _watches(blocks: list[Block], head: int, last: int) -> bool:
-    """Whether a branch out of the loop, or to another round of it, depends on what the loop watches."""
+    """Return True if a branch out of the loop, or to its next round, depends on memory that the loop watches."""
     inside = blocks[head : last + 1]
     steps = [step for block in inside for step in block.steps]
     watched = [step for step in steps if is_watch(step.inst)]
@@ -83,7 +84,7 @@ def _watches(blocks: list[Block], head: int, last: int) -> bool:
 
 
 def _tries_again(step: Step, known: set[str]) -> bool:
-    """A compare-and-swap with what the last one gave: each time one lane of all gets through, so none need wait."""
+    """Return True for a compare-and-swap with the previous one's result: one lane succeeds each time, so none waits."""
     if ".cas" not in step.inst.opcode:
         return False
     compared = step.inst.operands[2]
@@ -91,7 +92,7 @@ def _tries_again(step: Step, known: set[str]) -> bool:
 
 
 def _following(steps: list[Step], sources: list[Step]) -> set[str]:
-    """The registers that depend on what these steps write, and _OWN_MEMORY if that does."""
+    """Return the registers that depend on the results of these steps, with _OWN_MEMORY if local memory does."""
     known = {name for step in sources for name in step.writes}
     grown = bool(known)
     while grown:
@@ -110,7 +111,9 @@ def _taken(step: Step) -> tuple[str, ...]:
 
 
 def _is_own(inst: Instruction, what: str) -> bool:
-    """Whether it may load from, or store to, the thread's local memory, where code that is not optimised has its
-    variables."""
+    """Return True if the instruction may load from, or store to, the thread's local memory.
+
+    Code that is not optimised has its variables there.
+    """
     base, *modifiers = inst.opcode.split(".")
     return base == what and _OTHER_SPACES.isdisjoint(m.split("::")[0] for m in modifiers)

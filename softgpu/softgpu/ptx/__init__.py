@@ -1,1 +1,1 @@
-"""PTX text to data: parsing, and calls expanded in place."""
+"""From PTX text to data: parsing, and the expansion of calls in place."""

@@ -1,4 +1,4 @@
-"""The .param variables of calls, which become registers where nothing takes their address."""
+"""The .param variables of calls, which become registers if no instruction takes their address."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PARAM_SPACE = re.compile(r"\.param(::\w+)?")
 
 @dataclass(slots=True)
 class CallVariables:
-    """Those of one kernel; `moves` are the places in its body that read or write one and nothing else."""
+    """The call variables of one kernel; `moves` are the places in its body that only read or write one of them."""
 
     kernel: Kernel
-    moves: list[tuple[int, str]] = field(default_factory=list)  # where the body has ld.param or st.param, and of which
-    addressed: set[str] = field(default_factory=set)  # those that more than these name
+    moves: list[tuple[int, str]] = field(default_factory=list)  # (place of an ld.param or st.param, its variable)
+    addressed: set[str] = field(default_factory=set)  # the variables that other instructions name
     sizes: dict[str, int] = field(default_factory=dict)  # in bytes
 
     def note(self, item: Instruction, variables: set[str]) -> None:
-        """That the instruction, which comes next in the body, may name one of these."""
+        """Note the call variable that the body's next instruction names, if it names one."""
         named = _named(item, variables)
         if named and item.opcode.startswith(("ld.", "st.")) and ".param" in item.opcode:
             self.moves.append((len(self.kernel.body), named))
@@ -32,7 +32,7 @@ class CallVariables:
             self.addressed.add(named)
 
     def read(self, item: Instruction, variable: Operand) -> Operand:
-        """A register with the value of a call variable."""
+        """Return a register with the value of a call variable; another operand stays as it is."""
         if not isinstance(variable, Symbol):
             return variable
         bits = 8 * self.sizes.get(variable.name, 0)
@@ -43,20 +43,23 @@ class CallVariables:
         return register
 
     def scratch(self, variable: str, bits: int) -> Register:
+        """Return a new register of this width for the value of a call variable."""
         register = Register(f"{variable}!{len(self.kernel.registers)}")
         self.kernel.registers[register.name] = f"b{bits}"
         return register
 
     def move(self, item: Instruction) -> None:
-        """Appends an ld.param or st.param of a call variable."""
+        """Append an ld.param or st.param of a call variable."""
         address = next(operand for operand in item.operands if isinstance(operand, Address))
         assert isinstance(address.base, Symbol)
         self.moves.append((len(self.kernel.body), address.base.name))
         self.kernel.body.append(item)
 
     def resolve(self) -> None:
-        """A call variable becomes one register for each of its parts; one whose bytes are seen in several ways, or
-        whose address is taken, becomes a local variable."""
+        """Replace each call variable by one register for each of its parts.
+
+        It becomes a local variable instead if its address is taken, or if accesses to its bytes overlap in part.
+        """
         parts: dict[str, set[tuple[int, int]]] = {name: set() for name in self.addressed}
         for place, name in self.moves:
             parts.setdefault(name, set()).update(_parts(self.kernel.body[place]))
@@ -79,7 +82,7 @@ class CallVariables:
         self.kernel.body = body + self.kernel.body[start:]
 
     def register_moves(self, item: Instruction, variable: str) -> list[Instruction]:
-        """ld.param or st.param as moves from or to the registers that stand for those bytes."""
+        """Return an ld.param or st.param as moves from or to the registers of those bytes."""
         values = next(o for o in item.operands if not isinstance(o, Address))
         scalar = SCALARS[item.opcode.rsplit(".", 1)[1]]
         out = []
@@ -101,7 +104,7 @@ class CallVariables:
 
 
 def _named(item: Instruction, variables: set[str]) -> str:
-    """The one of these variables that the instruction names; "" if none."""
+    """Return the variable of these that the instruction names; "" if it names none."""
     for operand in item.operands:
         symbol = operand.base if isinstance(operand, Address) else operand
         if isinstance(symbol, Symbol) and symbol.name in variables:
@@ -110,7 +113,7 @@ def _named(item: Instruction, variables: set[str]) -> str:
 
 
 def _parts(item: Instruction | Label) -> list[tuple[int, int]]:
-    """(offset, size) in bytes of what an ld.param or st.param moves."""
+    """Return (offset, size) in bytes of each part that an ld.param or st.param moves."""
     assert isinstance(item, Instruction)
     address = next((o for o in item.operands if isinstance(o, Address)), None)
     values = next((o for o in item.operands if not isinstance(o, Address)), None)
@@ -128,4 +131,5 @@ def _overlap(spans: set[tuple[int, int]]) -> bool:
 
 
 def one_line(item: Instruction) -> str:
+    """Return the text of an instruction in one line."""
     return " ".join(item.text.split())

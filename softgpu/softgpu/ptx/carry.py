@@ -13,7 +13,7 @@ _CARRY, _FIRST = Register("carry."), Register("carry.first")
 
 
 def expand(body: list[Instruction | Label], registers: dict[str, str]) -> list[Instruction | Label]:
-    """The body without them; the registers they need are added."""
+    """Return the body without such instructions, and add the registers of their replacements to `registers`."""
     out: list[Instruction | Label] = []
     for item in body:
         if isinstance(item, Label) or not (item.opcode.startswith(("add", "sub", "mad")) and "c" in item.opcode):
@@ -55,9 +55,9 @@ def _sum(
     form: tuple[str, bool, bool, str],
     operands: tuple[Operand, Operand, Operand],
 ) -> list[Instruction]:
-    """form: add or sub, whether a carry goes in, whether one comes out, bits.
+    """Return a sum or difference with carries. form: add or sub, if it takes a carry, if it gives a carry, bits.
 
-    The carry of sub says that nothing was borrowed, as on a GPU: CUDA's 128-bit division asks it by an addc.
+    The carry of sub is set if it borrowed nothing, as on a GPU: CUDA's 128-bit division reads it with an addc.
     """
     name, takes, gives, bits = form
     d, a, b = operands

@@ -12,14 +12,14 @@ from softgpu.ptx.types import SCALARS
 
 _VARIABLE = re.compile(r"\.(global|const|shared|local|param)\b((?:\s*\.\w+(?:\s+\d+(?=\s))?)*)\s+(.*)$", re.S)
 
-# Managed and unified memory is what host and device both reach: so is all memory here.
+# Managed and unified memory is memory that host and device both reach, which holds for all memory here.
 _ATTRIBUTE = re.compile(r"\.attribute\s*\((?:\s*\.(?:managed|unified)\b(?:\s*\([^)]*\))?\s*,?)*\s*\)")
 
 _DECLARATOR = re.compile(r"([\w$%]+)\s*((?:\[\s*\w*\s*\]\s*)*)(?:=\s*(.*))?$", re.S)
 
 
 def parameters(text: str, line: int) -> tuple[Parameter, ...]:
-    """A parameter list with the byte offset of each, laid out as CUDA lays out a parameter buffer."""
+    """Return the parameters of a list with their byte offsets, laid out as in CUDA's parameter buffer."""
     out: list[Parameter] = []
     offset = 0
     for item in text.split(","):
@@ -43,7 +43,7 @@ def parameters(text: str, line: int) -> tuple[Parameter, ...]:
 
 
 def variables(text: str, line: int, external: bool) -> list[Variable]:
-    """The variables of one declaration, with their initial bytes."""
+    """Return the variables of one declaration, with their initial bytes."""
     limits.check_initialiser(text, line)
     attribute = _ATTRIBUTE.search(text)
     managed = attribute is not None and ".managed" in attribute[0]
@@ -77,7 +77,7 @@ def variables(text: str, line: int, external: bool) -> list[Variable]:
 
 
 def _split_top(text: str) -> list[str]:
-    """Splits at commas outside braces."""
+    """Split the text at commas outside braces and parentheses."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
         depth += (character in "{(") - (character in "})")

@@ -34,11 +34,11 @@ from softgpu.ptx.types import SCALARS
 SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5, "cudaGraphSetConditional": 2}
 """Functions of CUDA that have no body, with the number of their arguments."""
 
-SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes, or more if it asks for more
+SHARED_ALIGN = 16  # the alignment of dynamic shared memory in bytes, unless it asks for more
 
 
 _RESERVED = Variable("$reserved", "shared", 1024, 16, 0)
-"""The part of shared memory that cooperative groups use; only kernels that ask where it is have it."""
+"""The part of shared memory that cooperative groups use; only kernels that read its place have it."""
 
 _RESERVED_PLACES = {
     f"%reserved_smem_offset_{name}": at for name, at in (("begin", 0), ("0", 0), ("1", 0), ("end", 1024))
@@ -46,14 +46,14 @@ _RESERVED_PLACES = {
 
 
 def flatten(module: Module, entry: Function, global_offsets: dict[str, int], refusals: list[Unsupported]) -> Kernel:
-    """The kernel of `entry`; what cannot be expanded is appended to `refusals`."""
+    """Return the kernel of `entry`, and append the calls and declarations that have no code to `refusals`."""
     kernel = Kernel(entry.name, entry.parameters, entry.max_threads, globals=global_offsets)
     kernel.constants = _constants(module, global_offsets)
     work = _Flattening(module, kernel, refusals)
     work.expand(entry, {}, (entry.name,), "")
     work.variables.resolve()
     work.place_stack()
-    kernel.local_bytes = align_up(kernel.local_bytes, work.local_align)  # so that every lane's area begins aligned
+    kernel.local_bytes = align_up(kernel.local_bytes, work.local_align)  # so that the area of every lane is aligned
     kernel.body = carry.expand(kernel.body, kernel.registers)
     work.place_shared()
     return kernel
@@ -72,11 +72,11 @@ class _Flattening:
         self.dynamic_align = SHARED_ALIGN
         self.variables = CallVariables(kernel)
         self.local_align = 16
-        self.frame_end = 0  # of the local variables of the functions that are under way
+        self.frame_end = 0  # of the local variables of the functions that are being expanded
         self.has_stack = False
 
     def expand(self, function: Function, formals: dict[str, str], stack: tuple[str, ...], suffix: str) -> None:
-        """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
+        """Append the body; `formals` maps the function's parameters to the caller's call variables."""
         limits.check_expansion(len(self.kernel.body) + len(function.body), len(stack), function.line)
         limits.check_registers(len(self.kernel.registers) + len(function.registers), function.line)
         self.refusals += function.refusals
@@ -141,7 +141,7 @@ class _Flattening:
             self.local_align = max(self.local_align, variable.align)
             offset = align_up(self.frame_end, variable.align)
             self.kernel.local[variable.name + suffix] = offset
-            # Each lane's area keeps 16-byte alignment: vector accesses go up to that.
+            # Each lane's area keeps 16-byte alignment, which the widest vector access needs.
             self.frame_end = align_up(offset + variable.size, 16)
             self.kernel.local_bytes = max(self.kernel.local_bytes, self.frame_end)
 
@@ -158,7 +158,7 @@ class _Flattening:
         self.kernel.shared_bytes = offset + variable.size
 
     def reference(self, operand: Operand) -> None:
-        """Shared variables of the module take room only in the kernels that name them."""
+        """Place a shared variable of the module that the operand names: it takes room only in such kernels."""
         symbol = operand.base if isinstance(operand, Address) else operand
         if isinstance(symbol, Symbol):
             variable = self.module.variables.get(symbol.name)
@@ -177,7 +177,7 @@ class _Flattening:
             self.kernel.shared[name] = self.kernel.shared_bytes
 
     def placed(self, operand: Operand) -> Operand:
-        """The name of a function as its address, and what tells where reserved memory lies as that place."""
+        """Return the address for the name of a function, and the place for a register of reserved memory's offset."""
         if isinstance(operand, Special) and operand.name in _RESERVED_PLACES:
             self.add_shared(_RESERVED)
             return Symbol(_RESERVED.name, _RESERVED_PLACES[operand.name])
@@ -227,8 +227,10 @@ class _Flattening:
         results: tuple[Operand, ...],
         stack: tuple[str, ...],
     ) -> None:
-        """A choice among the functions that the pointer may hold, and an error for any other value. Functions that
-        are being called already are left out: recursion would not end here."""
+        """Append a choice among the functions that the pointer may hold, and an error for any other value.
+
+        It leaves out functions that are being expanded: the expansion of recursion would not end.
+        """
         self.copies += 1
         done = f"$called~{self.copies}"
         if item.guard is not None:
@@ -252,7 +254,7 @@ class _Flattening:
     def system_call(
         self, item: Instruction, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...]
     ) -> None:
-        """An instruction of its own, which no PTX text can contain, on the registers of the call variables."""
+        """Append an instruction that no PTX text can contain, on the registers of the call variables."""
         if len(arguments) != SYSTEM_CALLS[name]:
             raise PtxError(item.line, f"{name} is called with {len(arguments)} arguments")
         operands = [self.variables.read(item, argument) for argument in arguments]
@@ -276,7 +278,7 @@ class _Flattening:
         results: tuple[Operand, ...],
         stack: tuple[str, ...],
     ) -> None:
-        """Expands the body of `callee` here."""
+        """Expand the body of `callee` here."""
         if len(results) != len(callee.results) or len(arguments) != len(callee.parameters):
             raise PtxError(
                 item.line, f"{callee.name} is called with {len(arguments)} arguments and {len(results)} results"
@@ -304,7 +306,7 @@ class _Flattening:
         if item.guard is not None:
             self.kernel.body.append(_jump(item, skip, item.guard, not item.negated))
         self.kernel.body += before
-        frame = self.frame_end  # functions that are not under way at the same time share their memory
+        frame = self.frame_end  # functions that do not call each other share their memory
         self.expand(callee, formals, (*stack, callee.name), inner)
         self.frame_end = frame
         self.kernel.body += after

@@ -1,4 +1,4 @@
-"""A kernel without calls: what `inline` makes of an entry, and what the compiler makes code of."""
+"""A kernel without calls: `inline` makes it from an entry, and the compiler makes code from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from softgpu.ptx.model import Instruction, Label, Parameter
 
 @dataclass(slots=True)
 class Kernel:
-    """An entry without calls. Offsets are in bytes from the start of the parameter buffer, the block's shared memory,
-    the lane's local memory and the module's globals."""
+    """An entry without calls.
+
+    Offsets are in bytes from the start of the parameter buffer, the block's shared memory, the lane's local memory and
+    the module's globals.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -22,8 +25,9 @@ class Kernel:
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
     globals: dict[str, int] = field(default_factory=dict)
-    constants: tuple[tuple[int, int], ...] = ()  # (start, end) of those of the globals that are .const
+    constants: tuple[tuple[int, int], ...] = ()  # (start, end) of the globals that are .const
 
     @property
     def param_bytes(self) -> int:
+        """Return the size of the parameter buffer in bytes."""
         return max((p.offset + p.size for p in self.parameters), default=0)

@@ -1,4 +1,4 @@
-"""What PTX text consists of, once read: modules, functions, variables, instructions, operands."""
+"""The data that PTX text becomes: modules, functions, variables, instructions, operands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class PtxError(Exception):
-    """PTX that cannot be read (`line` counts from 1; 0: no line to blame)."""
+    """PTX that cannot be read. `line` counts from 1; 0: the error has no line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(line, message)
@@ -22,6 +22,8 @@ class Unsupported(PtxError):
 
 @dataclass(frozen=True, slots=True)
 class Register:
+    """A register of a function."""
+
     name: str
 
 
@@ -50,20 +52,22 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """A memory operand [base + offset]; the offset is in bytes."""
+
     base: Register | Symbol | Immediate
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """{a, b, ...}; also the parenthesised lists of a call."""
+    """A list {a, b, ...}, or a parenthesised list of a call."""
 
     items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """a|b, the two destinations of setp and shfl."""
+    """An operand a|b: the two destinations of setp and shfl."""
 
     first: Register
     second: Register
@@ -71,7 +75,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """!%p as a source."""
+    """A source operand !%p."""
 
     register: Register
 
@@ -83,6 +87,8 @@ SINK = Register("_")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
+    """An instruction with its PTX line and text. It runs where the guard holds (negated: does not hold)."""
+
     line: int
     opcode: str
     operands: tuple[Operand, ...]
@@ -93,6 +99,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Label:
+    """A label, or a named table of labels."""
+
     line: int
     name: str
     targets: tuple[str, ...] = ()  # of a .branchtargets table
@@ -115,6 +123,8 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """A parameter of a function. offset, size: in bytes, in the parameter buffer."""
+
     name: str
     type: str
     offset: int
@@ -124,7 +134,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an indirect call may call: any function with these results and parameters, or one of `targets`."""
+    """The functions that an indirect call may call: all with these results and parameters, or those in `targets`."""
 
     results: tuple[Parameter, ...] = ()
     parameters: tuple[Parameter, ...] = ()
@@ -133,6 +143,8 @@ class Signature:
 
 @dataclass(slots=True)
 class Function:
+    """A function or an entry of a module. registers: their types by name."""
+
     name: str
     line: int
     is_entry: bool
@@ -149,15 +161,17 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class Module:
+    """The functions and variables of a PTX text, and the source files that it names."""
+
     functions: dict[str, Function] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)  # of the source, by number
     places: list[tuple[int, int, int]] = field(default_factory=list)
-    """From a PTX line on the number of the file and the line there; 0 and 0: it is not known."""
+    """(first PTX line, number of the source file, line in it); 0 and 0: the source is not known."""
 
     @property
     def sources(self) -> tuple[tuple[int, str, int], ...]:
-        """From a PTX line on the name of the file, without its folders, and the line there; "": it is not known."""
+        """Return (first PTX line, name of the source file without its folders, line in it); "": it is not known."""
         names = {number: name.replace("\\", "/").rsplit("/", 1)[-1] for number, name in self.files.items()}
         if not names:
             return ()
@@ -165,4 +179,5 @@ class Module:
 
     @property
     def entries(self) -> list[Function]:
+        """Return the functions that a program can launch."""
         return [f for f in self.functions.values() if f.is_entry]

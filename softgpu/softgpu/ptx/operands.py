@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(-?)\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 
 
 def number(text: str, line: int) -> Immediate:
-    """An integer or floating-point constant of PTX."""
+    """Return an integer or floating-point constant of PTX."""
     found = _NUMBER.match(text)
     if found:
         digits = found[2]
@@ -50,7 +50,7 @@ def number(text: str, line: int) -> Immediate:
 
 
 def instruction(text: str, line: int, scopes: list[dict[str, Operand]], cache: dict[str, Operand]) -> Instruction:
-    """One instruction; register names are looked up from the innermost scope out."""
+    """Return one instruction; register names are looked up from the innermost scope outwards."""
     found = _INSTRUCTION.match(text)
     if not found:
         raise PtxError(line, f"not an instruction: {' '.join(text.split())[:80]!r}")
@@ -77,7 +77,7 @@ def _operand(text: str, line: int, scopes: list[dict[str, Operand]]) -> Operand:
     if first in "{(":
         inner = text[1:-1].strip()
         return Vector(tuple(_operand(item.strip(), line, scopes) for item in inner.split(",")) if inner else ())
-    if first == "[" and "," in text:  # as textures have them
+    if first == "[" and "," in text:  # an operand of textures
         return Vector(tuple(_operand(item.strip(), line, scopes) for item in _OPERAND.findall(text[1:-1])))
     if first == "[":
         return _address(text, line, scopes)

@@ -35,7 +35,12 @@ _FUNCTION = re.compile(r"\.(entry|func)\s*(?:\(([^)]*)\)\s*)?([\w$]+)\s*(?:\(([^
 
 
 def parse(text: str) -> Module:
-    """The module in `text`. Raises PtxError for text that is no PTX, Unsupported for directives without code here."""
+    """Return the module in `text`.
+
+    Raises:
+        PtxError: the text is no PTX.
+        Unsupported: a directive has no code here.
+    """
     if "\0" in text:
         text = text[: text.index("\0")]
     limits.check_text(len(text))
@@ -57,7 +62,7 @@ def _keep_lines(match: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class _Labels:
-    """The labels of one scope, which is open; its instructions start at `start` of the function's body."""
+    """The labels of one open scope; its instructions start at `start` of the function's body."""
 
     number: int
     start: int
@@ -69,7 +74,7 @@ class _Labels:
         self.names.add(label.name)
 
     def close(self, function: Function) -> None:
-        """The same names come again in other scopes, as inline assembly has them."""
+        """Make the scope's labels unique: other scopes, such as those of inline assembly, have the same names."""
         if not self.number or not self.names:
             return
         for place in range(self.start, len(function.body)):
@@ -88,7 +93,7 @@ class _Labels:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text, self.position, self.line = text, 0, 1
-        self.counted = 0  # text before this position is in `line`
+        self.counted = 0  # `line` counts the text before this position
         self.statements = 0
         self.result = Module()
 
@@ -104,7 +109,7 @@ class _Parser:
         return self.position < len(self.text)
 
     def count(self, line: int) -> None:
-        """One more statement."""
+        """Count one more statement, and check the limit."""
         self.statements += 1
         limits.check_statements(self.statements, line)
 
@@ -116,7 +121,7 @@ class _Parser:
         return found[0]
 
     def directive(self, line: int) -> bool:
-        """Takes a directive that fills a line. What -lineinfo tells of the source is kept."""
+        """Take a directive that fills a line, and keep the source lines that -lineinfo adds."""
         text = self.take(_LINE_DIRECTIVE)
         if text is None:
             return False
@@ -186,7 +191,7 @@ class _Parser:
         if function.name in module.functions and module.functions[function.name].has_body:
             raise PtxError(line, f"the function {function.name} is there twice")
         function.has_body = True
-        if self.result.places:  # those of the function before it end here
+        if self.result.places:  # the source lines of the function before it end here
             self.result.places.append((line, 0, 0))
         self.body(function)
         module.functions[function.name] = function
@@ -252,7 +257,7 @@ class _Parser:
             function.body.append(instruction(text, line, scopes, cache))
 
     def signature(self, function: Function, name: str, line: int) -> bool:
-        """Takes what an indirect call may call, if that is what the label names."""
+        """Take the signature of an indirect call, if the label names one."""
         found = _SIGNATURE.match(self.text, self.position)
         if found is None:
             return False
@@ -271,7 +276,7 @@ class _Parser:
             for variable in variables(text, line, False):
                 name = variable.name
                 if len(scopes) > 1 and variable.space == "param":
-                    # The same names come again in the scope of the next call.
+                    # The scope of the next call has the same names.
                     name = f"{name}@{opened}"
                     scopes[-1][variable.name] = Symbol(name)
                 function.variables[name] = replace(variable, name=name)
@@ -282,7 +287,7 @@ class _Parser:
         kind = found[1]
         if kind not in SCALARS:
             function.refusals.append(Unsupported(line, f"no code for {' '.join(text.split())!r}"))
-            kind = "b64"  # of no meaning: who needs the register is refused
+            kind = "b64"  # any type: a kernel that needs the register is refused
         for item in found[2].split(","):
             counted = re.match(r"\s*([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$", item)
             if not counted:

@@ -1,4 +1,4 @@
-"""Functions by address: what a pointer to a function holds, and which functions a call through one may reach."""
+"""Functions by address: the value of a pointer to a function, and the functions that a call through it may reach."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from functools import lru_cache
 
 from softgpu.ptx.model import Address, Function, Instruction, Module, Operand, Parameter, Signature, Symbol, Vector
 
-# No address of memory looks like these, so that reading or writing through one is a fault.
+# Addresses of functions are outside of all memory, so that a read or write through one is a fault.
 FIRST_FUNCTION = 0x5F << 56
 STRIDE = 16
 
-_AT_ONCE = 8  # modules that threads read just now: older ones are not kept alive by what is remembered of them
+_AT_ONCE = 8  # modules that threads read at the same time: the caches do not keep older modules alive
 
 
 def address_of(module: Module, name: str) -> int | None:
-    """The address of a function; None if there is no function of that name."""
+    """Return the address of a function; None if there is no function of that name."""
     return _addresses(module).get(name)
 
 
 def within_reach(module: Module, signature: Signature) -> list[Function]:
-    """The functions with a body that a call with this signature may reach: those whose address the module takes."""
+    """Return the functions with a body that a call with this signature may reach.
+
+    Without a list of targets these are the functions whose address the module takes.
+    """
     if signature.targets is not None:
         found = [module.functions[name] for name in signature.targets if name in module.functions]
     else:
@@ -36,7 +39,7 @@ def _sizes(parameters: tuple[Parameter, ...]) -> list[tuple[int, bool]]:
 
 @lru_cache(maxsize=_AT_ONCE)
 def _addresses(module: Module) -> dict[str, int]:
-    places: dict[int, int] = {}  # by the function: an alias has the address of what it stands for
+    places: dict[int, int] = {}  # by the function: an alias has the address of its function
     return {
         name: places.setdefault(id(function), FIRST_FUNCTION + STRIDE * len(places))
         for name, function in module.functions.items()
@@ -45,7 +48,7 @@ def _addresses(module: Module) -> dict[str, int]:
 
 @lru_cache(maxsize=_AT_ONCE)
 def _taken(module: Module) -> tuple[str, ...]:
-    """The functions whose address the module takes, in the order of the text."""
+    """Return the functions whose address the module takes, in the order of the text."""
     names = {name for variable in module.variables.values() for _, name, _ in variable.pointers}
     for function in module.functions.values():
         names |= {name for variable in function.variables.values() for _, name, _ in variable.pointers}

@@ -1,4 +1,4 @@
-"""Gives the registers, variables and labels of a function names of their own, for each place where it is expanded."""
+"""Gives the registers, variables and labels of a function unique names at each place where it is expanded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from softgpu.ptx.model import (
 
 
 def renamer(suffix: str, names: dict[str, str]) -> Callable[[Operand], Operand]:
-    """Adds the suffix to registers, and puts other names for symbols where `names` has some."""
+    """Return a function that adds the suffix to registers, and replaces the symbols that are in `names`."""
 
     def rename(operand: Operand) -> Operand:
         match operand:
@@ -52,7 +52,7 @@ def _register(operand: Operand) -> Register:
 
 
 def renamed(item: Instruction, rename: Callable[[Operand], Operand], suffix: str) -> Instruction:
-    """The instruction with its operands renamed, and the labels that it goes to."""
+    """Return the instruction with its operands and its target labels renamed."""
     base = item.opcode.split(".", 1)[0]
     if base in ("bra", "brx"):
         operands = tuple(Symbol(o.name + suffix) if isinstance(o, Symbol) else rename(o) for o in item.operands)

@@ -8,37 +8,41 @@ from softgpu.ptx import limits
 from softgpu.ptx.model import Immediate, Instruction, Label, Operand, PtxError, Register, Symbol
 
 AREA = "$stack"
-"""The local variable that the stack is."""
+"""The local variable that holds the stack."""
 
 _END, _ALIGNED, _FULL = Register("$stack.end"), Register("$stack.aligned"), Register("$stack.full")
 
 
 def is_stack(item: Instruction | Label) -> bool:
+    """Return True for alloca, stacksave and stackrestore."""
     return isinstance(item, Instruction) and item.opcode.split(".", 1)[0] in ("alloca", "stacksave", "stackrestore")
 
 
 def start(line: int) -> Instruction:
-    """What a kernel that uses the stack begins with."""
+    """Return the first instruction of a kernel that uses the stack."""
     return Instruction(line, "mov.u64", (_END, Symbol(AREA)), "alloca")
 
 
 def save(line: int, suffix: str) -> Instruction:
-    """Keeps the end for `restore`: what a function takes from the stack is free again when it returns."""
+    """Return the instruction that keeps the end for `restore`: a function's stack memory is free after it returns."""
     return Instruction(line, "mov.u64", (Register(_END.name + suffix), _END), "alloca")
 
 
 def restore(line: int, suffix: str) -> Instruction:
+    """Return the instruction that sets the end to the value that `save` has kept."""
     return Instruction(line, "mov.u64", (_END, Register(_END.name + suffix)), "alloca")
 
 
 def registers(suffix: str = "") -> dict[str, str]:
-    """What the above need."""
+    """Return the registers that these instructions need, with their types."""
     if suffix:
         return {_END.name + suffix: "b64"}
     return {_END.name: "b64", _ALIGNED.name: "b64", _FULL.name: "pred"}
 
 
 def expanded(item: Instruction) -> list[Instruction]:
+    """Return ordinary instructions for an alloca, stacksave or stackrestore."""
+
     def make(opcode: str, *operands: Operand) -> Instruction:
         return replace(item, opcode=opcode, operands=operands)
 

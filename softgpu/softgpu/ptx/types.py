@@ -1,4 +1,4 @@
-"""The scalar types of PTX and how the compiler holds them."""
+"""The scalar types of PTX, and the LLVM types that hold them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """kind: b(its), s(igned), u(nsigned), f(loat), p(redicate), h (bfloat16 and pairs, which LLVM sees as bits),
-    v (pairs of 16-bit integers)."""
+    """A scalar type.
+
+    kind: b(its), s(igned), u(nsigned), f(loat), p(redicate), h (bfloat16 and pairs of 16-bit floats, which LLVM holds
+    as bits), v (pairs of 16-bit integers).
+    """
 
     name: str
     bits: int
@@ -17,11 +20,12 @@ class Scalar:
 
     @property
     def storage(self) -> str:
-        """The element type of a register declared so."""
+        """Return the element type of a register with this type."""
         return self.llvm if self.bits != 16 else "i16"
 
     @property
     def signed(self) -> bool:
+        """Return True for signed integers."""
         return self.kind == "s"
 
 
