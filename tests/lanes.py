@@ -19,7 +19,11 @@ import pytest
 OUTSIDE = {"quick": {"full", "processes", "ray", "slow"}, "test": {"full"}, "all": set[str]()}
 """lane -> markers of the tests that the lane leaves to the next one."""
 NOT_INSTALLED = {"cupy", "cutlass_blas", "numba", "onnx", "ray", "torch", "triton", "tvm", "tvm_backend"}
-"""What a file of the quick lane may not import at its top; a folder whose conftest.py does is left out whole."""
+"""What a file of the quick lane may not import at its top, nor a file of ours that it imports there; a folder whose
+conftest.py does is left out whole."""
+ROOT = Path(__file__).parent.parent
+SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
+"""Folders that our packages stand in."""
 STARTS = {"os.posix_spawn", "subprocess.Popen"}
 """Audit events of a program that starts. A fork of the test's own process is cheap, and allowed."""
 
@@ -40,6 +44,42 @@ def _full(case: Any) -> Any:
 
 
 @cache
+def _imports(path: Path) -> frozenset[str]:
+    """Return the dotted names that a file imports at its top; imports in functions, or for types, are left out."""
+    found = set[str]()
+    for statement in ast.parse(path.read_text()).body:
+        match statement:
+            case ast.Import(names=names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                found |= {module, *(f"{module}.{name.name}" for name in names)}
+    return frozenset(found)
+
+
+@cache
+def _file(name: str) -> Path | None:
+    """Return the file of a module of ours, or None."""
+    paths = (folder / name.replace(".", "/") for folder in SOURCES)
+    files = (file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _packages(path: Path) -> set[str]:
+    """Return the packages that a file imports at its top, and those that our files import that it imports so."""
+    found, seen, left = set[str](), {path}, [path]
+    while left:
+        for name in _imports(left.pop()):
+            parts = name.split(".")
+            found.add(parts[0])
+            for length in range(1, len(parts) + 1):
+                file = _file(".".join(parts[:length]))
+                if file is not None and file not in seen:
+                    seen.add(file)
+                    left.append(file)
+    return found
+
+
+@cache
 def file_marks(path: Path) -> frozenset[str]:
     """Return the markers that a test file gives to all its tests; `compilers` if it imports what is not installed.
 
@@ -48,17 +88,10 @@ def file_marks(path: Path) -> frozenset[str]:
     marks = set[str]()
     for statement in ast.parse(path.read_text()).body:
         match statement:
-            case ast.Import(names=names):
-                imported = {name.name.split(".")[0] for name in names}
-            case ast.ImportFrom(module=module):
-                imported = {(module or "").split(".")[0]}
             case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
-                imported = set()
                 marks |= {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
-            case _:
-                continue
-        if imported & NOT_INSTALLED:
-            marks.add("compilers")
+    if _packages(path) & NOT_INSTALLED:
+        marks.add("compilers")
     return frozenset(marks)
 
 
