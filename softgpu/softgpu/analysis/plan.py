@@ -68,7 +68,7 @@ def symbol_shape(symbol: Symbol, kernel: Kernel) -> Shape:
 
 
 def plan(flow: Flow, kernel: Kernel, block: tuple[int, int, int]) -> Plan:
-    """Return the plan. It first assumes uniform registers and no divergence, and drops what is wrong until all fits.
+    """Return the plan: begin with uniform registers and no divergence, and weaken this until it is consistent.
 
     A register must be Varying if some lanes write it while waiting lanes still need its old value.
     """

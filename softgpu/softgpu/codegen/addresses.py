@@ -1,7 +1,7 @@
-"""Where loads and stores go.
+"""The addresses of loads and stores.
 
-An access whose addresses are known to be equal or consecutive in a group of lanes becomes a scalar or vector access in
-place; every other one calls the runner, which goes through the lanes one by one.
+An access whose addresses are equal or consecutive in a group of lanes becomes a scalar or vector access in place; every
+other access calls the runner, which goes through the lanes one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 
 @dataclass(slots=True)
 class Place:
-    """Host addresses as i64 by shape, as in Value; `inside` for parameters, which nothing writes."""
+    """Host addresses as i64 by shape, as in Value; `inside`: an address of parameters, which no instruction writes."""
 
     value: Value
     inside: bool = False
@@ -30,22 +30,23 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one load or store does to each address: `count` elements of `element`, one behind the other."""
+    """One load or store: at each address, `count` elements of type `element`, one behind the other."""
 
     element: str
     count: int
     mask: str  # of the lanes that take part, as bits
-    lanes: str  # the same as <32 x i1>; "" if all do
+    lanes: str  # the same as <32 x i1>; "" if all lanes take part
     surely_some: bool  # at least one lane takes part
-    ordered: bool  # volatile and the like: never moved or merged
+    ordered: bool  # volatile or similar: never moved or merged
 
     @property
     def size(self) -> int:
+        """Return the size of an element in bytes."""
         return SIZES[self.element] // 8
 
 
 def place(e: Emitter, op: Operation, operand: Operand, space: str = "") -> Place:
-    """The addresses that an operand [base + offset] names in the opcode's space, or in another."""
+    """Return the addresses of an operand [base + offset] in `space`, or in the opcode's space."""
     assert isinstance(operand, Address)
     words = (space,) if space else op.modifiers
     base, offset = operand.base, operand.offset
@@ -80,7 +81,7 @@ def _shift(e: Emitter, value: Value, offset: int) -> Value:
 
 
 def in_local(e: Emitter, value: Value) -> Value:
-    """Local addresses are host addresses, of which some compilers keep 32 bits: all that local memory needs."""
+    """Return local addresses as 64 bits. They are host addresses, of which some compilers keep the low 32 bits."""
     if value.type != "i32":
         return value
     low = e.once("low local", lambda: e.new("trunc i64 %local to i32"))
@@ -98,7 +99,7 @@ def _from_low(e: Emitter, w: Width, address: str, start: str, low: str) -> str:
 
 
 def _in_shared(e: Emitter, value: Value, offset: int) -> Value:
-    """Offsets count as signed: a lane below the start, which cannot be running, keeps its place among the others."""
+    """Return addresses in shared memory. Offsets are signed: a lane below the start cannot run, but keeps its place."""
     if isinstance(value.shape, Affine):
         parts = []
         for part in value.parts:
@@ -114,7 +115,7 @@ def _in_shared(e: Emitter, value: Value, offset: int) -> Value:
 
 
 def address_vector(e: Emitter, value: Value) -> str:
-    """The addresses of all lanes as <32 x i64>."""
+    """Return the addresses of all lanes as <32 x i64>."""
     if value.type == "ptr":
         assert isinstance(value.shape, Affine)
         value = Value(value.shape, "i64", [e.new(f"ptrtoint ptr {part} to i64") for part in value.parts])
@@ -122,6 +123,7 @@ def address_vector(e: Emitter, value: Value) -> str:
 
 
 def access_of(e: Emitter, step: Step, scalar: Scalar, count: int) -> Access:
+    """Return the access of a step that loads or stores `count` elements of a type."""
     mask, lanes = e.active(step)
     element = "i16" if scalar.llvm == "half" else scalar.llvm
     ordered = bool(_ORDERED & set(step.op.modifiers))
@@ -129,7 +131,7 @@ def access_of(e: Emitter, step: Step, scalar: Scalar, count: int) -> Access:
 
 
 def safe_pointer(e: Emitter, pointer: str, shape: Affine, group: int, access: Access) -> str:
-    """Where no lane of the group takes part, the address may be bad: scratch memory stands in for it."""
+    """Return the pointer, or one to scratch memory if no lane of the group takes part: its address may be bad."""
     if not access.lanes or (shape.segment == WARP and access.surely_some):
         return pointer
     bits = access.mask
@@ -140,17 +142,19 @@ def safe_pointer(e: Emitter, pointer: str, shape: Affine, group: int, access: Ac
 
 
 def can_mask(e: Emitter, access: Access) -> bool:
+    """Return True if the processor can do the access as a vector under its mask."""
     if access.ordered:
         return False
     return not access.lanes or 0 < e.target.masked_bits <= 8 * access.size
 
 
 def is_row(e: Emitter, shape: Affine, access: Access) -> bool:
-    """Whether neighbouring lanes have neighbouring elements."""
+    """Return True if neighbouring lanes have neighbouring elements."""
     return access.count == 1 and shape.offsets == ramp(shape.segment, access.size) and can_mask(e, access)
 
 
 def group_mask(e: Emitter, access: Access, segment: int, group: int) -> str:
+    """Return the lanes of a group that take part, as <segment x i1>."""
     if segment == WARP:
         return access.lanes
 
@@ -162,7 +166,7 @@ def group_mask(e: Emitter, access: Access, segment: int, group: int) -> str:
 
 
 def pointers_of(e: Emitter, value: Value, segment: int) -> list[str]:
-    """Where the groups of this size begin."""
+    """Return pointers to the beginnings of the groups of this size."""
     assert isinstance(value.shape, Affine)
     have, out = value.shape.segment, []
     for start in range(0, WARP, segment):
@@ -174,10 +178,11 @@ def pointers_of(e: Emitter, value: Value, segment: int) -> list[str]:
 
 
 def if_all(e: Emitter, access: Access, kinds: list[str], body: Callable[[Access], list[str]]) -> list[str]:
-    """Runs `body` without a mask if all 32 lanes take part in a guarded access, else with the mask.
+    """Write `body` without a mask for all 32 lanes of a guarded access, and with the mask for fewer.
 
-    The body of a block knows already whether all lanes run it, so that only a guard is left to ask. A body must not
-    keep what it computes: it is written twice."""
+    The code of a block already knows if all lanes run it, so only a guard needs this test. A body must not keep its
+    results: it is written twice.
+    """
     if not access.lanes or access.surely_some or e.memcheck or e.target.has_mask_registers:
         return body(access)
     every, some, done = e.fresh("every"), e.fresh("some"), e.fresh("done")
@@ -206,8 +211,10 @@ def if_no_wrap(
     straight: Callable[[Value], list[str]],
     otherwise: Callable[[], list[str]],
 ) -> list[str]:
-    """Runs `straight` with the addresses as an Affine if no lane's 32-bit part wraps, else `otherwise` with all of them
-    in %addresses."""
+    """Write `straight`, with the addresses as an Affine, for the case that no lane's 32-bit part wraps.
+
+    For the other case, write `otherwise`, with all addresses in %addresses.
+    """
     shape = value.shape
     assert isinstance(shape, Wide)
     wraps = e.once(("wraps", *value.parts[: shape.groups], shape), lambda: _wraps(e, value, shape))
@@ -252,7 +259,7 @@ def _wraps(e: Emitter, value: Value, shape: Wide) -> str:
 
 
 def _widen(e: Emitter, value: Value, shape: Wide) -> None:
-    """Writes the 32 addresses to memory."""
+    """Write the 32 addresses to %addresses."""
     offsets = e.table(shape.offsets)
     for group in range(shape.groups):
         arguments = [

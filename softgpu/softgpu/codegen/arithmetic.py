@@ -12,6 +12,8 @@ from softgpu.codegen.values import Width
 
 
 def binary(integer: str, real: str = "") -> Body:
+    """Return the body that is one LLVM instruction: `integer` for integers and bits, `real` for floating point."""
+
     def body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
         if op.type.kind in "fh":
             return reals.arithmetic(e, op, w, real, a, b)
@@ -21,13 +23,14 @@ def binary(integer: str, real: str = "") -> Body:
 
 
 def call_by_sign(e: Emitter, op: Operation, w: Width, name: str, *args: str) -> str:
-    """llvm.smax or llvm.umax, and the like."""
+    """Call llvm.s<name> or llvm.u<name>, by the sign of the opcode's type."""
     kind = w.of(op.llvm)
     sign = "s" if op.type.signed else "u"
     return e.intrinsic(f"llvm.{sign}{name}.{w.name(op.llvm)}", kind, [(kind, arg) for arg in args])
 
 
 def add_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return a + b."""
     if op.type.kind in "fh":
         return reals.arithmetic(e, op, w, "fadd", a, b)
     if op.type.kind == "v":
@@ -38,6 +41,7 @@ def add_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def sub_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return a - b."""
     if op.type.kind in "fh":
         return reals.arithmetic(e, op, w, "fsub", a, b)
     if "sat" in op.modifiers:
@@ -46,6 +50,7 @@ def sub_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def mul_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return a * b: the low half, the high half (.hi) or the whole product (.wide) of integers."""
     if op.type.kind in "fh":
         return reals.arithmetic(e, op, w, "fmul", a, b)
     if "wide" in op.modifiers:
@@ -69,15 +74,18 @@ def _wide_product(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def product_kinds(op: Operation, count: int) -> list[str]:
+    """Return the element types of the operands of mul and mad."""
     wide_type = f"i{2 * op.type.bits}" if "wide" in op.modifiers else op.llvm
     return [op.llvm, op.llvm, wide_type][:count]
 
 
 def product_type(op: Operation) -> str:
+    """Return the element type of the result of mul and mad."""
     return f"i{2 * op.type.bits}" if "wide" in op.modifiers else op.llvm
 
 
 def mad_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    """Return a * b + c; floating point rounds once."""
     if op.type.kind in "fh":
         return reals.fma(e, op, w, a, b, c)
     product = mul_body(e, op, w, a, b)
@@ -87,7 +95,7 @@ def mad_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str
 
 
 def bits24_body(e: Emitter, op: Operation, w: Width, *args: str) -> str:
-    """mul24 and mad24: the low 24 bits of the factors."""
+    """Return mul24 or mad24: the product of the factors' low 24 bits, plus c."""
     kind, extend = w.of("i32"), "ashr" if op.type.signed else "lshr"
     shift = w.const("i32", 8)
     x, y = (e.new(f"{extend} {kind} {e.new(f'shl {kind} {value}, {shift}')}, {shift}") for value in args[:2])
@@ -104,12 +112,14 @@ def bits24_body(e: Emitter, op: Operation, w: Width, *args: str) -> str:
 
 
 def divide_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return a / b."""
     if op.type.kind in "fh":
         return reals.divide(e, op, w, a, b)
     return _quotient(e, op, w, a, b)
 
 
 def remainder_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return the remainder of a / b for integers."""
     if op.type.bits == 64:
         return e.outline(f"sg_rt_rem_{op.type.name}", "i64", [("i64", a), ("i64", b)], w)
     kind = w.of(op.llvm)
@@ -118,7 +128,10 @@ def remainder_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def _quotient(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
-    """By zero: all bits set, as GPUs give. 32 bits and less divide as double, which is exact for them and a vector."""
+    """Return a / b for integers; by zero: all bits set, as on GPUs.
+
+    Integers of 32 bits and less divide as doubles: that is exact for them, and processors have it for vectors.
+    """
     kind = w.of(op.llvm)
     if op.type.bits == 64:
         return e.outline(f"sg_rt_div_{op.type.name}", "i64", [("i64", a), ("i64", b)], w)
@@ -135,6 +148,8 @@ def _quotient(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def extreme(name: str) -> Body:
+    """Return the body of min or max, of two or more operands."""
+
     def body(e: Emitter, op: Operation, w: Width, a: str, b: str, *more: str) -> str:
         if op.type.kind in "fh":
             return reals.extreme(e, op, w, name, a, b, *more)
@@ -151,7 +166,7 @@ def extreme(name: str) -> Body:
 
 
 def _on_pairs(e: Emitter, w: Width, body: Callable[..., str], args: tuple[str, ...]) -> str:
-    """body(type, ...) on vectors of 16-bit integers, two for each lane."""
+    """Return body(type, ...) on vectors of 16-bit integers, two for each lane."""
     pair, whole = f"<{2 * w.lanes} x i16>", w.of("i32")
     value = body(pair, *(e.new(f"bitcast {whole} {arg} to {pair}") for arg in args))
     return e.new(f"bitcast {pair} {value} to {whole}")
@@ -168,6 +183,7 @@ def _extreme_of_pairs(e: Emitter, op: Operation, w: Width, name: str, pair: str,
 
 
 def abs_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return the absolute value."""
     if op.type.kind in "fh":
         return reals.clear_sign(e, op, w, a)
     kind = w.of(op.llvm)
@@ -175,16 +191,19 @@ def abs_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
 
 
 def neg_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return -a."""
     if op.type.kind in "fh":
         return reals.flip_sign(e, op, w, a)
     return e.new(f"sub {w.of(op.llvm)} {w.const(op.llvm, 0)}, {a}")
 
 
 def sad_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    """Return c + |a - b| for integers."""
     kind = w.of(op.llvm)
     high, low = call_by_sign(e, op, w, "max", a, b), call_by_sign(e, op, w, "min", a, b)
     return e.new(f"add {kind} {c}, {e.new(f'sub {kind} {high}, {low}')}")
 
 
 def mov_body(_e: Emitter, _op: Operation, _w: Width, a: str) -> str:
+    """Return a."""
     return a

@@ -15,6 +15,7 @@ from softgpu.ptx.types import Scalar
 
 
 def varying_shape(_op: Operation, _sources: list[Shape]) -> Shape:
+    """Return the shape of a result that may differ in every lane."""
     return VARYING
 
 
@@ -22,7 +23,7 @@ ATOMIC_OPERATIONS = frozenset({"add", "min", "max", "and", "or", "xor", "exch", 
 
 
 def atomic(e: Emitter, step: Step) -> None:
-    """atom.op.type d, [a], b[, c] and red.op.type [a], b. Lanes go one after the other, in lane order."""
+    """Emit atom.op.type d, [a], b[, c] and red.op.type [a], b. Lanes go one after the other, in lane order."""
     op = step.op
     has_result = op.family.has_result
     operands = step.inst.operands[1:] if has_result else step.inst.operands
@@ -47,8 +48,11 @@ def atomic(e: Emitter, step: Step) -> None:
 
 
 def _by_denormals(e: Emitter, op: Operation, mask: str, addresses: str) -> list[tuple[str, str]]:
-    """(ending of the routine, lanes): a sum of floats in global memory flushes denormals, one in shared memory does
-    not. Lanes whose generic addresses are in different spaces do not meet, so that their order does not matter."""
+    """Return (ending of the routine, lanes) of an atomic addition of floats.
+
+    It flushes denormals in global memory, and not in shared memory. Lanes whose generic addresses are in different
+    spaces never have the same address, so their order does not matter.
+    """
     if any(word.startswith("shared") for word in op.modifiers):
         return [("", mask)]
     if "global" in op.modifiers:
@@ -59,7 +63,7 @@ def _by_denormals(e: Emitter, op: Operation, mask: str, addresses: str) -> list[
 
 
 def _atomic_type(name: str, scalar: Scalar) -> str:
-    """The runner has routines for the types that make a difference."""
+    """Return the type in the name of the runner's routine; types that give the same result share a routine."""
     if scalar.kind in "fh" and name in ("add", "min", "max"):
         return scalar.name
     if name in ("min", "max"):

@@ -11,20 +11,23 @@ from softgpu.codegen.values import Width
 
 
 def not_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return the bits of a inverted."""
     return e.new(f"xor {w.of(op.llvm)} {a}, {w.const(op.llvm, -1)}")
 
 
 def cnot_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return 1 if a is 0, else 0."""
     zero = e.new(f"icmp eq {w.of(op.llvm)} {a}, {w.const(op.llvm, 0)}")
     return e.new(f"zext {w.of('i1')} {zero} to {w.of(op.llvm)}")
 
 
 def shift_kinds(op: Operation, _count: int) -> list[str]:
+    """Return the element types of a shift's operands: the count has 32 bits."""
     return [op.llvm, "i32"]
 
 
 def shift(name: str) -> Body:
-    """Shifts by the width or more give 0, or copies of the sign."""
+    """Return the body of shl or shr. Shifts by the width or more give 0, or copies of the sign."""
 
     def body(e: Emitter, op: Operation, w: Width, a: str, by: str) -> str:
         kind, bits = w.of(op.llvm), op.type.bits
@@ -51,7 +54,7 @@ def shift(name: str) -> Body:
 
 
 def funnel_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
-    """shf: 32 bits out of b:a."""
+    """Return shf: 32 bits of b:a."""
     kind = w.of("i32")
     by = e.new(f"and {kind} {c}, {w.const('i32', 31)}")
     name = "fshl" if "l" in op.modifiers else "fshr"
@@ -63,7 +66,7 @@ def funnel_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> 
 
 
 def count_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
-    """popc, clz, brev; the first two give 32 bits."""
+    """Return popc, clz or brev; popc and clz give 32 bits."""
     kind = w.of(op.llvm)
     name = {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[op.base]
     extra = [("i1", "false")] if name == "ctlz" else []
@@ -74,11 +77,12 @@ def count_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
 
 
 def count_type(op: Operation) -> str:
+    """Return the element type of the result of popc, clz and brev."""
     return op.llvm if op.base == "brev" else "i32"
 
 
 def bfind_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
-    """The place of the highest set bit (signed: of the highest bit unlike the sign); -1 if there is none."""
+    """Return the place of the highest set bit (signed: of the highest bit unlike the sign); -1 if there is none."""
     kind, bits = w.of(op.llvm), op.type.bits
     if op.type.signed:
         sign = e.new(f"ashr {kind} {a}, {w.const(op.llvm, bits - 1)}")
@@ -92,11 +96,12 @@ def bfind_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
 
 
 def bit_field_kinds(op: Operation, count: int) -> list[str]:
+    """Return the element types of the operands of bfe and bfi: start and length have 32 bits."""
     return [op.llvm] * (count - 2) + ["i32", "i32"]
 
 
 def outline_by_type(stem: str, arguments: Callable[[Operation, int], list[str]] = same_types) -> Body:
-    """Seldom used instructions run out of line: sg_rt_<stem>_<type>."""
+    """Return the body of a rare instruction, which calls sg_rt_<stem>_<type>."""
 
     def body(e: Emitter, op: Operation, w: Width, *args: str) -> str:
         kinds = arguments(op, len(args))
@@ -106,32 +111,35 @@ def outline_by_type(stem: str, arguments: Callable[[Operation, int], list[str]] 
 
 
 def mask_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
-    """bmsk: `length` bits from a start on."""
+    """Return bmsk: b set bits from place a on."""
     return e.outline(f"sg_rt_bmsk_{op.modifiers[0]}", "i32", [("i32", a), ("i32", b)], w)
 
 
 def extend_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
-    """szext: the low bits of a, with the sign of the highest of them or zeros before."""
+    """Return szext: the low b bits of a, extended with their sign or with zeros."""
     return e.outline(f"sg_rt_szext_{op.modifiers[0]}_{op.type.name}", "i32", [("i32", a), ("i32", b)], w)
 
 
 def bfe_body(e: Emitter, op: Operation, w: Width, a: str, start: str, length: str) -> str:
+    """Return bfe: the `length` bits of a from `start` on, extended with their sign or with zeros."""
     name = f"{'s' if op.type.signed else 'u'}{op.type.bits}"
     return e.outline(f"sg_rt_bfe_{name}", op.llvm, [(op.llvm, a), ("i32", start), ("i32", length)], w)
 
 
 def bfi_body(e: Emitter, op: Operation, w: Width, a: str, b: str, start: str, length: str) -> str:
+    """Return bfi: b with its `length` bits from `start` on replaced by the low bits of a."""
     args = [(op.llvm, a), (op.llvm, b), ("i32", start), ("i32", length)]
     return e.outline(f"sg_rt_bfi_b{op.type.bits}", op.llvm, args, w)
 
 
 def prmt_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    """Return prmt: four bytes of a and b, which c chooses."""
     mode = next((m for m in op.modifiers), "default")
     return e.outline(f"sg_rt_prmt_{mode}", "i32", [("i32", a), ("i32", b), ("i32", c)], w)
 
 
 def lop3_body(e: Emitter, _op: Operation, w: Width, a: str, b: str, c: str, table: str) -> str:
-    """Any function of three bits, as the or of its true rows."""
+    """Return lop3: any function of three bits, as the or of the true rows of its table."""
     kind = w.of("i32")
     rows = int(table.rsplit(" ", 1)[-1].rstrip(")"))
     inverted = [e.new(f"xor {kind} {x}, {w.const('i32', -1)}") for x in (a, b, c)]

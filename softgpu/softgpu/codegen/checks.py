@@ -29,7 +29,11 @@ from softgpu.ptx.types import SCALARS
 
 
 def check(kernel: Kernel) -> list[Unsupported]:
-    """What in the kernel has no code. Raises PtxError for what is wrong in itself."""
+    """Return a refusal for each instruction of the kernel without code.
+
+    Raises:
+        PtxError: an instruction is wrong on every GPU.
+    """
     refusals = []
     labels = {item.name for item in kernel.body if isinstance(item, Label)}
     tables = {item.name for item in kernel.body if isinstance(item, Label) and item.targets}
@@ -104,7 +108,7 @@ _ADDRESSES |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,), "ld
 
 
 def _check_forms(inst: Instruction, op: Operation) -> None:
-    """Addresses, lists and pairs where the instruction has them, and nowhere else."""
+    """Check that addresses, lists and pairs stand exactly where the instruction takes them."""
     lists, addresses = _LISTS.get(op.base, ()), _ADDRESSES.get(op.base, ())
     pairs = (0,) if op.base in ("setp", "shfl", "match", "elect") else ()
     for place, operand in enumerate(inst.operands):
@@ -137,7 +141,7 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
 
 
 def _inner(operand: Operand) -> tuple[Operand, ...]:
-    """What is read of a source operand."""
+    """Return the parts of a source operand that the instruction reads."""
     match operand:
         case Address(base, _):
             return (base,)
@@ -149,7 +153,7 @@ def _inner(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _lanes_of(op: Operation, count: int) -> int:
-    """How many items a list has to have."""
+    """Return the number of items that a list must have."""
     if op.base == "mov":
         return count if count in (2, 4) and op.type.bits // count >= 8 else 0
     return next((n for n in (2, 4) if {f"v{n}", f"x{n}"} & set(op.modifiers)), 1)
@@ -160,7 +164,7 @@ def _nested(items: tuple[Operand, ...]) -> bool:
 
 
 def _check_widths(kernel: Kernel, inst: Instruction, op: Operation) -> None:
-    """Registers have the width of what they hold; loads, stores and conversions may use wider ones."""
+    """Check that registers have the width of their values; loads, stores and conversions may use wider registers."""
     sources = inst.operands[1:] if op.family.has_result else inst.operands
     if op.family.kinds is not None and op.family.result is not None:
         kinds = op.family.kinds(op, len(sources))
@@ -226,7 +230,7 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _wide_enough(kernel: Kernel, inst: Instruction, op: Operation) -> list[tuple[Operand, int]]:
-    """Of loads, stores and conversions: numbers may lie in wider registers, but predicates hold none."""
+    """Return the widths for loads, stores and conversions: wider registers are right, but predicates hold no number."""
     placed: list[tuple[Operand, int]] = []
     for place, operand in enumerate(inst.operands):
         bits = op.types[0 if place == 0 else -1].bits

@@ -18,6 +18,7 @@ _WHOLE = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil", "rn
 
 
 def cvt_shape(op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of cvt's result."""
     if len(op.types) < 2 or op.types[0].kind not in "bsu" or op.types[1].kind not in "bsu" or "sat" in op.modifiers:
         return flat(sources)
     to, source = op.types[0].bits, op.types[1]
@@ -29,7 +30,7 @@ def cvt_shape(op: Operation, sources: list[Shape]) -> Shape:
 
 
 def cvt(e: Emitter, step: Step) -> None:
-    """cvt[.rounding][.sat].to.from d, a[, b]."""
+    """Emit cvt[.rounding][.sat].to.from d, a[, b]."""
     op = step.op
     to, source = op.types[0], op.types[-1]
     operands = step.inst.operands[1:]
@@ -48,7 +49,7 @@ def cvt(e: Emitter, step: Step) -> None:
 
 
 def _cut(e: Emitter, value: Value, form: Affine) -> Value:
-    """The low 32 bits of a Wide."""
+    """Return the low 32 bits of a Wide."""
     assert isinstance(value.shape, Wide)
     groups, scale = value.shape.groups, value.shape.scale
     parts = []
@@ -64,7 +65,7 @@ def _result_type(to: Scalar) -> str:
 
 
 def _convert(e: Emitter, op: Operation, w: Width, *args: str) -> str:
-    """.ftz is about numbers of 32 bits, given or made."""
+    """Return the converted value; .ftz applies to 32-bit floats, as source and as result."""
     to, source = op.types[0], op.types[-1]
     if source.name == "f32":
         args = tuple(flush(e, op, w, source, a) for a in args)
@@ -110,8 +111,10 @@ def _from_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scala
 
 
 def _exact_double(e: Emitter, w: Width, source: Scalar, a: str) -> str:
-    """An integer as a double that rounds to 16 bits as the integer itself does: of one beyond 53 bits, the low bits
-    become one that says whether any of them is set."""
+    """Return an integer as a double that rounds to 16 bits in the same way as the integer.
+
+    If the integer has more than 53 bits, its low bits become one bit, which is set if any of them is set.
+    """
     kind, sign = w.of(source.llvm), "s" if source.signed else "u"
     if source.bits == 64:
         low = e.new(f"and {kind} {a}, {w.const('i64', 0xFFF)}")
@@ -126,14 +129,14 @@ def _exact_double(e: Emitter, w: Width, source: Scalar, a: str) -> str:
 
 
 def _shrunk(e: Emitter, w: Width, to: Scalar, mode: str, a: str) -> str:
-    """A double in 16 bits, rounded once."""
+    """Return a double in 16 bits, rounded once."""
     name = "bfloat" if to.name == "bf16" else "half"
     bits = e.outline(f"sg_rt_double_to_{name}_{mode or 'rn'}", "i16", [("double", a)], w)
     return bits if to.llvm == "i16" else e.new(f"bitcast {w.of('i16')} {bits} to {w.of(to.llvm)}")
 
 
 def _clamp(e: Emitter, w: Width, to: Scalar, source: Scalar, a: str) -> str:
-    """Brings an integer into the range of a type; the result keeps the source's width."""
+    """Clamp an integer to the range of a type; the result keeps the source's width."""
     low = -(1 << (to.bits - 1)) if to.signed else 0
     high = (1 << (to.bits - 1)) - 1 if to.signed else (1 << to.bits) - 1
     least = -(1 << (source.bits - 1)) if source.signed else 0
@@ -147,7 +150,7 @@ def _clamp(e: Emitter, w: Width, to: Scalar, source: Scalar, a: str) -> str:
 
 
 def pack_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
-    """cvt.pack.sat d, a, b[, c]: b in the low bits, a above, and above both the low bits of c."""
+    """Return cvt.pack.sat d, a, b[, c]: b in the low bits, a above it, and the low bits of c above both."""
     to, kind = op.types[0], w.of("i32")
     ones = w.const("i32", (1 << to.bits) - 1)
     low, high = (e.new(f"and {kind} {_clamp(e, w, to, SCALARS['s32'], x)}, {ones}") for x in (b, a))
@@ -160,7 +163,7 @@ def pack_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> s
 
 
 def _to_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, a: str) -> str:
-    """Out of range gives the nearest end of the range, NaN gives 0."""
+    """Return a float as an integer: a number out of range becomes the nearest end of the range, NaN becomes 0."""
     element = source.llvm
     if source.bits == 16:
         a, element = reals.to_float(e, source, w, a), "float"
@@ -205,13 +208,14 @@ def _real_to_real(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scala
 
 
 def cvta_shape(op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of cvta's result."""
     if "local" in op.modifiers:
         return sources[0] if isinstance(sources[0], Affine) else VARYING
     return sources[0] if "shared" not in op.modifiers or isinstance(sources[0], Affine) else flat(sources)
 
 
 def cvta(e: Emitter, step: Step) -> None:
-    """Generic addresses are host addresses, and so are all others but those of shared memory."""
+    """Emit cvta. All addresses are host addresses, except those in shared memory."""
     op = step.op
     target = step.inst.operands[0]
     assert isinstance(target, Register)
@@ -235,7 +239,7 @@ def cvta(e: Emitter, step: Step) -> None:
 
 
 def mov(e: Emitter, step: Step) -> None:
-    """Plain copies, {a, b} -> wide and wide -> {a, b}."""
+    """Emit mov: plain copies, {a, b} -> wide and wide -> {a, b}."""
     op = step.op
     target, source = step.inst.operands
     kind = op.llvm

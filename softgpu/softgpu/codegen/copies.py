@@ -1,4 +1,4 @@
-"""cp.async: copies from global to shared memory. Each is done at once, so that there is never anything to wait for."""
+"""cp.async: copies from global to shared memory. Each copy is done at once, so that waiting for copies does nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (4, 8, 16)
 
 
 def copy(e: Emitter, step: Step) -> None:
-    """cp.async [to], [from], bytes[, bytes to read | predicate of what to ignore]. What is not read is zero."""
+    """Emit cp.async [to], [from], bytes[, bytes to read | predicate to ignore the source]. The other bytes are zero."""
     to, source, size, *rest = step.inst.operands
     assert isinstance(size, Immediate)
     mask, _ = e.active(step)
@@ -45,7 +45,7 @@ def _bytes_to_read(e: Emitter, operand: Operand, size: int) -> str:
 
 
 def objection(op: Operation, operands: tuple[Operand, ...], registers: Mapping[str, str]) -> str:
-    """What is wrong with the operands of cp.async; "" if nothing."""
+    """Return the error in the operands of cp.async; "" if there is none."""
     to, source, size, *rest = operands
     words = op.opcode.split(".")
     if op.modifiers not in (("async", "shared", "global"), ("async", "shared::cta", "global")):
@@ -62,12 +62,12 @@ def objection(op: Operation, operands: tuple[Operand, ...], registers: Mapping[s
 
 
 def objection_to_waiting(_op: Operation, operands: tuple[Operand, ...], _registers: Mapping[str, str]) -> str:
-    """The number of groups is known when the kernel is compiled."""
+    """Return the error in the operands of a wait; "" if there is none. The number of groups must be a constant."""
     return "" if all(isinstance(one, Immediate) for one in operands) else "no number of groups"
 
 
 def _bits(registers: Mapping[str, str], operand: Operand) -> int:
-    """How wide a source is; 0 of what is none."""
+    """Return the width of a source in bits; 0 for an operand that is no source."""
     match operand:
         case Register(name):
             return SCALARS[registers[name]].bits

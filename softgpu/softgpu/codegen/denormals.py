@@ -1,4 +1,4 @@
-"""`.ftz`: numbers too small for all the bits of a fraction become zeros of their sign."""
+"""`.ftz`: denormals, numbers too small for a full fraction, become zeros of their sign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXPONENTS = {"f64": 0x7FF << 52, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F
 
 
 def flush(e: Emitter, op: Operation, w: Width, scalar: Scalar, a: str) -> str:
-    """`a` with its denormals flushed if the opcode says .ftz."""
+    """Return `a` with its denormals flushed if the opcode has .ftz."""
     exponent = _EXPONENTS.get(scalar.name.removesuffix("x2"))
     if "ftz" not in op.modifiers or exponent is None or a in e.flushed:
         return a
@@ -19,7 +19,7 @@ def flush(e: Emitter, op: Operation, w: Width, scalar: Scalar, a: str) -> str:
     each, part = Width(w.lanes * scalar.bits // size), f"i{size}"
     given, kind = w.of(scalar.llvm), each.of(part)
     number = a if scalar.llvm == bits and size == scalar.bits else e.new(f"bitcast {given} {a} to {kind}")
-    # Tests of the exponent and of the sign, which processors have as masks: two instructions with AVX-512.
+    # Processors have tests of the exponent and the sign as masks: this is two instructions with AVX-512.
     field = e.new(f"and {kind} {number}, {each.const(part, exponent)}")
     small = e.new(f"icmp eq {kind} {field}, {each.const(part, 0)}")
     zero = e.new(f"and {kind} {number}, {each.const(part, 1 << (size - 1))}")
@@ -31,5 +31,5 @@ def flush(e: Emitter, op: Operation, w: Width, scalar: Scalar, a: str) -> str:
 
 
 def flush_all(e: Emitter, op: Operation, w: Width, *args: str) -> tuple[str, ...]:
-    """Operands of the opcode's last type."""
+    """Return operands of the opcode's last type, flushed as in `flush`."""
     return tuple(flush(e, op, w, op.type, a) for a in args)

@@ -1,4 +1,4 @@
-"""Instructions that treat each lane alike: one body serves scalars and vectors; how shapes carry over."""
+"""Instructions that do the same in each lane: one body for scalars and vectors, and the shapes of the results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ ShapeRule = Callable[[Operation, list[Shape]], Shape]
 
 
 def flat_shape(_op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of a result that is the same in lanes with the same inputs."""
     return flat(sources)
 
 
 def same_types(op: Operation, count: int) -> list[str]:
+    """Return the opcode's last type for every operand."""
     return [op.llvm] * count
 
 
@@ -33,7 +35,7 @@ def elementwise(
     kinds: Kinds = same_types,
     result: Callable[[Operation], str] = lambda op: op.llvm,
 ) -> Callable[[Emitter, Step], None]:
-    """The emitter of an instruction d, a, b, ... that computes body(a, b, ...) in each lane."""
+    """Return the emitter of an instruction d, a, b, ... that computes body(a, b, ...) in each lane."""
 
     def emit(e: Emitter, step: Step) -> None:
         op = step.op
@@ -53,7 +55,7 @@ def elementwise(
 
 
 def wide(e: Emitter, op: Operation, form: Wide, values: list[Value]) -> Value:
-    """Operations whose result is a 32-bit ramp made 64 bits wide: bases stay, offsets are added or scaled."""
+    """Return the result of an operation as a Wide: the bases stay, the offsets are added or scaled."""
     first, others = values[0], values[1:]
     if not isinstance(first.shape, Wide) and others and isinstance(others[0].shape, Wide):
         first, others = others[0], [first, *others[1:]]
@@ -79,7 +81,7 @@ def wide(e: Emitter, op: Operation, form: Wide, values: list[Value]) -> Value:
 
 
 def _integer(rule: ShapeRule) -> ShapeRule:
-    """The rule, for integers; floating-point results are flat or varying."""
+    """Return the rule for integers of 16 bits or more; other results are flat or varying."""
 
     def shape(op: Operation, sources: list[Shape]) -> Shape:
         return rule(op, sources) if op.type.kind in "bsu" and op.type.bits >= 16 else flat(sources)
@@ -104,6 +106,7 @@ neg_shape = _integer(lambda _, s: add(shapes.constant(0), s[0], -1))
 
 @_integer
 def shl_shape(op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of a left shift: that of a product if the count is a constant."""
     by = sources[1]
     if isinstance(by, Affine) and by.value is not None and 0 <= by.value < min(op.type.bits, 31):
         return multiply(sources[0], shapes.constant(1 << by.value))
@@ -112,6 +115,7 @@ def shl_shape(op: Operation, sources: list[Shape]) -> Shape:
 
 @_integer
 def mul_shape(op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of mul's or mad's result."""
     if "hi" in op.modifiers:
         return flat(sources)
     a, b = sources[0], sources[1]
@@ -127,12 +131,14 @@ def mul_shape(op: Operation, sources: list[Shape]) -> Shape:
 
 
 def mov_shape(op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of mov's result: a plain copy of an integer keeps its shape."""
     if len(sources) == 1 and (op.type.kind in "bsu" or is_flat(sources[0])):
         return sources[0]
     return flat(sources)
 
 
 def selp_shape(_op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of selp's result: if all lanes choose alike, the shape that holds both choices."""
     if not shapes.is_uniform(sources[2]):
         return flat(sources)
     both = join(sources[0], sources[1])

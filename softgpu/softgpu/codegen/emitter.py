@@ -32,6 +32,8 @@ LANES = "<" + ", ".join(f"i32 {i}" for i in range(WARP)) + ">"
 
 @dataclass(slots=True)
 class Emitter:
+    """The state while the code of a kernel is written. Its methods append lines, and return the names of values."""
+
     kernel: Kernel
     plan: Plan
     target: Target
@@ -42,62 +44,64 @@ class Emitter:
     declared: set[str] = field(default_factory=set)
     registers: dict[str, Value] = field(default_factory=dict)  # known in this block
     written: set[str] = field(default_factory=set)
-    cache: dict[object, str] = field(default_factory=dict)  # what this block has computed already
-    functions: dict[str, str] = field(default_factory=dict)  # of the module, beside the kernel's: text by name
+    cache: dict[object, str] = field(default_factory=dict)  # values that this block has computed already
+    functions: dict[str, str] = field(default_factory=dict)  # other functions of the module: text by name
     tables: dict[tuple[int, ...], int] = field(default_factory=dict)  # constants in memory
     flushed: set[str] = field(default_factory=set)  # values without denormals
-    casts: dict[str, tuple[str, str]] = field(default_factory=dict)  # a value of the same bits: what it is of
+    casts: dict[str, tuple[str, str]] = field(default_factory=dict)  # bitcast value: (its source, the source's type)
     packed: dict[str, str] = field(default_factory=dict)  # the bits that a <32 x i1> was made from
     label: str = "entry"
     block: int = 0
-    all_run: bool = False  # this body is for all 32 lanes, of a block that some may run alone
+    all_run: bool = False  # this body is for all 32 lanes; the block has another body for fewer lanes
     count: int = 0
     uses_globals: bool = False
 
-    # --- text
-
     def new(self, text: str) -> str:
+        """Append an instruction, and return the name of its result."""
         self.count += 1
         name = f"%v{self.count}"
         self.lines.append(f"{name} = {text}")
         return name
 
     def put(self, text: str) -> None:
+        """Append an instruction without a result."""
         self.lines.append(text)
 
     def fresh(self, stem: str) -> str:
+        """Return a label that is not used yet."""
         self.count += 1
         return f"{stem}.{self.count}"
 
     def start(self, label: str) -> None:
+        """Begin an LLVM block."""
         self.lines.append(f"{label}:")
         self.label = label
 
     def intrinsic(self, name: str, result: str, arguments: list[tuple[str, str]]) -> str:
-        """A call with a result; arguments are (type, value)."""
+        """Call a function with a result; arguments are (type, value)."""
         self.declared.add(f"declare {result} @{name}({', '.join(kind for kind, _ in arguments)})")
         return self.new(f"call {result} @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
 
     def call(self, name: str, arguments: list[tuple[str, str]]) -> None:
+        """Call a function without a result; arguments are (type, value)."""
         self.declared.add(f"declare void @{name}({', '.join(kind for kind, _ in arguments)})")
         self.put(f"call void @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
 
     def table(self, numbers: tuple[int, ...]) -> str:
-        """A constant array of 32-bit integers."""
+        """Return a constant array of 32-bit integers."""
         name = f"@table{self.tables.setdefault(numbers, len(self.tables))}"
         items = ", ".join(f"i32 {integer('i32', number)}" for number in numbers)
         self.declared.add(f"{name} = private unnamed_addr constant [{len(numbers)} x i32] [{items}]")
         return name
 
     def once(self, key: object, make: Callable[[], str]) -> str:
+        """Return the value of this key in the block, and make it at its first use."""
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
 
-    # --- values
-
     def splat(self, element: str, parts: list[str]) -> str:
-        """The vector whose groups hold these scalars."""
+        """Return the vector whose groups hold these scalars."""
         kind = VECTOR.of(element)
         if len(parts) == 1:
             if not parts[0].startswith("%"):
@@ -113,11 +117,12 @@ class Emitter:
         return self.new(f"shufflevector {few} {vector}, {few} poison, <{WARP} x i32> <{order}>")
 
     def lane_offsets(self, element: str, offsets: tuple[int, ...]) -> str:
-        """The constant vector of a shape's offsets."""
+        """Return the constant vector of a shape's offsets."""
         repeated = offsets * (WARP // len(offsets))
         return "<" + ", ".join(f"{element} {integer(element, offset)}" for offset in repeated) + ">"
 
     def vector(self, value: Value) -> str:
+        """Return the value as a vector of 32."""
         if value.vector:
             return value.vector
         match value.shape:
@@ -140,7 +145,7 @@ class Emitter:
         return value.vector
 
     def groups(self, value: Value, segment: int) -> list[str]:
-        """The bases of an Affine at this granularity."""
+        """Return the bases of an Affine for groups of this size."""
         assert isinstance(value.shape, Affine)
         have = value.shape.segment
         if have == segment:
@@ -153,7 +158,7 @@ class Emitter:
         return out
 
     def reshape(self, value: Value, shape: Shape) -> Value:
-        """The same value in a wider shape."""
+        """Return the same value in a wider shape."""
         if value.shape == shape:
             return value
         match shape, value.shape:
@@ -173,7 +178,7 @@ class Emitter:
         return Value(VARYING, value.type, [self.vector(value)])
 
     def cast(self, value: Value, element: str, signed: bool = False) -> Value:
-        """The bits of the value as another element type; wider sources are cut, narrower ones extended."""
+        """Return the bits of the value as another element type; wider sources are cut, narrower ones extended."""
         if value.type == element:
             return value
         have, want = SIZES[value.type], SIZES[element]
@@ -183,12 +188,7 @@ class Emitter:
             value = Value(VARYING, value.type, [self.vector(value)])
         shape, parts, kind = value.shape, value.parts, value.type
         width = VECTOR if isinstance(shape, Varying) else SCALAR
-        if (
-            isinstance(shape, Affine)
-            and shape.value is not None
-            and kind not in AS_INTEGER
-            and element not in AS_INTEGER
-        ):
+        if isinstance(shape, Affine) and shape.value is not None and not {kind, element} & AS_INTEGER.keys():
             shape = level(shape.segment)
         if kind in AS_INTEGER and have != want:
             parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(AS_INTEGER[kind])}") for p in parts]
@@ -203,7 +203,7 @@ class Emitter:
         return Value(shape, element, parts)
 
     def _same_bits(self, value: str, kind: str, wanted: str) -> str:
-        """A bitcast; of a bitcast back, the first value, so that what is known of it stays known."""
+        """Return a bitcast. A cast back returns the first value, so that its properties (`flushed`) stay known."""
         first, was = self.casts.get(value, ("", ""))
         if was == wanted:
             return first
@@ -212,7 +212,7 @@ class Emitter:
         return cast
 
     def read(self, operand: Operand, element: str, signed: bool = False) -> Value:
-        """A source operand as `element`."""
+        """Return a source operand as `element`."""
         match operand:
             case Register(name):
                 return self.cast(self.register(name), element, signed)
@@ -230,7 +230,7 @@ class Emitter:
         raise PtxError(0, f"{operand} cannot be read")
 
     def symbol(self, name: str, offset: int) -> Value:
-        """The address of a variable in its own space (local and global ones: the host address)."""
+        """Return the address of a variable in its own space (local, global, parameter: the host address)."""
         kernel = self.kernel
         if name in kernel.shared:
             return Value(constant(kernel.shared[name] + offset), "i64", [str(kernel.shared[name] + offset)])
@@ -246,13 +246,12 @@ class Emitter:
                 return Value(UNIFORM, "i64", [self.new(f"add i64 {base}, {parameter.offset + offset}")])
         raise PtxError(0, f"no variable {name}")
 
-    # --- registers
-
     def storage(self, name: str) -> str:
+        """Return the element type of a register."""
         return SCALARS[self.kernel.registers[name]].storage
 
     def slots(self, name: str) -> list[tuple[str, str]]:
-        """(stack slot, type) of the parts of a register; a varying predicate is kept as a bit mask."""
+        """Return (stack slot, type) of the parts of a register; a varying predicate is kept as a bit mask."""
         kind, shape = self.storage(name), self.plan.shapes[name]
         match shape:
             case Varying():
@@ -264,6 +263,7 @@ class Emitter:
                 return [(f'%"{name}.{i}"', part) for i, part in enumerate(kinds)]
 
     def register(self, name: str) -> Value:
+        """Return the value of a register, and load it at its first use in the block."""
         value = self.registers.get(name)
         if value is None:
             kind, shape = self.storage(name), self.plan.shapes[name]
@@ -274,7 +274,7 @@ class Emitter:
         return value
 
     def write(self, name: str, value: Value, step: Step, signed: bool = False) -> None:
-        """Sets a register where the step's guard holds, for the lanes that run. Others keep theirs if they need it."""
+        """Set a register in the running lanes where the step's guard holds; other lanes keep a value that they need."""
         if name == "_":
             return
         kind, shape = self.storage(name), self.plan.shapes[name]
@@ -313,12 +313,13 @@ class Emitter:
         return f"<{WARP} x i1> {vector}"
 
     def guard(self, step: Step) -> Value:
+        """Return the truth of the step's guard."""
         register = step.inst.guard
         assert register is not None
         return self.read(Not(register) if step.inst.negated else register, "i1")
 
     def flush(self, live: int) -> None:
-        """Stores what later blocks read."""
+        """Store the registers that later blocks read. live: the set of them."""
         for name in self.written:
             if not live & self.plan.flow.register_bit[name]:
                 continue
@@ -328,24 +329,22 @@ class Emitter:
                     part = self.pack(part)
                 self.put(f"store {kind} {part}, ptr {slot}")
 
-    # --- lanes
-
     @property
     def is_full(self) -> bool:
-        """Whether all 32 lanes surely run this body of the block."""
+        """Return True if all 32 lanes always run this body of the block."""
         return self.all_run or self.plan.is_full(self.block)
 
     def mask(self) -> str:
-        """The running lanes as bits."""
+        """Return the running lanes as bits."""
         return "-1" if self.is_full else self.once("mask", lambda: self.new("load i32, ptr %mask"))
 
     def lanes(self) -> str:
-        """The running lanes as <32 x i1>."""
+        """Return the running lanes as <32 x i1>."""
         mask = self.mask()
         return self.once("lanes", lambda: self.unpack(mask))
 
     def unpack(self, bits: str, lanes: int = WARP) -> str:
-        """Bits as <lanes x i1>. Processors without mask registers compare vectors: a mask as wide as the elements."""
+        """Return bits as <lanes x i1>. Processors without mask registers get it from a comparison of vectors."""
         if self.target.has_mask_registers:
             few = bits if lanes == WARP else self.new(f"trunc i32 {bits} to i{lanes}")
             vector = self.new(f"bitcast i{lanes} {few} to <{lanes} x i1>")
@@ -360,11 +359,11 @@ class Emitter:
         return vector
 
     def pack(self, vector: str) -> str:
-        """<32 x i1> as bits."""
+        """Return <32 x i1> as bits."""
         return self.packed.get(vector) or self.new(f"bitcast <{WARP} x i1> {vector} to i32")
 
     def active(self, step: Step) -> tuple[str, str]:
-        """The lanes for which the step's guard holds: bits, and <32 x i1> ("" if surely all)."""
+        """Return the running lanes where the step's guard holds: as bits, and as <32 x i1> ("" if surely all)."""
         if step.inst.guard is None:
             return (self.mask(), "") if self.is_full else (self.mask(), self.lanes())
         condition = self.guard(step)
@@ -376,10 +375,8 @@ class Emitter:
             vector = self.new(f"and <{WARP} x i1> {vector}, {self.lanes()}")
         return self.pack(vector), vector
 
-    # --- elementwise work
-
     def apply(self, shape: Shape, element: str, function: Elementwise, sources: list[Value]) -> Value:
-        """function on each group's scalars where the shape allows, else on vectors."""
+        """Return `function` of each group's scalars if the shape is Affine, else of vectors."""
         if isinstance(shape, Affine):
             columns = [self.groups(source, shape.segment) for source in sources]
             parts = [function(SCALAR, *(column[i] for column in columns)) for i in range(shape.groups)]
@@ -387,7 +384,7 @@ class Emitter:
         return Value(VARYING, element, [function(VECTOR, *(self.vector(source) for source in sources))])
 
     def outline(self, name: str, result: str, arguments: list[tuple[str, str]], width: Width) -> str:
-        """An elementwise function of the runner: name(const inputs..., output, lanes). arguments: (element, value)."""
+        """Call the runner's elementwise name(const inputs..., output, lanes). arguments: (element, value)."""
         pointers = []
         for index, (element, value) in enumerate(arguments):
             slot = f"%in{index}"

@@ -1,4 +1,4 @@
-"""What the compiler knows about a family of instructions; `instructions.FAMILIES` is the table of them."""
+"""The description of a family of instructions; `instructions.FAMILIES` is the table of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from softgpu.ptx.types import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """emit writes the code; shape gives the result's shape from those of the operands after the first.
+    """A family: emit writes the code; shape gives the result's shape from those of the operands after the first.
 
-    types: the types an opcode may name; modifiers: what else it may contain, `required`: one of these it must.
-    operands: least and largest number of operands. guard_branches: a guard becomes a branch around the instruction.
-    kinds, result: the element types of the sources and of the result where registers must have just their widths.
-    objection: what is wrong with the operands, given the types of registers; "" if nothing. None: the usual rules.
+    types: the types that an opcode may name. modifiers: the other words that it may contain; required: at least one of
+    these must be there. operands: least and largest number of operands. guard_branches: a guard becomes a branch around
+    the instruction. kinds, result: the element types of the sources and of the result, if registers must have exactly
+    these widths; None: `checks` has a rule for the opcode. objection: returns the error in the operands, given the
+    types of registers, or ""; None: the usual rules.
     """
 
     summary: str
@@ -47,15 +48,17 @@ class Operation:
 
     @property
     def type(self) -> Scalar:
+        """Return the last type of the opcode."""
         return self.types[-1]
 
     @property
     def llvm(self) -> str:
+        """Return the LLVM element type of the opcode's last type."""
         return self.types[-1].llvm
 
     @property
     def rounding(self) -> str:
-        """rz, rm or rp; "" for the default, to nearest even."""
+        """Return rz, rm or rp; "" for the default, to nearest even."""
         return next((m for m in self.modifiers if m in ("rz", "rm", "rp")), "")
 
 

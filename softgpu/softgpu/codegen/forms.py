@@ -8,12 +8,12 @@ SIDE = 8
 """Rows of a tile, and columns of every result."""
 
 TF32_BITS = 0xFFFFE000
-"""Of a 32-bit float, those that tensor cores look at."""
+"""The bits of a 32-bit float that tensor cores read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """d[rows, 8] = a[rows, depth] b[depth, 8] + c[rows, 8]; kind: of a and b, result: of c and d."""
+    """A form d[rows, 8] = a[rows, depth] b[depth, 8] + c[rows, 8]; kind: type of a and b; result: type of c and d."""
 
     rows: int
     depth: int
@@ -22,32 +22,34 @@ class Form:
 
     @property
     def opcode(self) -> str:
+        """Return the PTX opcode."""
         shape = f"m{self.rows}n{SIDE}k{self.depth}"
         return f"mma.sync.aligned.{shape}.row.col.{self.result}.{self.kind}.{self.kind}.{self.result}"
 
     @property
     def name(self) -> str:
+        """Return the name of the function with its code."""
         return f"mma_{self.rows}_{self.depth}_{self.kind}_{self.result}"
 
     @property
     def element(self) -> str:
-        """What is computed in."""
+        """Return the type of the computation."""
         return "double" if self.kind == "f64" else "float"
 
     @property
     def columns(self) -> int:
-        """Of a tile of a or b: a register holds one or, of 16-bit kinds, two elements of each lane."""
+        """Return the columns of a tile of a or b: a register holds one element of each lane, or two of 16 bits."""
         return 8 if self.kind in ("f16", "bf16") else 4
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """How many registers d, a, b and c are."""
+        """Return the numbers of registers of d, a, b and c."""
         tall, deep = self.rows // SIDE, self.depth // self.columns
         results = tall if self.result == "f16" else 2 * tall
         return results, tall * deep, deep, results
 
     def register(self, place: int) -> str:
-        """The element type of the registers of operand `place`."""
+        """Return the element type of the registers of operand `place`."""
         if place in (1, 2):
             return "double" if self.kind == "f64" else "i32"
         return {"f16": "i32", "f32": "float", "f64": "double"}[self.result]

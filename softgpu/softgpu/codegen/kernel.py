@@ -1,4 +1,4 @@
-"""Writes the LLVM function of a kernel: one call runs one warp; lanes that part run block by block under masks."""
+"""Writes the LLVM function of a kernel: one call runs one warp; lanes that diverge run block by block under masks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from softgpu.ptx.model import PtxError
 from softgpu.target import ENTRY, GLOBALS, Target
 
 ROUNDS = 1024
-"""After so many rounds of its loops a warp lets others run, in case it waits for them."""
+"""After so many rounds of its loops a warp lets other warps run, in case it waits for them."""
 
 
 MOST_LOOKS = 8
-"""At the end of a block so many places where lanes may wait are looked at by code of its own."""
+"""A block's end has its own code to look for waiting lanes at up to so many places; with more places it is shared."""
 
 DOUBLED_STEPS = 1000
-"""So many instructions of a kernel get code for a whole warp beside that for some of its lanes."""
+"""Up to so many instructions of a kernel get additional code for a whole warp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """LLVM IR of a kernel; imports: the functions of the runner that it calls; needs_globals: the address of the
-    module's variables has to be put into GLOBALS."""
+    """The LLVM IR of a kernel.
+
+    imports: the functions of the runner that it calls. needs_globals: the loader must put the address of the module's
+    variables into GLOBALS.
+    """
 
     text: str
     imports: tuple[str, ...]
@@ -41,14 +44,18 @@ class Code:
 
 
 def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, memcheck: bool = False) -> Code:
-    """The code of `kernel` for blocks of this shape; memcheck: with a check of every access. Raises PtxError."""
+    """Return the code of `kernel` for blocks of this shape. memcheck: check every access.
+
+    Raises:
+        PtxError: the kernel has an error that only code generation finds.
+    """
     graph = flow.build(kernel, operation)
     emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck)
     return _KernelWriter(emitter).write()
 
 
 def _emit(e: Emitter, step: Step) -> None:
-    """Errors get the line of the instruction that they are about; one that is no PtxError is a mistake of this code."""
+    """Emit a step, and add its line to an error. An error that is no PtxError is a mistake of this code."""
     try:
         step.op.family.emit(e, step)
     except PtxError as error:
@@ -87,8 +94,11 @@ class _KernelWriter:
         return Code(text, tuple(sorted(imports)), e.uses_globals)
 
     def _doubled(self) -> set[int]:
-        """The blocks that have a second body, for all 32 lanes: without masks, which cost where the processor has no
-        registers for them. Inner loops come first, as far as the kernel's size allows."""
+        """Return the blocks that have a second body for all 32 lanes.
+
+        That body has no masks, which are slow on a processor without mask registers. Inner loops come first, as far as
+        DOUBLED_STEPS allows.
+        """
         e = self.e
         if e.memcheck or e.target.has_mask_registers:
             return set()
@@ -102,13 +112,13 @@ class _KernelWriter:
         return chosen
 
     def _uses_mask(self, index: int) -> bool:
-        """Whether the code of a block is longer if only some lanes run."""
+        """Return True if the code of a block is longer if only some lanes run."""
         steps = self.blocks[index].steps
         kept = any(self.plan.is_live_elsewhere(index, name) for step in steps for name in step.writes)
         return kept or any(step.op.family.emit in (load, store) for step in steps)
 
     def _places(self) -> list[int]:
-        """Every set of blocks that lanes may be left waiting at."""
+        """Return the sets of blocks at which lanes may wait."""
         places = list(self.plan.pending.waiting)
         for index, block in enumerate(self.blocks):
             for target in block.successors:
@@ -117,7 +127,7 @@ class _KernelWriter:
         return places
 
     def _goes_straight(self, here: int, target: int) -> bool:
-        """Whether lanes go from one block to the other without waiting at its start."""
+        """Return True if lanes go from one block to the other without waiting at its start."""
         pending = self.plan.pending
         if not pending.is_direct(here, target) or pending.waiting[here] >> target & 1:
             return False
@@ -125,7 +135,7 @@ class _KernelWriter:
         return here not in self.plan.divergent or not others
 
     def _head(self) -> list[str]:
-        """The entry block: stack slots, then what every block needs."""
+        """Return the entry block: stack slots, then the values that every block needs."""
         e = self.e
         e.lines, e.cache = ["entry:"], {}
         for name in ("%in0", "%in1", "%in2", "%in3", "%out"):
@@ -139,7 +149,7 @@ class _KernelWriter:
         for name, bit in self.plan.flow.register_bit.items():
             for slot, kind in e.slots(name):
                 e.put(f"{slot} = alloca {kind}")
-                if unset & bit:  # a program may read what it never wrote; the same zero on every run
+                if unset & bit:  # a program may read a register that it never wrote: it gets zero on every run
                     e.put(f"store {kind} zeroinitializer, ptr {slot}")
         live = "-1" if self.plan.whole_warps else warp_field(e, WARP_FIELDS["live"], "i32")
         e.put(f"store i32 {live}, ptr %mask")
@@ -197,7 +207,7 @@ class _KernelWriter:
         return target != EXIT and target <= here
 
     def _rest(self, here: int, targets: Iterable[int]) -> None:
-        """On the way back to the head of a loop: after many rounds other warps run, unless the launch is to end."""
+        """On a branch back to the head of a loop, let other warps run after many rounds; the launch may end there."""
         if not any(self._is_back(here, target) for target in targets):
             return
         e = self.e
@@ -212,10 +222,10 @@ class _KernelWriter:
         e.start(on)
 
     def _go(self, here: int, target: int) -> None:
-        """All running lanes go to `target`."""
+        """Let all running lanes go to `target`."""
         e = self.e
         self._rest(here, (target,))
-        if e.all_run and target != EXIT:  # no lane waits anywhere
+        if e.all_run and target != EXIT:  # no lane waits
             e.put(f"br label %{'full' if target in self.doubled else 'b'}{target}")
         elif e.all_run:
             e.put("ret void")
@@ -232,7 +242,7 @@ class _KernelWriter:
             e.put(f"br label %b{target}")
 
     def _leave(self, here: int, target: int, lanes: str) -> None:
-        """Adds lanes to those waiting at `target`."""
+        """Add lanes to those that wait at `target`."""
         e = self.e
         if self.plan.pending.waiting[here] >> target & 1:
             lanes = e.new(f"or i32 {e.new(f'load i32, ptr %m{target}')}, {lanes}")
@@ -260,7 +270,7 @@ class _KernelWriter:
         self._part(here, {taken: leaving, otherwise: staying})
 
     def _stay_together(self, here: int, choice: str, taken: int, otherwise: int) -> None:
-        """Leaves with all 32 lanes if they choose alike; what follows is for lanes that part."""
+        """Let all 32 lanes leave together if they choose alike; the code after this is for lanes that diverge."""
         e = self.e
         before, e.all_run = e.all_run, True
         for lanes, target in (("-1", taken), ("0", otherwise)):
@@ -274,7 +284,7 @@ class _KernelWriter:
         e.all_run = before
 
     def _part(self, here: int, lanes: dict[int, str]) -> None:
-        """Different lanes go to different blocks; the first of these in turn with any lanes runs next."""
+        """Let lanes go to different blocks; of the blocks with lanes, the first in order runs next."""
         e = self.e
         self._rest(here, lanes)
         targets = [target for target in lanes if target != EXIT]
@@ -318,10 +328,11 @@ class _KernelWriter:
     # --- which block is next
 
     def _look(self, here: int, targets: Iterable[int]) -> None:
-        """Runs the first block in turn at which lanes wait, once those of `here` have left for `targets`.
+        """Run the first block in order at which lanes wait, after those of `here` have left for `targets`.
 
-        Only where lanes may wait by now is looked, one place after the other. The looks that all blocks share are for
-        many places: from there on LLVM believes that any lane may come from anywhere, and merges every register."""
+        The code looks at the places where lanes may wait now, one after the other. All blocks share one chain of looks
+        for the case of many places: after it, LLVM assumes that lanes come from any block, and merges every register.
+        """
         e, pending = self.e, self.plan.pending
         ended = EXIT in targets
         places = {*bits(pending.waiting[here]), *targets} - {EXIT}
@@ -339,8 +350,10 @@ class _KernelWriter:
         e.put("ret void" if ended else f"br label %enter{last}")
 
     def _chain(self) -> list[tuple[int, int]]:
-        """Where lanes may wait, in the order to look: (block after which it comes, block). The head of a loop comes
-        again after the loop's last block."""
+        """Return the blocks where lanes may wait, in the order to look: (block before it, block).
+
+        The head of a loop comes again after the loop's last block.
+        """
         waiting = set(self.waiting_places)
         chain: list[tuple[int, int]] = []
         for index, block in enumerate(self.blocks):
@@ -350,14 +363,14 @@ class _KernelWriter:
         return chain
 
     def _next(self, here: int) -> str:
-        """The label of the first look after `here`."""
+        """Return the label of the first look after `here`."""
         for number, (after, _) in enumerate(self.chain):
             if after >= here:
                 return f"look{number}"
         return "done"
 
     def _looks(self) -> None:
-        """look<n>: runs the block if lanes wait there, else looks further."""
+        """Write the shared looks. look<n> runs its block if lanes wait there, else it goes to the next look."""
         e = self.e
         for number, (_, place) in enumerate(self.chain):
             follow = f"look{number + 1}" if number + 1 < len(self.chain) else "done"

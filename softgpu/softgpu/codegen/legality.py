@@ -1,4 +1,4 @@
-"""Which modifiers go together, and with which types: the PTX manual's restrictions, as one table."""
+"""The legal combinations of modifiers and types: the PTX manual's restrictions, as one table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TYPES: dict[str, dict[str, str]] = {
 }
 _TYPES["set"] = _TYPES["setp"]
 
-# At most one of each row.
+# An opcode has at most one word of each row.
 _ALTERNATIVES = (
     "rn rz rm rp rni rzi rmi rpi rna",
     "lo hi wide",
@@ -66,7 +66,7 @@ _ALTERNATIVES = (
 )
 _OPERATIONS = "add min max and or xor exch cas inc dec"
 
-# How many types an opcode names; one unless listed.
+# The number of types that an opcode names; one if it is not listed.
 _COUNTS = {"cvt": 2, "set": 2, "slct": 2, "dp4a": 2, "dp2a": 2}
 _COUNTS |= {f"{name}{n}": 3 for name in ("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vavrg") for n in (2, 4)}
 _COUNTS |= {"vset2": 2, "vset4": 2}
@@ -82,7 +82,7 @@ _OPERATION_GROUP = frozenset(_OPERATIONS.split())
 
 
 def objection(name: str, modifiers: tuple[str, ...], types: tuple[str, ...]) -> str:
-    """Why this is no instruction; "" if it is one."""
+    """Return the reason why this is no instruction; "" if it is one."""
     if name in ("cvt.pack", "cp.async", "mma"):
         return _special_objection(name, frozenset(modifiers), types)
     if (len(types) > 1 and len(types) != _COUNTS.get(name, 1)) or (types and len(types) < _COUNTS.get(name, 1)):

@@ -28,11 +28,13 @@ from softgpu.ptx.model import Register, Vector
 
 
 def load_shape(_op: Operation, sources: list[Shape]) -> Shape:
+    """Return the shape of a loaded value: the same in lanes with the same address."""
     address = sources[0]
     return flat([address])
 
 
 def load(e: Emitter, step: Step) -> None:
+    """Emit ld and ldu, of one element or a list."""
     op = step.op
     target = step.inst.operands[0]
     items = target.items if isinstance(target, Vector) else (target,)
@@ -75,7 +77,7 @@ def _load_affine(e: Emitter, where: Place, access: Access) -> list[Value]:
 
 
 def _load_apart(e: Emitter, where: Value, shape: Affine, access: Access) -> list[str]:
-    """From addresses that differ within a group, as vectors."""
+    """Load from addresses that differ within a group; return vectors."""
     pointers = pointers_of(e, where, shape.segment)
     if is_row(e, shape, access):
         parts = [_load_row(e, pointer, shape.segment, group, access) for group, pointer in enumerate(pointers)]
@@ -113,7 +115,7 @@ def _gather_from(e: Emitter, addresses: str, access: Access) -> list[str]:
 
 
 def _gather(e: Emitter, access: Access) -> list[str]:
-    """From %addresses."""
+    """Load from %addresses."""
     arguments = [("ptr", "%addresses"), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%out")]
     e.call(f"sg_rt_gather_b{8 * access.size}", arguments)
     return _results(e, access)

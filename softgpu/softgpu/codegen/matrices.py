@@ -1,4 +1,4 @@
-"""ldmatrix: a load that spreads small tiles over a warp, which programs use without tensor cores too."""
+"""ldmatrix: a load that spreads small tiles over a warp; programs also use it without tensor cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, ROW_BYTES = 8, 16
 
 
 def load_matrices(e: Emitter, step: Step) -> None:
-    """The first 8 lanes name the rows of the first tile, the next 8 those of the second, ..."""
+    """Emit ldmatrix. The first 8 lanes give the addresses of the first tile's rows, the next 8 of the second's, ..."""
     target = step.inst.operands[0]
     assert isinstance(target, Vector)
     count = len(target.items)

@@ -10,7 +10,7 @@ from softgpu.codegen.emitter import Emitter
 
 
 class Verb(IntEnum):
-    """What an access does; as rt_check.c counts them."""
+    """The kind of an access, with the numbers of rt_check.c."""
 
     READ = 0
     WRITE = 1
@@ -21,7 +21,7 @@ _SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3}
 
 
 def check(e: Emitter, step: Step, where: Place, mask: str, size: int, verb: Verb) -> None:
-    """In memcheck mode: ends the launch if a lane of mask would touch `size` bytes that it must not."""
+    """In memcheck mode, end the launch if the `size` bytes of a lane in `mask` are not all accessible."""
     if not e.memcheck or where.inside:
         return
     words = (modifier.split("::")[0] for modifier in step.op.modifiers)

@@ -14,18 +14,22 @@ from softgpu.ptx.types import SCALARS, Scalar
 
 
 def selp_kinds(op: Operation, _count: int) -> list[str]:
+    """Return the element types of selp's operands."""
     return [op.llvm, op.llvm, "i1"]
 
 
 def selp_body(e: Emitter, op: Operation, w: Width, a: str, b: str, p: str) -> str:
+    """Return a where p holds, else b."""
     return e.new(f"select {w.of('i1')} {p}, {w.of(op.llvm)} {a}, {w.of(op.llvm)} {b}")
 
 
 def slct_kinds(op: Operation, _count: int) -> list[str]:
+    """Return the element types of slct's operands."""
     return [op.types[0].llvm, op.types[0].llvm, op.llvm]
 
 
 def slct_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    """Return a where c >= 0, else b."""
     kind = w.of(op.llvm)
     c = flush(e, op, w, op.type, c)
     test = "fcmp oge" if op.type.kind == "f" else "icmp sge"
@@ -44,6 +48,7 @@ COMPARISONS = frozenset({*_UNSIGNED, *_REAL})
 
 
 def compare(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return the truth of the opcode's comparison."""
     test = next(m for m in op.modifiers if m in COMPARISONS)
     kind = op.llvm
     if op.type.kind in "fh":
@@ -58,7 +63,7 @@ def compare(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def setp(e: Emitter, step: Step) -> None:
-    """setp.cmp[.bool].type p[|q], a, b[, c]; q is the opposite of p, or of a pair what holds for the upper halves."""
+    """Emit setp.cmp[.bool].type p[|q], a, b[, c]; q is the opposite of p, for pairs the truth of the upper halves."""
     op = step.op
     target, a, b = step.inst.operands[:3]
     values = [e.read(a, op.llvm), e.read(b, op.llvm)]
@@ -87,27 +92,29 @@ def setp(e: Emitter, step: Step) -> None:
 
 
 def _compare_half(e: Emitter, op: Operation, w: Width, at: int, a: str, b: str) -> str:
-    """at: 0 for the lower half, 1 for the upper."""
+    """Compare halves of pairs. at: 0 for the lower half, 1 for the upper."""
     a, b = flush_all(e, op, w, a, b)
     return compare(e, op, w, reals.halves(e, w, a)[at], reals.halves(e, w, b)[at])
 
 
 def set_kinds(op: Operation, count: int) -> list[str]:
+    """Return the element types of set's operands."""
     return [op.llvm, op.llvm, "i1"][:count]
 
 
 def set_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
+    """Return set.cmp[.bool] a, b[, c]: the truth as a number."""
     a, b = flush_all(e, op, w, a, b)
     if op.type.name.endswith("x2"):
         halves = [_truth(e, op, w, x, y, *c) for x, y in zip(*(reals.halves(e, w, x) for x in (a, b)), strict=True)]
         if not op.types[0].name.endswith("x2"):
-            return _answer(e, w, e.new(f"and {w.of('i1')} {halves[0]}, {halves[1]}"), op.types[0])
+            return _as_number(e, w, e.new(f"and {w.of('i1')} {halves[0]}, {halves[1]}"), op.types[0])
         small = SCALARS[op.types[0].name.removesuffix("x2")]
-        bits = [_answer(e, w, half, small) for half in halves]
+        bits = [_as_number(e, w, half, small) for half in halves]
         if small.llvm != "i16":
             bits = [e.new(f"bitcast {w.of(small.llvm)} {one} to {w.of('i16')}") for one in bits]
         return reals.join_halves(e, w, *bits)
-    return _answer(e, w, _truth(e, op, w, a, b, *c), op.types[0])
+    return _as_number(e, w, _truth(e, op, w, a, b, *c), op.types[0])
 
 
 def _truth(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
@@ -116,8 +123,8 @@ def _truth(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
     return e.new(f"{combine} {w.of('i1')} {truth}, {c[0]}") if combine else truth
 
 
-def _answer(e: Emitter, w: Width, truth: str, to: Scalar) -> str:
-    """1.0 or 0.0, or all bits set or none."""
+def _as_number(e: Emitter, w: Width, truth: str, to: Scalar) -> str:
+    """Return a truth as 1.0 or 0.0, or for integers as all bits set or none."""
     if to.kind == "f":
         return e.new(f"uitofp {w.of('i1')} {truth} to {w.of(to.llvm)}")
     if to.kind == "h":
@@ -127,4 +134,5 @@ def _answer(e: Emitter, w: Width, truth: str, to: Scalar) -> str:
 
 
 def first_type(op: Operation) -> str:
+    """Return the LLVM element type of the opcode's first type."""
     return op.types[0].llvm

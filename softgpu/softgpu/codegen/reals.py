@@ -1,6 +1,6 @@
 """Floating-point arithmetic lane by lane. Only .ftz flushes denormals; nothing is contracted or reordered.
 
-16-bit kinds compute in float and round once more, which gives the same as rounding once for + - * and /.
+16-bit types compute in float and round once more. For + - * and / the result is the same as with one rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OUTLINE = {"fadd": "add", "fsub": "sub", "fmul": "mul", "fdiv": "div"}
 
 
 def to_float(e: Emitter, scalar: Scalar, w: Width, a: str) -> str:
-    """A 16-bit number as float; exact."""
+    """Return a 16-bit number as float; exact."""
     if scalar.name.startswith("bf16"):
         wide = e.new(f"zext {w.of('i16')} {a} to {w.of('i32')}")
         high = e.new(f"shl {w.of('i32')} {wide}, {w.const('i32', 16)}")
@@ -33,7 +33,7 @@ def to_float(e: Emitter, scalar: Scalar, w: Width, a: str) -> str:
 
 
 def from_float(e: Emitter, scalar: Scalar, w: Width, a: str) -> str:
-    """Rounds a float to 16 bits, to nearest even; in the element type of `scalar` (i16 for its halves)."""
+    """Round a float to 16 bits, to nearest even, in the element type of `scalar` (i16 for the half of a pair)."""
     if scalar.name.startswith("bf16"):
         return _round_to_bfloat(e, w, a)
     if not e.target.has_half:
@@ -58,7 +58,7 @@ def _round_to_bfloat(e: Emitter, w: Width, a: str) -> str:
 
 
 def to_tf32(e: Emitter, _op: Operation, w: Width, a: str) -> str:
-    """cvt.rna.tf32.f32 d, a: halves go away from zero, 13 bits of the fraction become zero."""
+    """Return cvt.rna.tf32.f32 of a: ties round away from zero, 13 bits of the fraction become zero."""
     kind = w.of("i32")
     bits = e.new(f"bitcast {w.of('float')} {a} to {kind}")
     more = e.new(f"add {kind} {bits}, {w.const('i32', 1 << 12)}")
@@ -68,7 +68,7 @@ def to_tf32(e: Emitter, _op: Operation, w: Width, a: str) -> str:
 
 
 def in_float(e: Emitter, op: Operation, w: Width, body: Callable[..., str], args: tuple[str, ...]) -> str:
-    """body("float", ...) on 16-bit numbers, or on both halves of a pair."""
+    """Return body("float", ...) of 16-bit numbers, or of both halves of a pair."""
     if op.type.bits == 16:
         return from_float(e, op.type, w, body("float", *(to_float(e, op.type, w, a) for a in args)))
     low, high = zip(*(halves(e, w, a) for a in args), strict=True)
@@ -79,7 +79,7 @@ def in_float(e: Emitter, op: Operation, w: Width, body: Callable[..., str], args
 
 
 def halves(e: Emitter, w: Width, a: str) -> tuple[str, str]:
-    """The low and the high 16 bits."""
+    """Return the low and the high 16 bits."""
     kind, small = w.of("i32"), w.of("i16")
     low = e.new(f"trunc {kind} {a} to {small}")
     high = e.new(f"lshr {kind} {a}, {w.const('i32', 16)}")
@@ -87,6 +87,7 @@ def halves(e: Emitter, w: Width, a: str) -> tuple[str, str]:
 
 
 def join_halves(e: Emitter, w: Width, low: str, high: str) -> str:
+    """Return 32 bits from the low and the high 16 bits."""
     kind = w.of("i32")
     a, b = (e.new(f"zext {w.of('i16')} {half} to {kind}") for half in (low, high))
     b = e.new(f"shl {kind} {b}, {w.const('i32', 16)}")
@@ -94,11 +95,12 @@ def join_halves(e: Emitter, w: Width, low: str, high: str) -> str:
 
 
 def is_small(op: Operation) -> bool:
+    """Return True if the opcode's type is a 16-bit float or a pair of such floats."""
     return op.type.kind == "h" or op.type.bits == 16
 
 
 def finish(e: Emitter, op: Operation, w: Width, element: str, value: str) -> str:
-    """The .sat and .relu endings; both turn NaN into 0."""
+    """Return the value after the opcode's .sat or .relu, if it has one; both turn NaN into 0."""
     kind = w.of(element)
     one = 0x3FF0000000000000 if element == "double" else 0x3F800000
     if "sat" in op.modifiers or "relu" in op.modifiers:
@@ -109,7 +111,7 @@ def finish(e: Emitter, op: Operation, w: Width, element: str, value: str) -> str
 
 
 def arithmetic(e: Emitter, op: Operation, w: Width, name: str, a: str, b: str) -> str:
-    """fadd, fsub, fmul or fdiv with the opcode's rounding."""
+    """Return fadd, fsub, fmul or fdiv with the opcode's rounding."""
 
     def body(element: str, x: str, y: str) -> str:
         if op.rounding:
@@ -125,10 +127,12 @@ def arithmetic(e: Emitter, op: Operation, w: Width, name: str, a: str, b: str) -
 
 
 def divide(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """Return a / b with the opcode's rounding; approximate forms round correctly too."""
     return arithmetic(e, op, w, "fdiv", a, b)
 
 
 def fma(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    """Return a * b + c, rounded once, with the opcode's rounding."""
     return flush(e, op, w, op.type, _fma(e, op, w, *flush_all(e, op, w, a, b, c)))
 
 
@@ -160,7 +164,7 @@ def _finish_small(e: Emitter, op: Operation, w: Width, value: str) -> str:
 
 
 def extreme(e: Emitter, op: Operation, w: Width, name: str, *args: str) -> str:
-    """min and max: of a number and a NaN the number, or NaN with .NaN; -0 is less than +0."""
+    """Return min or max: of a number and a NaN it is the number, with .NaN it is NaN; -0 is less than +0."""
 
     def body(element: str, *numbers: str) -> str:
         kind = w.of(element)
@@ -188,21 +192,23 @@ def _on_bits(e: Emitter, op: Operation, w: Width, a: str, name: str, mask: int) 
 
 
 def clear_sign(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return the absolute value, of both halves of a pair."""
     return _on_bits(e, op, w, a, "and", ~_sign_mask(op.type) & ((1 << op.type.bits) - 1))
 
 
 def flip_sign(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return -a, of both halves of a pair."""
     return _on_bits(e, op, w, a, "xor", _sign_mask(op.type))
 
 
 def copysign(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
-    """PTX names the source of the sign first."""
+    """Return b with the sign of a: PTX names the source of the sign first."""
     kind = w.of(op.llvm)
     return e.intrinsic(f"llvm.copysign.{w.name(op.llvm)}", kind, [(kind, b), (kind, a)])
 
 
 def function(e: Emitter, op: Operation, w: Width, a: str) -> str:
-    """rcp, sqrt, rsqrt, ex2, lg2, sin, cos, tanh; approximations are at least as close as PTX asks."""
+    """Return rcp, sqrt, rsqrt, ex2, lg2, sin, cos or tanh; approximations are at least as close as PTX requires."""
 
     def body(element: str, x: str) -> str:
         kind = w.of(element)
@@ -222,11 +228,12 @@ def function(e: Emitter, op: Operation, w: Width, a: str) -> str:
 
     a = flush(e, op, w, op.type, a)
     value = in_float(e, op, w, body, (a,)) if is_small(op) else body(op.llvm, a)
-    # The others give no denormal of what is none.
+    # The other functions give a denormal only for a denormal.
     return flush(e, op, w, op.type, value) if op.base in ("rcp", "ex2") else value
 
 
 def testp_body(e: Emitter, op: Operation, w: Width, a: str) -> str:
+    """Return True where the number is of the opcode's kind, such as .finite."""
     test = {"finite": 0x1F8, "infinite": 0x204, "number": 0x3FC, "notanumber": 3, "normal": 0x108, "subnormal": 0x90}
     kind = w.of(op.llvm)
     name = next(m for m in op.modifiers if m in test)

@@ -1,4 +1,4 @@
-"""Which state space a generic address is in. Generic addresses are host addresses."""
+"""Tests for the state space of a generic address. Generic addresses are host addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPACES = ("global", "shared", "shared::cta", "local", "const", "param", "param::
 
 
 def is_in_space(e: Emitter, op: Operation, w: Width, a: str) -> str:
-    """isspacep.space p, a. The window of parameters lies in that of global memory, as the PTX manual has it."""
+    """Return isspacep.space of a. Parameters are part of global memory, as in the PTX manual."""
     match op.modifiers[0].split("::")[0]:
         case "shared":
             return in_shared(e, w, a)
@@ -27,7 +27,7 @@ def is_in_space(e: Emitter, op: Operation, w: Width, a: str) -> str:
 
 
 def _within(e: Emitter, w: Width, a: str, start: str, size: str) -> str:
-    """Whether start <= a < start + size; start and size are scalars."""
+    """Return the truth of start <= a < start + size; start and size are scalars."""
     kind = w.of("i64")
     first, count = (e.splat("i64", [one]) if w.lanes > 1 else one for one in (start, size))
     offset = e.new(f"sub {kind} {a}, {first}")
@@ -42,6 +42,7 @@ def _any(e: Emitter, w: Width, truths: list[str]) -> str:
 
 
 def in_shared(e: Emitter, w: Width, a: str) -> str:
+    """Return True where the address is in the block's shared memory."""
     start = e.once("shared", lambda: e.new("ptrtoint ptr %shared to i64"))
     size = e.new(f"zext i32 {warp_field(e, WARP_FIELDS['total'], 'i32')} to i64")
     return _within(e, w, a, start, size)

@@ -1,7 +1,7 @@
-"""Accesses of a group of lanes that lie close together: whole vectors of memory, whose elements go where they belong.
+"""Accesses of a group of lanes that lie close together: whole vectors of memory, and permutations of their elements.
 
-Float4 loads of neighbouring threads, rows that several threads share, every second element: what a lane wants is known
-when the code is made, so that a few vector loads and permutations do what a gather would.
+Examples are float4 loads of neighbouring threads, rows that several threads share, every second element. The compiler
+knows the elements of each lane, so that a few vector loads and permutations replace a gather.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ _CHUNK_BYTES = 64
 _MOST_CHUNKS = 8
 _MOST_SHARING = 4
 
-Source = tuple[int, int]  # (which vector, which of its elements)
+Source = tuple[int, int]  # (number of the vector, number of its element)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Memory as equal chunks of `width` elements that begin at `starts`; the last may overlap the one before.
+    """Memory as equal chunks of `width` elements that begin at `starts`; the last chunk may overlap the one before.
 
-    where[i][lane]: element i of the lane, counted in elements from the first chunk's start, which is `low` bytes from
-    the base."""
+    where[i][lane]: the place of the lane's element i, counted in elements from the first chunk's start, which is `low`
+    bytes from the base.
+    """
 
     low: int
     width: int
@@ -34,12 +35,13 @@ class Span:
     where: tuple[tuple[int, ...], ...]
 
     def source(self, element: int) -> Source:
+        """Return the chunk that holds an element of memory, and the element's place in it."""
         chunk = min(element // self.width, len(self.starts) - 1)
         return chunk, element - self.starts[chunk]
 
     @property
     def users(self) -> dict[int, list[Source]]:
-        """For each element of memory, (element, lane) of those that want it."""
+        """Return, for each element of memory, the (element, lane) pairs that access it."""
         found: dict[int, list[Source]] = {}
         for index, lanes in enumerate(self.where):
             for lane, element in enumerate(lanes):
@@ -48,12 +50,12 @@ class Span:
 
     @property
     def sharing(self) -> int:
-        """How many want the same element, at most."""
-        return max(len(who) for who in self.users.values())
+        """Return the largest number of accesses to one element."""
+        return max(len(sharers) for sharers in self.users.values())
 
 
 def _span(e: Emitter, offsets: tuple[int, ...], access: Access) -> Span | None:
-    """None if the lanes are too far from each other, or their elements do not line up."""
+    """Return the span; None if the lanes are too far from each other, or their elements are not aligned."""
     size, count = access.size, access.count
     if not can_mask(e, access) or any(offset % size for offset in offsets):
         return None
@@ -70,7 +72,7 @@ def _span(e: Emitter, offsets: tuple[int, ...], access: Access) -> Span | None:
 
 
 def load_span(e: Emitter, shape: Affine, pointers: list[str], access: Access) -> list[str] | None:
-    """The elements that the lanes of the groups at these places read, as 32-wide vectors; None: not this way."""
+    """Load the elements of the lanes of the groups at these pointers, as vectors of 32; None: a span does not fit."""
     span = _span(e, shape.offsets, access)
     if span is None or (access.lanes and span.sharing > _MOST_SHARING):
         return None
@@ -93,7 +95,7 @@ def load_span(e: Emitter, shape: Affine, pointers: list[str], access: Access) ->
 
 
 def store_span(e: Emitter, shape: Affine, pointers: list[str], values: list[Value], access: Access) -> bool:
-    """Whether it could be done: no two lanes may meet."""
+    """Store the values, and return True; return False if a span does not fit. No two lanes may write one element."""
     span = _span(e, shape.offsets, access)
     if span is None or span.sharing > 1:
         return False
@@ -106,7 +108,7 @@ def store_span(e: Emitter, shape: Affine, pointers: list[str], values: list[Valu
         first = group * shape.segment
         for start in span.starts:
             if users.keys().isdisjoint(range(start, start + span.width)):
-                continue  # nobody stores here
+                continue  # no lane stores here
             wanted = [users[x][0] if x in users else (-1, 0) for x in range(start, start + span.width)]
             chunk = _fold(e, access.element, WARP, vectors, [(index, first + lane) for index, lane in wanted])
             place = _chunk_place(e, pointer, span, start, access)
@@ -121,7 +123,7 @@ def store_span(e: Emitter, shape: Affine, pointers: list[str], values: list[Valu
 
 
 def concatenate(e: Emitter, element: str, parts: list[str], width: int) -> str:
-    """Vectors of equal width, a power of two of them, as one."""
+    """Return one vector from vectors of equal width; their number is a power of two."""
     while len(parts) > 1:
         kind = f"<{width} x {element}>"
         width *= 2
@@ -139,20 +141,20 @@ def _chunk_place(e: Emitter, pointer: str, span: Span, start: int, access: Acces
 
 
 def _mask(e: Emitter, span: Span, start: int, first: int, access: Access) -> str:
-    """Which elements of a chunk are wanted by running lanes of the group that begins with lane `first`."""
+    """Return the mask of the chunk's elements that running lanes access. first: the first lane of the group."""
     users = span.users
     wanted = [users.get(x, []) for x in range(start, start + span.width)]
     if not access.lanes:
-        return "<" + ", ".join(f"i1 {'true' if who else 'false'}" for who in wanted) + ">"
+        return "<" + ", ".join(f"i1 {'true' if sharers else 'false'}" for sharers in wanted) + ">"
 
     def make() -> str:
         result = ""
         for turn in range(span.sharing):
-            order = ", ".join(f"i32 {first + who[turn][1] if len(who) > turn else 0}" for who in wanted)
-            lanes = f"<{WARP} x i1> {access.lanes}, <{WARP} x i1> poison"
-            one = e.new(f"shufflevector {lanes}, <{span.width} x i32> <{order}>")
-            # Not zeros of the shuffle's other side: LLVM 22 takes <4, 5, 6, 7, and four zeros> for a mere shift.
-            some = ", ".join(f"i1 {'true' if len(who) > turn else 'false'}" for who in wanted)
+            order = ", ".join(f"i32 {first + lanes[turn][1] if len(lanes) > turn else 0}" for lanes in wanted)
+            running = f"<{WARP} x i1> {access.lanes}, <{WARP} x i1> poison"
+            one = e.new(f"shufflevector {running}, <{span.width} x i32> <{order}>")
+            # Not zeros from the shuffle's other operand: LLVM 22 takes <4, 5, 6, 7, and four zeros> for a shift.
+            some = ", ".join(f"i1 {'true' if len(lanes) > turn else 'false'}" for lanes in wanted)
             one = e.new(f"and <{span.width} x i1> {one}, <{some}>")
             result = e.new(f"or <{span.width} x i1> {result}, {one}") if result else one
         return result
@@ -161,7 +163,7 @@ def _mask(e: Emitter, span: Span, start: int, first: int, access: Access) -> str
 
 
 def _pick(e: Emitter, element: str, span: Span, chunks: list[str], lanes: tuple[int, ...]) -> str:
-    """A vector of these elements for the lanes of a group, made in pieces; lanes that share a row share a piece."""
+    """Return a vector of these elements for the lanes of a group, made in pieces; lanes that share a row share one."""
     size = min(span.width, len(lanes))
     pieces: dict[tuple[int, ...], str] = {}
     parts = []
@@ -174,7 +176,7 @@ def _pick(e: Emitter, element: str, span: Span, chunks: list[str], lanes: tuple[
 
 
 def _fold(e: Emitter, element: str, width: int, vectors: Sequence[str], wanted: Sequence[Source]) -> str:
-    """A vector of the wanted elements of vectors of `width`; those of vector -1 may be anything."""
+    """Return a vector of the wanted elements of vectors of `width`; an element of vector -1 may have any value."""
     count = len(wanted)
     used = sorted({vector for vector, _ in wanted if vector >= 0})
     kind = f"<{width} x {element}>"

@@ -13,7 +13,7 @@ WARP_FIELDS |= {"grid": 72}
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
-_GRID = {"%envreg1": 4, "%envreg2": 0}  # halves of an address: so cooperative_groups take them
+_GRID = {"%envreg1": 4, "%envreg2": 0}  # the halves of an address, in the order of cooperative_groups
 _CONSTANTS |= {f"%pm{n}{bits}": 0 for n in range(8) for bits in ("", "_64")}
 _CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64"}
 _TIMERS = {"%globaltimer": "i64", "%globaltimer_lo": "i32", "%globaltimer_hi": "i32"}
@@ -31,6 +31,7 @@ NAMES = frozenset({*_FIELDS, *_CONSTANTS, *_CLOCKS, *_TIMERS, *_LANE_MASKS, *_OT
 
 
 def special(e: Emitter, name: str) -> Value:
+    """Return the value of a special register, one of NAMES."""
     shape = special_shape(name, e.block_shape)
     if name.startswith("%tid."):
         return _thread_index(e, name, shape)
@@ -62,7 +63,7 @@ def special(e: Emitter, name: str) -> Value:
 
 
 def warp_field(e: Emitter, offset: int, kind: str) -> str:
-    """Never changes while the warp runs: loads of it may move over stores."""
+    """Return a field of sg_warp. It never changes while the warp runs: loads of it may move over stores."""
 
     def load() -> str:
         pointer = e.new(f"getelementptr i8, ptr %w, i64 {offset}")

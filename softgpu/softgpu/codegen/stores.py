@@ -26,6 +26,7 @@ from softgpu.ptx.model import Vector
 
 
 def store(e: Emitter, step: Step) -> None:
+    """Emit st, of one element or a list."""
     op = step.op
     source = step.inst.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)
@@ -108,7 +109,7 @@ def _scatter_to(e: Emitter, addresses: str, values: list[Value], access: Access)
 
 
 def _scatter(e: Emitter, values: list[Value], access: Access) -> None:
-    """To %addresses."""
+    """Store to %addresses."""
     for index, value in enumerate(values):
         pointer = e.new(f"getelementptr i8, ptr %in0, i64 {index * WARP * access.size}") if index else "%in0"
         e.put(f"store <32 x {access.element}> {e.vector(value)}, ptr {pointer}")

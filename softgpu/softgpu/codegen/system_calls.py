@@ -1,4 +1,4 @@
-"""The functions that CUDA provides without code: printf, what a failed assertion calls, and a graph's conditions."""
+"""The functions of CUDA without PTX code: printf, failed assertions, and the setting of a graph's conditions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def _spill(e: Emitter, slot: str, operand: Operand, element: str) -> tuple[str, 
 
 
 def overflow(e: Emitter, step: Step) -> None:
-    """More taken from the stack than there is."""
+    """Emit the error of an alloca that exceeds the stack."""
     e.call("sg_rt_overflow", [("ptr", "%w"), ("i32", str(step.inst.line))])
 
 
 def nowhere(e: Emitter, step: Step) -> None:
-    """A call through a pointer to none of the functions that it may reach."""
+    """Emit the error of a call through a pointer to none of the functions that it may reach."""
     slot = _spill(e, "%in0", step.inst.operands[0], "i64")
     e.call("sg_rt_nowhere", [("ptr", "%w"), ("i32", str(step.inst.line)), slot, ("i32", e.mask())])
 
 
 def vprintf(e: Emitter, step: Step) -> None:
-    """int vprintf(const char *format, void *arguments)."""
+    """Emit the call of vprintf, which takes a format and a pointer to the arguments, and returns an int."""
     target, format_, arguments = step.inst.operands
     slots = [_spill(e, "%in0", format_, "i64"), _spill(e, "%in1", arguments, "i64")]
     e.call("sg_rt_vprintf", [("ptr", "%w"), *slots, ("i32", e.mask()), ("ptr", "%out")])
@@ -35,7 +35,7 @@ def vprintf(e: Emitter, step: Step) -> None:
 
 
 def assert_fail(e: Emitter, step: Step) -> None:
-    """void __assertfail(const char *message, const char *file, unsigned line, const char *function, size_t)."""
+    """Emit void __assertfail(const char *message, const char *file, unsigned line, const char *function, size_t)."""
     kinds = ("i64", "i64", "i32", "i64")
     slots = [
         _spill(e, f"%in{index}", operand, kind)
@@ -45,7 +45,7 @@ def assert_fail(e: Emitter, step: Step) -> None:
 
 
 def set_conditional(e: Emitter, step: Step) -> None:
-    """void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value)."""
+    """Emit the call of void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value)."""
     handle, value = step.inst.operands
     slots = [_spill(e, "%in0", handle, "i64"), _spill(e, "%in1", value, "i32")]
     e.call("sg_rt_set_condition", [("ptr", "%w"), *slots, ("i32", e.mask())])

@@ -1,4 +1,4 @@
-"""mma: the product of two small matrices that lie spread over a warp, plus a third."""
+"""mma: the product of two small matrices that are spread over a warp, plus a third."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from softgpu.ptx.types import SCALARS
 
 
 def objection(op: Operation, operands: tuple[Operand, ...], registers: Mapping[str, str]) -> str:
-    """What is wrong with the operands of mma; "" if nothing."""
+    """Return the error in the operands of mma; "" if there is none."""
     form = FORMS[op.opcode]
     for place, (operand, count) in enumerate(zip(operands, form.counts, strict=True)):
         items = _items(operand)
@@ -37,13 +37,13 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 
 
 def need_whole_warp(e: Emitter, step: Step) -> None:
-    """Ends the launch where lanes are missing from an instruction that the whole warp does together."""
+    """End the launch if lanes are missing from an instruction that the whole warp executes together."""
     if not e.is_full:
         e.call("sg_rt_need_warp", [("ptr", "%w"), ("i32", e.mask()), ("i32", str(step.inst.line))])
 
 
 def multiply(e: Emitter, step: Step) -> None:
-    """mma d, a, b, c."""
+    """Emit mma d, a, b, c."""
     form = FORMS[step.op.opcode]
     need_whole_warp(e, step)
     sources = []

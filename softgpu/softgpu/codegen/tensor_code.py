@@ -1,7 +1,6 @@
 """The code of an mma form: a function of the module that widens tiles and adds up rows of eight columns.
 
-Registers of a warp, one behind the other in memory, are tiles of eight rows as they stand, of the second factor
-transposed.
+Registers of a warp, one behind the other in memory, are tiles of eight rows; those of the second factor are transposed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from softgpu.codegen.forms import SIDE, TF32_BITS, Form
 
 
 def function(form: Form, e: Emitter) -> str:
-    """The text of void mma(ptr %a, ptr %b, ptr %c): c += a b, on registers of whole warps."""
+    """Return the text of void mma(ptr %a, ptr %b, ptr %c): c += a b, on registers of whole warps."""
     return "\n".join(_TensorFunction(form, e).lines())
 
 
@@ -65,7 +64,7 @@ class _TensorFunction:
         return self.new(f"call {self.row} @{name}({self.row} {a}, {self.row} {b}, {self.row} {c})")
 
     def widened(self, source: str, target: str, count: int) -> str:
-        """Tiles of a smaller kind as floats; of tf32 the bits below its fraction are left out."""
+        """Convert tiles of a smaller type to floats; of tf32, drop the bits below its fraction."""
         for index in range(count):
             here, there = self.at(source, f"<{WARP} x i32>", index), self.at(target, "float", index * self.tile)
             if self.form.kind == "f16" and not self.e.target.has_half:
@@ -95,8 +94,10 @@ class _TensorFunction:
         self.text.append(f"call void @sg_rt_{name}(ptr {source}, ptr {target}, i32 {count})")
 
     def turned(self, source: str, tile: int) -> list[str]:
-        """The rows of a tile of b, which lies transposed: each shuffle makes the first bit of an element's place the
-        last one, and three of them those of its column."""
+        """Return the rows of a tile of b, which is transposed in memory.
+
+        Each shuffle moves the first bit of an element's place to the end; three of them move the bits of its column.
+        """
         count = self.form.columns
         start = tile * self.tile
         rows = [
@@ -109,12 +110,12 @@ class _TensorFunction:
         return rows
 
     def mixed(self, kind: str, one: str, other: str, start: int, lanes: int) -> str:
-        """Elements of both in turn, from `start` on."""
+        """Return the elements of both vectors in turn, from `start` on."""
         order = (index for i in range(SIDE // 2) for index in (start + i, lanes + start + i))
         return self.new(f"shufflevector {kind} {one}, {kind} {other}, {_order(order)}")
 
     def load_rows(self, high: int) -> Iterator[str]:
-        """The rows of the high-th tile of c: two registers hold the even and the odd columns."""
+        """Yield the rows of the high-th tile of c: two registers hold the even and the odd columns."""
         if self.form.result == "f16":
             source = self.at("%c", f"<{WARP} x i32>", high)
             if not self.e.target.has_half:
@@ -133,7 +134,7 @@ class _TensorFunction:
             yield self.mixed(few, one, other, 0, SIDE // 2)
 
     def halves(self, high: int, row: int) -> list[str]:
-        """Where the even and the odd columns of a row of c are."""
+        """Return pointers to the even and the odd columns of a row of c."""
         return [self.at("%c", self.type, (2 * high + odd) * WARP + row * SIDE // 2) for odd in (0, 1)]
 
     def store_rows(self, high: int, sums: list[str]) -> None:

@@ -12,7 +12,7 @@ _ACTIONS = ("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vavrg", *COMPARISONS)
 
 
 def body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
-    """vop2/vop4[.sat].dtype.atype.btype[.add] d, a, b, c. With .add, d = c + the sum of what the parts give."""
+    """Return vop2/vop4[.sat].dtype.atype.btype[.add] of a, b, c. With .add, it is c + the sum of the parts' results."""
     action = next((word for word in op.modifiers if word in COMPARISONS), op.base[:-1])
     signs = [scalar.signed for scalar in op.types]
     if len(signs) == 2:  # vset names no type for the result

@@ -1,4 +1,4 @@
-"""Instructions in which the lanes of a warp, or the warps of a block, see each other."""
+"""Instructions through which the lanes of a warp, or the warps of a block, communicate."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _ALL = (1 << WARP) - 1
 
 
 def uniform_shape(_op: Operation, _sources: list[Shape]) -> Shape:
+    """Return the shape of one result for the warp."""
     return UNIFORM
 
 
 def shuffle_shape(_op: Operation, _sources: list[Shape]) -> Shape:
+    """Return the shape of a shuffle's result, which may differ in every lane."""
     return VARYING
 
 
 def members_shape(_op: Operation, sources: list[Shape]) -> Shape:
-    """Of vote and redux: one result for the warp, unless lanes name different members."""
+    """Return the shape of the result of vote and redux: one for the warp, unless lanes name different members."""
     return UNIFORM if len(sources) < 2 or is_uniform(sources[1]) else VARYING
 
 
@@ -35,7 +37,7 @@ def _constant(e: Emitter, operand: Operand) -> int | None:
 
 
 def source_lane(mode: str, lane: int, by: int, clamp: int) -> tuple[int, bool]:
-    """The lane that `lane` reads from and whether it is in range, as the PTX manual's shfl defines them."""
+    """Return the lane that `lane` reads from, and True if it is in range, as the PTX manual defines shfl."""
     bound, segment = clamp & 31, clamp >> 8 & 31
     by &= 31
     low = lane & segment
@@ -54,7 +56,7 @@ def source_lane(mode: str, lane: int, by: int, clamp: int) -> tuple[int, bool]:
 
 
 def shuffle(e: Emitter, step: Step) -> None:
-    """shfl.sync.mode.b32 d[|p], a, b, c, members."""
+    """Emit shfl.sync.mode.b32 d[|p], a, b, c, members."""
     op = step.op
     target, a, b, c = step.inst.operands[:4]
     mode = next(m for m in op.modifiers if m in ("up", "down", "bfly", "idx"))
@@ -92,15 +94,16 @@ def shuffle(e: Emitter, step: Step) -> None:
 
 
 def _running(e: Emitter, step: Step) -> str:
-    """All bits set in the lanes that run the instruction."""
+    """Return all bits set in the lanes that run the instruction, else 0."""
     return e.new(f"sext <32 x i1> {e.unpack(e.active(step)[0])} to <32 x i32>")
 
 
 def _undefined_shown(e: Emitter, step: Step, value: str, ran: str) -> str:
-    """PTX leaves undefined what a lane reads from one that does not run. Programs that need it are right by chance: the
-    first such read is told, and the value has all bits set, as uninitialised memory has in strict mode.
+    """Return the value with all bits set in lanes that read a lane that does not run, and report the first such read.
 
-    ran: all bits set where the lane that was read runs."""
+    PTX leaves such a value undefined, so programs that need it are right by chance. Uninitialised memory has all bits
+    set in strict mode too. ran: all bits set where the lane that was read runs.
+    """
     absent = e.new(f"xor <32 x i32> {ran}, splat (i32 -1)")
     stray = e.new(f"bitcast <32 x i1> {e.new(f'icmp ne <32 x i32> {absent}, zeroinitializer')} to i32")
     lanes = e.new(f"and i32 {e.active(step)[0]}, {stray}")
@@ -109,7 +112,7 @@ def _undefined_shown(e: Emitter, step: Step, value: str, ran: str) -> str:
 
 
 def _members(e: Emitter, operand: Operand | None) -> tuple[Width, str]:
-    """The running lanes among those that the instruction names: one mask, or one for each lane where they differ."""
+    """Return the running lanes among those that the instruction names: one mask, or a mask per lane if they differ."""
     mask = e.mask()
     if operand is None or _constant(e, operand) in (-1, _ALL):
         return SCALAR, mask
@@ -128,7 +131,7 @@ def _result(w: Width, element: str, value: str) -> Value:
 
 
 def vote(e: Emitter, step: Step) -> None:
-    """vote[.sync].mode d, {!}p[, members]."""
+    """Emit vote[.sync].mode d, {!}p[, members]."""
     op = step.op
     target, predicate = step.inst.operands[:2]
     w, members = _members(e, step.inst.operands[2] if len(step.inst.operands) > 2 else None)
@@ -140,31 +143,32 @@ def vote(e: Emitter, step: Step) -> None:
     if "ballot" in op.modifiers:
         e.write(target.name, _result(w, "i32", yes), step)
         return
-    everyone = e.new(f"icmp eq {kind} {yes}, {members}")
-    nobody = e.new(f"icmp eq {kind} {yes}, {w.const('i32', 0)}")
+    all_members = e.new(f"icmp eq {kind} {yes}, {members}")
+    no_member = e.new(f"icmp eq {kind} {yes}, {w.const('i32', 0)}")
     if "uni" in op.modifiers:
-        result = e.new(f"or {w.of('i1')} {everyone}, {nobody}")
+        result = e.new(f"or {w.of('i1')} {all_members}, {no_member}")
     elif "all" in op.modifiers:
-        result = everyone
+        result = all_members
     else:
-        result = e.new(f"xor {w.of('i1')} {nobody}, {w.const('i1', 1)}")
+        result = e.new(f"xor {w.of('i1')} {no_member}, {w.const('i1', 1)}")
     e.write(target.name, _result(w, "i1", result), step)
 
 
 def activemask(e: Emitter, step: Step) -> None:
+    """Emit activemask: the running lanes as bits."""
     target = step.inst.operands[0]
     assert isinstance(target, Register)
     e.write(target.name, Value(UNIFORM, "i32", [e.mask()]), step)
 
 
 def match(e: Emitter, step: Step) -> None:
-    """match.any/all.sync.type d[|p], a, members."""
+    """Emit match.any/all.sync.type d[|p], a, members."""
     op = step.op
     target, a = step.inst.operands[:2]
     w, members = _members(e, step.inst.operands[2])
     kind = VECTOR.of("i32")
     e.put(f"store {VECTOR.of(f'i{op.type.bits}')} {e.vector(e.read(a, f'i{op.type.bits}'))}, ptr %in0")
-    # Among the running lanes first: which of them are members may differ from lane to lane.
+    # First among all running lanes: the set of members may differ from lane to lane.
     arguments = [("ptr", "%in0"), ("i32", e.mask()), ("ptr", "%out")]
     e.call(f"sg_rt_match_b{op.type.bits}", arguments)
     each = members if w is VECTOR else e.splat("i32", [members])
@@ -180,7 +184,7 @@ def match(e: Emitter, step: Step) -> None:
 
 
 def reduce(e: Emitter, step: Step) -> None:
-    """redux.sync.op.type d, a, members."""
+    """Emit redux.sync.op.type d, a, members."""
     op = step.op
     target, a, named = step.inst.operands
     w, members = _members(e, named)
@@ -199,7 +203,7 @@ def reduce(e: Emitter, step: Step) -> None:
 
 
 def _of_one(e: Emitter, value: Value) -> str:
-    """What all running lanes have, whether or not the compiler can tell."""
+    """Return the value that all running lanes have, even if the compiler does not know that they agree."""
     if is_uniform(value.shape):
         return value.parts[0]
     first = e.intrinsic("llvm.cttz.i32", "i32", [("i32", e.mask()), ("i1", "false")])
@@ -213,7 +217,7 @@ def _barrier_arguments(e: Emitter, operands: tuple[Operand, ...]) -> list[tuple[
 
 
 def barrier(e: Emitter, step: Step) -> None:
-    """bar.sync a[, threads], bar.arrive a, threads and bar.warp.sync. Other warps run at this point."""
+    """Emit bar.sync a[, threads], bar.arrive a, threads and bar.warp.sync. Other warps run at a bar.sync."""
     op = step.op
     if "warp" in op.modifiers:
         e.put('fence syncscope("singlethread") seq_cst')
@@ -224,7 +228,7 @@ def barrier(e: Emitter, step: Step) -> None:
 
 
 def barrier_reduce(e: Emitter, step: Step) -> None:
-    """bar.red.op.type d, a[, threads], {!}p."""
+    """Emit bar.red.op.type d, a[, threads], {!}p."""
     op = step.op
     target, *numbers, predicate = step.inst.operands
     bits = e.pack(e.vector(e.read(predicate, "i1")))
@@ -240,26 +244,28 @@ def barrier_reduce(e: Emitter, step: Step) -> None:
 
 
 def fence(e: Emitter, _step: Step) -> None:
+    """Emit a fence of the strongest order."""
     e.put("fence seq_cst")
 
 
 def nothing(e: Emitter, step: Step) -> None:
-    """Hints."""
+    """Emit no code: the instruction is a hint."""
 
 
 def policy(e: Emitter, step: Step) -> None:
-    """createpolicy d, ...: what caches are to do, which there are none of."""
+    """Emit createpolicy d, ...: a hint for caches, which do not exist here. The policy is 0."""
     target = step.inst.operands[0]
     assert isinstance(target, Register)
     e.write(target.name, Value(UNIFORM, "i64", ["0"]), step)
 
 
 def trap(e: Emitter, step: Step) -> None:
+    """Emit trap, which ends the launch with an error."""
     e.call("sg_rt_trap", [("ptr", "%w"), ("i32", str(step.inst.line))])
 
 
 def elect(e: Emitter, step: Step) -> None:
-    """elect.sync d|p, members: the lowest of the running lanes."""
+    """Emit elect.sync d|p, members: it picks the lowest of the running members."""
     target, named = step.inst.operands
     w, members = _members(e, named)
     each = members if w is VECTOR else e.splat("i32", [members])
