@@ -141,7 +141,7 @@ def strict_mode(library: ctypes.CDLL, seed: int | None) -> None:
 
 
 def inject(fault: Fault, ordinal: int = 0) -> None:
-    """Add a fault to a loaded device. A device holds up to 32 faults that have not come yet."""
+    """Add a fault to a loaded device. At most 32 faults of all devices together may still be to come."""
     library = _present().library
     _check(library, inject_fault(library, ordinal, fault))
 

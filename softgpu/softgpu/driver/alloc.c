@@ -38,8 +38,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* host: free only what the host calls allocated; otherwise only device and managed memory, pools included.
- * stream: in its order; NULL: at once. */
+/* Frees memory. host: only memory of the host calls; otherwise only device and managed memory, pools included.
+ * stream: free in its order; NULL: at once. */
 static CUresult release(uintptr_t base, bool host, CUstream stream) {
   allocation entry;
   if (base == 0) return CUDA_SUCCESS;
@@ -56,10 +56,10 @@ static CUresult release(uintptr_t base, bool host, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-/* Work under way may use the memory: CUDA waits for it too. Inside a host function there is no waiting. */
+/* Waits for work under way, which may use the memory, as CUDA does. Inside a host function this does not wait. */
 static void settle(CUcontext ctx) { (void)context_wait(ctx); }
 
-/* In strict mode: memory of a pool is freed without waiting, says CUDA, so that its user must have waited. */
+/* In strict mode, checks that pool memory is not in use: CUDA frees it without waiting, so the program must wait. */
 static CUresult look_in_use(CUcontext ctx, CUdeviceptr address) {
   allocation entry;
   bool pooled = atomic_load(&strict) && memory_find(address, &entry) && entry.base == address && entry.pool != NULL;

@@ -1,4 +1,4 @@
-/* Attributes of streams and of kernel nodes: priorities, and that a launch is cooperative, are kept; hints are forgotten. */
+/* Attributes of streams and kernel nodes: priorities and cooperative launches are kept, hints are ignored. */
 #include "driver.h"
 
 #include <string.h>

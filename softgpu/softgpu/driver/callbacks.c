@@ -1,4 +1,4 @@
-/* The older kind of host function, which is told the stream and how its work went. */
+/* The older kind of host function, whose arguments are the stream and the status of its work. */
 #include "driver.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Stream capture: work submitted to a capturing stream becomes graph nodes instead of running.
  *
- * A stream's tail is the set of nodes that its next node will depend on. An event recorded in a capture remembers a
- * tail; waiting for it joins the waiting stream to the capture (fork) or adds to its tail (join).
+ * The tail of a stream is the set of nodes on which its next node will depend. An event recorded in a capture keeps a
+ * tail; a wait for it joins the waiting stream to the capture (fork), or adds to its tail (join).
  */
 #include "driver.h"
 
@@ -10,7 +10,7 @@
 
 pthread_mutex_t capture_lock = PTHREAD_MUTEX_INITIALIZER;
 static capture *captures;         /* under capture_lock */
-static _Atomic int capture_count; /* of captures: read without the lock by calls that need no more than "none" */
+static _Atomic int capture_count; /* of captures; calls read it without the lock to learn if there is any */
 static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 static capture *find_locked(unsigned long long id) {
@@ -25,7 +25,7 @@ static void add_stream_locked(capture *c, CUstream s) {
   atomic_store_explicit(&s->capture, c, memory_order_release);
 }
 
-/* Ends a capture; its graph is the caller's business. */
+/* Ends a capture. The caller owns its graph afterwards. */
 static void end_locked(capture *c) {
   while (c->streams != NULL) {
     CUstream s = c->streams;
@@ -88,7 +88,7 @@ CUresult capture_legacy_gate(CUstream s) {
   return CUDA_SUCCESS;
 }
 
-/* --- what capturing streams do */
+/* --- the work of capturing streams */
 
 static CUresult op_locked(capture *c, CUstream s, const op *o) {
   CUgraphNode node;
@@ -175,7 +175,7 @@ static void leave_locked(capture *c, CUstream s) {
   atomic_store(&s->capture, NULL);
 }
 
-/* A capture whose origin dies can never end, so it ends here. Other streams leave; their work must still be joined. */
+/* Ends a capture whose origin dies, since no call can end it. Another stream leaves; its work must still be joined. */
 void capture_drop_stream(CUstream s) {
   CUgraph orphan = NULL;
   pthread_mutex_lock(&capture_lock);
@@ -235,7 +235,7 @@ static bool reach(struct nodes *reached, bool *seen, const struct nodes *from) {
   return good;
 }
 
-/* Whether every stream's tail leads to the origin's. */
+/* True if a path leads from every stream's tail to the tail of the origin. */
 static bool joined_locked(const capture *c) {
   struct nodes reached = {0};
   bool *seen = calloc(c->graph->nodes.count + 1, 1);
@@ -265,7 +265,7 @@ static CUresult finish_locked(CUstream s, CUgraph *graph, CUgraph *dead) {
   return status;
 }
 
-/* Ends the capture that began in s; the graph that it leaves is NULL if it failed. */
+/* Ends the capture that began in s. Its graph is NULL if the capture failed. */
 CUresult capture_end(CUstream s, CUgraph *graph) {
   CUgraph dead = NULL;
   *graph = NULL;

@@ -1,9 +1,9 @@
-/* What the driver's source files share: handles, contexts, streams, operations and graphs of the software device.
+/* Declarations of all source files of the driver: handles, contexts, streams, operations and graphs of a device.
  *
- * Every piece of work is an `op`, queued in its stream (work.c) and run by whoever waits for it or by a worker.
+ * Every piece of work is an `op`. Its stream queues it (work.c), and a thread that waits for it, or a worker, runs it.
  *
  * Locks, in the order in which they may be taken: capture_lock, state_lock, work_lock, memory_lock, a handle list's.
- * None is held while work runs or the compiler is called, since both may wait for Python's interpreter lock.
+ * A thread holds no lock while it runs work or calls the compiler: both may wait for Python's interpreter lock.
  */
 #ifndef SOFTGPU_DRIVER_H
 #define SOFTGPU_DRIVER_H
@@ -23,15 +23,15 @@ enum {
   MAX_BLOCK_Z = 64,
   MAX_GRID_YZ = 65535,
   MAX_PARAM_BYTES = 32764,
-  PARAM_ALIGNMENT = 64,            /* no parameter type asks for more */
-  SHARED_DEFAULT_BYTES = 48 << 10, /* a block's, without asking for more */
+  PARAM_ALIGNMENT = 64,            /* no parameter type needs more */
+  SHARED_DEFAULT_BYTES = 48 << 10, /* of a block, without an attribute */
   SHARED_OPTIN_BYTES = 163 << 10,  /* with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, as on sm_80 */
   SHARED_SM_BYTES = 164 << 10,
   ALIGNMENT = 512, /* of device memory, and its granularity */
   LIMITS = 10,
 };
 
-/* --- errors (errors.c). Every failure leaves a sentence for softgpu_last_error and a status for the caller. */
+/* --- errors (errors.c). Every failure gives softgpu_last_error a sentence, and the caller a status. */
 
 void explain(const char *format, ...) __attribute__((format(printf, 1, 2), cold));
 
@@ -47,8 +47,8 @@ void explain(const char *format, ...) __attribute__((format(printf, 1, 2), cold)
   } while (0)
 #define REQUIRE_POINTER(p) REQUIRE((p) != NULL, CUDA_ERROR_INVALID_VALUE, "%s: %s is NULL", __func__, #p)
 
-/* --- handles (handles.c). They begin with a handle, whose kind is 0 once destroyed. Their memory is never given back
- * to the C library, so that a stale handle is an error and not a crash. */
+/* --- handles (handles.c). Each object begins with a handle, whose kind is 0 after destruction. The C library never
+ * gets the memory back, so that a stale handle is an error and not a crash. */
 
 enum handle_kind {
   HANDLE_CONTEXT = 1,
@@ -68,20 +68,20 @@ enum handle_kind {
 typedef struct handle {
   uint32_t magic;
   uint32_t kind;
-  struct handle *next; /* in the list of destroyed ones */
+  struct handle *next; /* in the list of destroyed handles */
 } handle;
 
 void *handle_new(enum handle_kind kind, size_t bytes); /* zeroed; NULL without memory */
 void handle_delete(void *object);
-void handle_kill(void *object);                         /* the first half of that: no longer a live handle */
-void handle_bury(void *object, enum handle_kind kind);  /* the second: may be reused */
+void handle_kill(void *object);                         /* the first half of handle_delete: the handle is not live */
+void handle_bury(void *object, enum handle_kind kind);  /* the second half: its memory may be reused */
 bool handle_is(const void *object, enum handle_kind kind);
 unsigned long long unique_id(void);
 
 #define REQUIRE_HANDLE(object, kind) \
   REQUIRE(handle_is((object), (kind)), CUDA_ERROR_INVALID_HANDLE, "%s: %s is not a live handle", __func__, #object)
 
-/* For what the shortest work looks at: a thread's variable without a call. */
+/* For thread variables that short work reads: access without a call. */
 #define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 
 /* --- threads (thread.c) */
@@ -103,14 +103,14 @@ typedef struct device {
   CUcontext primary;   /* under state_lock, as the next two */
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
-  _Atomic uint32_t stop; /* its kernels end; until it gets a new context */
-  char stopped[256];     /* the names of those that ran when it was set; written before it */
-  struct model *model; /* of its time; NULL: work takes what it takes */
+  _Atomic uint32_t stop; /* its kernels end, until the device gets a new context */
+  char stopped[256];     /* the names of the kernels that ran when stop was set; written before stop */
+  struct model *model; /* of its time; NULL: no time is modelled */
   _Atomic bool faulty; /* faults may come */
   _Atomic bool lost;
 } device;
 
-/* In strict mode, a place in the order of all work: of each track of work, how much has come before (order.c). */
+/* In strict mode, a place in the order of all work: for each track, how much of its work came before (order.c). */
 enum { TRACKS = 64 };
 typedef struct moment {
   uint64_t at[TRACKS];
@@ -125,21 +125,21 @@ struct CUstream_st {
   struct CUstream_st *next; /* in the context */
   /* Under work_lock. */
   struct work *first, *last; /* submitted and not yet done */
-  size_t waiting;            /* how many */
+  size_t waiting;            /* their number */
   bool running;              /* a thread runs the first */
   bool dying;                /* destroyed; buried with the last of its work */
-  uint64_t legacy_seen;      /* the work of the default stream that this one last waited for */
+  uint64_t legacy_seen;      /* the work of the default stream for which this stream last waited */
   int64_t clock_ns;          /* the modelled end of its latest work */
   struct CUstream_st *next_busy;
   uint32_t track;
-  moment order; /* of its latest work, and of what the next will wait for */
-  /* Under capture_lock; `capture` may be read without to learn whether there is one. */
+  moment order; /* of its latest work, and of the work for which the next will wait */
+  /* Under capture_lock; a thread may read without the lock if there is a capture. */
   _Atomic(struct capture *) capture;
   struct CUstream_st *next_captured;
   struct nodes {
     CUgraphNode *items;
     size_t count, capacity;
-  } tail; /* what the next captured node depends on */
+  } tail; /* the nodes on which the next captured node depends */
 };
 
 struct CUctx_st {
@@ -148,14 +148,14 @@ struct CUctx_st {
   unsigned flags;
   unsigned long long id;
   _Atomic int sticky; /* the CUresult of the kernel that failed; every later call returns it */
-  char failure[512];  /* what that kernel said; written before sticky */
+  char failure[512];  /* the message of that error; written before sticky */
   _Atomic bool dying;
   bool primary;
   uint32_t peers; /* bit d: access to device d was enabled */
   size_t limits[LIMITS];
   struct CUstream_st *streams; /* under state_lock */
   struct CUstream_st legacy, per_thread;
-  moment all, blocking; /* under work_lock: of the latest work of all its streams, of its blocking ones */
+  moment all, blocking; /* under work_lock: of the latest work of all its streams, and of its blocking streams */
 };
 
 extern device devices[MAX_DEVICES];
@@ -169,9 +169,9 @@ extern pthread_mutex_t state_lock;
 
 CUresult require_init(void);
 CUresult device_get(CUdevice ordinal, device **dev);
-int processor_count(void);                /* of the machine; a device has as many multiprocessors */
+int processor_count(void);                /* of the machine; also the number of a device's multiprocessors */
 CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
-CUcontext peek_context(void);             /* NULL if none */
+CUcontext peek_context(void);             /* NULL if none is current */
 CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
 CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
@@ -188,7 +188,7 @@ typedef struct hints { /* managed.c */
 } hints;
 typedef struct allocation {
   uintptr_t base;
-  size_t bytes;    /* asked for */
+  size_t bytes;    /* as the program requested */
   size_t reserved; /* taken from the device */
   enum memory_kind kind;
   unsigned flags;
@@ -197,8 +197,8 @@ typedef struct allocation {
   CUmemoryPool pool;
   hints *hints;              /* of managed memory; NULL: none yet */
   struct graph_block *graph; /* NULL unless nodes allocate and free it */
-  bool mapped;  /* by hand (mapped.c), and not to be freed */
-  bool leaving; /* its freeing is queued: for work under way only */
+  bool mapped;  /* by hand (mapped.c): never freed */
+  bool leaving; /* its freeing is queued: only work under way may use it */
   unsigned long long id;
 } allocation;
 
@@ -223,17 +223,17 @@ CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
 hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */
-CUresult memory_set_mapped(const allocation *entries, size_t count); /* all there is mapped by hand, by base */
+CUresult memory_set_mapped(const allocation *entries, size_t count); /* all memory mapped by hand, by base */
 bool mapped_is_reserved(uintptr_t address);                         /* by cuMemAddressReserve */
-void memory_disown(uintptr_t base);                          /* no graph's any more */
-bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
+void memory_disown(uintptr_t base);                          /* no graph owns it any more */
+bool memory_leave(uintptr_t base, allocation *leaving);      /* not found by programs, but there until its removal */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
-CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes, kind, device, context */
+CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry has bytes, kind, device, context */
 void memory_give_back(const allocation *entry);              /* after memory_remove */
 static inline size_t memory_round(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
 void memory_free_context(CUcontext ctx);
-void memory_changed(void); /* what was found so far may be gone */
-void regions_narrow_locked(uint64_t address, sg_range *range); /* to where checked code may go from the address */
+void memory_changed(void); /* ranges that were found before may be gone */
+void regions_narrow_locked(uint64_t address, sg_range *range); /* to the bytes that checked code may access */
 void regions_forget_locked(uint64_t address, uint64_t bytes);
 extern CUmemoryPool host_pool, managed_pool;
 CUresult pool_location(CUmemLocation location, device **dev); /* NULL: the host */
@@ -258,16 +258,16 @@ typedef struct library {
   size_t image_bytes; /* 0: text */
   uint32_t kernel_count;
   struct kernel **kernels;
-  bool shares_module; /* no globals, so that the first module serves every device */
+  bool shares_module; /* it has no globals, so that every device uses the first module */
   struct loaded {
     _Atomic bool ready;
     uint64_t module;
     const sg_global_info *globals;
     uint32_t global_count;
-  } first, loaded[MAX_DEVICES]; /* by device, for an image's globals exist once on each */
+  } first, loaded[MAX_DEVICES]; /* by device, since an image's globals exist once on each */
 } library;
 
-typedef struct kernel { /* what both CUkernel and CUfunction point to */
+typedef struct kernel { /* the object of both CUkernel and CUfunction */
   handle head;
   library *lib;
   uint32_t index;
@@ -304,7 +304,7 @@ CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
 void **kernel_pointers(const kernel *kern, void *storage);
 
-/* Around a kernel's run, and before a library's names go (running.c). */
+/* Called before and after a kernel's run, and before the names of a library go (running.c). */
 void running_begin(device *dev, const kernel *kern);
 void running_end(void);
 void running_settle(void);
@@ -321,7 +321,7 @@ typedef struct copy {
   const uint8_t *src;
   size_t width, height, depth;
   size_t dst_pitch, dst_slice, src_pitch, src_slice;
-  bool staged; /* src may change once the copy was submitted */
+  bool staged; /* src may change after the submission of the copy */
 } copy;
 typedef struct fill {
   uint8_t *dst;
@@ -345,7 +345,7 @@ typedef struct op {
     } host;
     CUevent event;    /* OP_RECORD, OP_WAIT */
     CUgraph child;    /* OP_CHILD: a node that embeds a graph */
-    CUgraphExec exec; /* OP_EXEC: an instance, launched or embedded */
+    CUgraphExec exec; /* OP_EXEC: an instance that is launched or embedded */
     allocation freed; /* OP_FREE */
     word word;        /* OP_WAIT_WORD, OP_WRITE_WORD */
     struct graph_block *block;       /* OP_GRAPH_ALLOC, OP_GRAPH_FREE */
@@ -354,14 +354,14 @@ typedef struct op {
   };
 } op;
 
-/* Whether a node with it owns what it names. */
+/* True if a node with this operation owns the object of the operation. */
 static inline bool op_owns(const op *o) {
   return o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
 }
 CUresult op_run(const op *o, CUcontext ctx);
 CUresult word_wait(const word *w, CUcontext ctx);
 CUresult word_write(const word *w);
-/* Queues it, or captures it. Parameters, and the source of a staged copy, are copied. wait: until it is done. */
+/* Queues or captures the operation. Parameters, and the source of a staged copy, are copied. wait: until it is done. */
 CUresult submit(CUstream s, const op *o, bool wait);
 CUresult copy_check(const copy *c, bool src_known, bool dst_known);
 CUresult fill_check(const fill *f);
@@ -370,35 +370,35 @@ CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c);
 /* --- faults (faults.c) */
 
 enum fault_site { FAULT_AT_ALLOCATION, FAULT_AT_KERNEL, FAULT_AT_COPY };
-/* The fault that comes now, if one does. name: of a kernel; ctx: of a kernel or copy. Ask where dev->faulty. */
+/* The fault that comes now, or CUDA_SUCCESS. name: of a kernel; ctx: of a kernel or copy. Call it if dev->faulty. */
 CUresult fault_at(enum fault_site site, device *dev, CUcontext ctx, const char *name);
-void faults_let_go(bool all); /* ends all hangs, or those of dying contexts */
+void faults_let_go(bool all); /* ends all hangs, or only the hangs of dying contexts */
 
 /* --- strict mode (strict.c) */
 
 extern _Atomic bool strict;
 uint32_t strict_draw(uint32_t limit);
 void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
-void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
-CUresult pools_look(CUcontext ctx);               /* at the freed blocks of all pools */
+void memory_free(uintptr_t base, size_t bytes);   /* to the C library, in strict mode later */
+CUresult pools_look(CUcontext ctx);               /* checks the freed blocks of all pools */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
 CUresult strict_look(CUcontext ctx); /* fails it if freed memory was written */
 CUresult strict_look_at(CUcontext ctx, uintptr_t base, size_t bytes);
-void strict_note(uintptr_t base, size_t bytes); /* of poison that leaves a pool: for the next look */
+void strict_note(uintptr_t base, size_t bytes); /* of poison that leaves a pool: for the next check */
 void pools_poison(void);
 void track_take(CUstream s);
 void track_give_back(CUstream s);
 void host_learns_all_locked(void);
-void race_forget(uintptr_t base, size_t bytes); /* it goes back to the C library, which may give it to anybody */
+void race_forget(uintptr_t base, size_t bytes); /* the memory goes back to the C library, which may reuse it */
 void race_forget_all(void);
 
-/* --- queues and who runs them (work.c, submit.c, workers.c; events: event.c) */
+/* --- queues and the threads that run them (work.c, submit.c, workers.c; events: event.c) */
 
 typedef struct fence { /* under work_lock */
   unsigned references;
   bool done;
-  CUstream stream; /* which signals it; alive until it has */
-  int64_t time_ns; /* when it was done */
+  CUstream stream; /* the stream that signals it; alive until then */
+  int64_t time_ns; /* the time when it was done */
   moment *moment;  /* of the work that signals it; NULL if that was not submitted in strict mode */
   struct fence *next;
 } fence;
@@ -408,25 +408,25 @@ int64_t model_clock(void);
 void model_set_clock(int64_t time_ns);
 void model_account(struct model *m, const op *o, int64_t began_ns);
 void work_keep_pace(const device *dev); /* waits until the clock is not far ahead, or the device's kernels end */
-void work_end_sleeps(void);                /* of who finds its device's kernels told to end */
+void work_end_sleeps(void);                /* of threads whose device must end its kernels */
 
 extern pthread_mutex_t work_lock;
 int64_t now_ns(void);
 void fence_drop_locked(fence *f);
-void work_run_first_locked(CUstream s);    /* which must be ready; lets go of the lock meanwhile */
-void work_look_locked(void);               /* at regular intervals */
+void work_run_first_locked(CUstream s);    /* the first must be ready; releases the lock meanwhile */
+void work_look_locked(void);               /* called at regular intervals */
 CUstream work_find_due_locked(void);       /* a stream with work for a worker; NULL if there is none */
 bool work_is_due_locked(const struct CUstream_st *s);
 bool work_is_ready_locked(const struct CUstream_st *s);
 bool work_any_locked(void);
-void workers_wake_locked(void);   /* one more, now */
-void workers_notice_locked(void); /* there is work, of no hurry */
-bool frees_awaited(CUcontext ctx); /* whether memory was to be freed by work, which then has been waited for */
-bool stream_idle(CUstream s);    /* asked by the program: starts its work if nobody has */
-bool stream_settled(CUstream s); /* asked by the driver */
-CUresult stream_wait(CUstream s);     /* for what was submitted so far, as the next */
+void workers_wake_locked(void);   /* wakes one more worker now */
+void workers_notice_locked(void); /* there is work that is not urgent */
+bool frees_awaited(CUcontext ctx); /* true if queued work frees memory; it is done when this returns */
+bool stream_idle(CUstream s);    /* for a query of the program: starts the stream's work if it is not started */
+bool stream_settled(CUstream s); /* for a query of the driver */
+CUresult stream_wait(CUstream s);     /* for all work submitted so far, as the next function */
 CUresult context_wait(CUcontext ctx); /* NULL: for all contexts */
-void stream_let_go(CUstream s);       /* the last that is done with a stream */
+void stream_let_go(CUstream s);       /* the last use of a stream */
 CUresult event_record(CUevent e, CUstream s);
 CUresult event_await(CUstream s, CUevent e);
 CUresult event_wait(CUevent e);
@@ -444,8 +444,8 @@ struct CUevent_st {
   handle head;
   CUcontext ctx;
   unsigned flags;
-  fence *fence;                  /* under work_lock: what it was last recorded as; NULL: never */
-  unsigned long long capture_id; /* under capture_lock; not 0: last recorded in that capture, at these nodes */
+  fence *fence;                  /* under work_lock: its last record; NULL: never recorded */
+  unsigned long long capture_id; /* under capture_lock; not 0: last recorded in this capture, at these nodes */
   struct nodes nodes;
 };
 
@@ -456,7 +456,7 @@ typedef struct capture {
   CUstreamCaptureMode mode;
   pthread_t thread;
   CUstream origin, streams;
-  struct nodes left; /* tails of streams that were destroyed meanwhile */
+  struct nodes left; /* tails of streams that were destroyed during the capture */
   struct capture *next;
 } capture;
 
@@ -467,7 +467,7 @@ void stream_forget(CUstream s);
 CUresult capture_op(CUstream s, const op *o); /* adds o to the stream's capture */
 CUresult capture_alloc(CUstream s, CUmemoryPool pool, size_t bytes, CUdeviceptr *address); /* nodes of a graph */
 CUresult capture_free(CUstream s, CUdeviceptr address);
-CUresult capture_gate(void);          /* refuses a call that may not happen while this thread or process captures */
+CUresult capture_gate(void);          /* refuses a call that is forbidden while this thread or process captures */
 CUresult capture_forbids(CUstream s); /* refuses a call on a capturing stream */
 CUresult capture_legacy_gate(CUstream s);
 CUresult capture_begin(CUstream stream, CUgraph graph, bool owned, const CUgraphNode *needs, size_t count,
@@ -487,7 +487,7 @@ struct CUgraphNode_st {
   op op;
   void *storage; /* a kernel's packed parameters, then the table of pointers to them */
   struct nodes needs, needed_by;
-  int priority; /* of a kernel: kept and told */
+  int priority; /* of a kernel: kept and returned, without effect */
 };
 
 /* Conditional nodes (conditions.c). */
@@ -496,13 +496,13 @@ typedef struct condition_handle { /* as a graph declares it */
   unsigned initial;
   bool has_initial, used; /* used: by a node */
 } condition_handle;
-typedef struct conditional { /* what a node does */
+typedef struct conditional { /* the operation of a node */
   CUgraphConditionalHandle handle;
   CUgraphConditionalNodeType type;
   unsigned size;
   CUgraph graphs[];
 } conditional;
-typedef struct branch { /* and the same in an instance */
+typedef struct branch { /* the same operation in an instance */
   CUgraphConditionalNodeType type;
   unsigned size;
   sg_condition *condition; /* in the outermost instance's table */
@@ -513,12 +513,12 @@ typedef struct branch { /* and the same in an instance */
 typedef struct graph_block {
   uintptr_t base;
   size_t bytes, reserved;
-  device *dev; /* whose graphs it counts for */
+  device *dev; /* it counts as memory of this device's graphs */
   CUmemPoolProps props;
   CUmemAccessDesc access[MAX_DEVICES];
   size_t access_count;
   unsigned references; /* of nodes and steps; under memory_lock, as the next */
-  bool live;           /* allocated by a launch, and not freed since */
+  bool live;           /* allocated by a launch, and not freed yet */
 } graph_block;
 
 typedef struct user_object_ref {
@@ -534,7 +534,7 @@ struct CUgraph_st {
   handle head;
   unsigned long long id;
   CUgraphNode parent; /* the node that embeds it, or NULL */
-  struct nodes nodes; /* by index, in order of creation; NULL where one was destroyed */
+  struct nodes nodes; /* by index, in order of creation; NULL for a destroyed node */
   size_t live;
   user_objects objects;
   struct condition_handles {
@@ -549,7 +549,7 @@ typedef struct step {
   void *storage;
   bool enabled;
   uint32_t index;                   /* of the node in the source graph */
-  uint32_t needs_from, needs_count; /* in exec->needs: indices of the nodes it depends on */
+  uint32_t needs_from, needs_count; /* in exec->needs: indices of the nodes on which it depends */
 } step;
 
 struct CUgraphExec_st {
@@ -557,16 +557,16 @@ struct CUgraphExec_st {
   unsigned long long graph_id, flags;
   step *steps; /* in an order that respects the edges */
   size_t step_count;
-  uint32_t *position; /* of each node index in steps; UINT32_MAX where there is none */
+  uint32_t *position; /* of each node index in steps; UINT32_MAX: it has no step */
   size_t index_count;
   uint32_t *needs;
   user_objects objects;
-  _Atomic unsigned references; /* its handle's, and one of each launch under way */
+  _Atomic unsigned references; /* one of its handle, and one of each launch under way */
   fence *last;                 /* under work_lock: its latest launch; NULL: none */
-  bool records;                /* an event, in itself or in an embedded instance */
-  bool allocates;              /* or frees memory */
+  bool records;                /* it, or an embedded instance, records an event */
+  bool allocates;              /* it allocates or frees memory */
   bool outermost;              /* it owns the conditions */
-  sg_conditions *conditions; /* of the outermost instance, shared with those inside; NULL: there are none */
+  sg_conditions *conditions; /* of the outermost instance, shared with its inner instances; NULL: there are none */
 };
 
 bool nodes_add(struct nodes *set, CUgraphNode node); /* once each; false without memory */
@@ -583,10 +583,10 @@ CUresult graph_clone(CUgraph graph, CUgraph *clone);
 CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, const op *o, CUgraphNode *node);
 void node_delete(CUgraphNode node);
 CUresult graph_connect(CUgraphNode from, CUgraphNode to);
-CUresult graph_check_nodes(CUgraph graph, const CUgraphNode *nodes, size_t count); /* that they are live and its own */
+CUresult graph_check_nodes(CUgraph graph, const CUgraphNode *nodes, size_t count); /* they must be live and its own */
 CUresult graph_order(CUgraph graph, CUgraphNode *order);                           /* live nodes, dependencies first */
 CUgraphNodeType node_type(const op *o);
-/* What a node or a step does, set from CUDA's parameters. o keeps its value if that fails. */
+/* Set the operation of a node or a step from CUDA's parameters. o keeps its value if that fails. */
 CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p);
 CUresult set_copy(op *o, const CUDA_MEMCPY3D *p);
 CUresult set_fill(op *o, const CUDA_MEMSET_NODE_PARAMS *p);
@@ -595,15 +595,15 @@ CUresult set_event(op *o, CUevent event);
 CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of the above, by o's kind */
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
 void exec_delete(CUgraphExec exec); /* drops a reference */
-CUresult exec_get(CUgraphExec exec); /* whether it is live */
+CUresult exec_get(CUgraphExec exec); /* an error if it is not live */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
-void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
+void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events for which it waits */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
-CUresult exec_take(CUgraphExec exec, CUgraph graph); /* an embedded instance: all parameters of graph, or none */
+CUresult exec_take(CUgraphExec exec, CUgraph graph); /* an embedded instance takes all parameters of graph, or none */
 CUresult exec_inside(CUgraph graph, CUgraphExec outer, CUgraphExec *exec); /* an instance that is part of another */
 CUresult conditional_new(const CUDA_CONDITIONAL_NODE_PARAMS *p, CUgraph graph, conditional **made);
 CUresult conditional_clone(const conditional *from, conditional **made);
-void conditional_own(const conditional *c, CUgraphNode node); /* node is where its graphs lie */
+void conditional_own(const conditional *c, CUgraphNode node); /* node becomes the parent of its graphs */
 void conditional_delete(conditional *c);
 CUresult conditions_copy(CUgraph to, const struct CUgraph_st *from);
 CUresult conditions_gather(CUgraph graph, sg_conditions **made); /* a table for an instance; NULL: it needs none */
@@ -612,7 +612,7 @@ void conditions_delete(sg_conditions *table);
 CUresult branch_new(const conditional *from, CUgraphExec outer, branch **made);
 void branch_delete(branch *b);
 CUresult branch_run(const branch *b, CUcontext ctx);
-CUgraphExecUpdateResult branch_takes(branch *b, CUgraphNode node, bool apply); /* all of node but its graphs */
+CUgraphExecUpdateResult branch_takes(branch *b, CUgraphNode node, bool apply); /* all of node except its graphs */
 CUresult graph_block_new(const CUDA_MEM_ALLOC_NODE_PARAMS *p, CUcontext ctx, graph_block **made);
 void graph_block_keep(graph_block *b);
 void graph_block_drop(graph_block *b);

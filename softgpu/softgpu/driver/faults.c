@@ -9,7 +9,7 @@ enum fault_kind { OUT_OF_MEMORY_FAULT, LAUNCH_FAILURE, ILLEGAL_ADDRESS, HANG, SL
 static const struct {
   enum fault_site site;
   CUresult sticks; /* 0: to nothing */
-  const char *says;
+  const char *message;
 } kinds[FAULT_KINDS] = {
     [OUT_OF_MEMORY_FAULT] = {FAULT_AT_ALLOCATION, 0, "out of memory"},
     [LAUNCH_FAILURE] = {FAULT_AT_KERNEL, CUDA_ERROR_LAUNCH_FAILED, "launch failed"},
@@ -81,7 +81,7 @@ CUresult fault_at(enum fault_site site, device *dev, CUcontext ctx, const char *
     delay(dev, (int64_t)(f.seconds * 1e9));
     return CUDA_SUCCESS;
   }
-  return fail(kinds[f.kind].sticks, "kernel %s: %s, as was asked for", name, kinds[f.kind].says);
+  return fail(kinds[f.kind].sticks, "kernel %s: %s, as was asked for", name, kinds[f.kind].message);
 }
 
 void faults_let_go(bool all) {

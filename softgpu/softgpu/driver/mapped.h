@@ -1,4 +1,4 @@
-/* Memory mapped by hand (physical.c, mapped.c): handles of memory, and where it is mapped. */
+/* Memory mapped by hand (physical.c, mapped.c): handles of memory, and the places where it is mapped. */
 #ifndef SOFTGPU_MAPPED_H
 #define SOFTGPU_MAPPED_H
 #include "driver.h"
@@ -11,12 +11,12 @@ typedef struct physical {
   CUmemAllocationProp props;
   size_t bytes;
   int file;
-  /* Under mapped_lock. It lives for as long as one of them is not 0. */
+  /* Under mapped_lock. The memory lives as long as one of them is not 0. */
   unsigned references, mappings;
 } physical;
 
 extern pthread_mutex_t mapped_lock; /* taken before memory_lock */
-void physical_drop_locked(physical *p); /* if nobody has it any more */
+void physical_drop_locked(physical *p); /* frees it if it has no reference and no mapping */
 physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
 
 #define REQUIRE_WHOLE(number) \

@@ -47,7 +47,7 @@ static CUresult fill_op(op *o, void **storage, CUgraph graph, CUgraphNodeParams 
 }
 
 /* CUDA tells of some nodes what they have become. */
-static void tell(const op *o, CUgraphNodeParams *p) {
+static void fill_outputs(const op *o, CUgraphNodeParams *p) {
   if (o->kind == OP_CHILD) p->graph.graph = o->child; /* the node's own */
   if (o->kind == OP_CONDITIONAL) p->conditional.phGraph_out = o->conditional->graphs;
   if (o->kind == OP_GRAPH_ALLOC) p->alloc.dptr = o->block->base;
@@ -72,7 +72,7 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
   TRY(fill_op(&o, &storage, graph, p));
   CUresult status = graph_add_node(graph, needs, count, &o, node); /* which copies the storage */
   free(storage);
-  if (status == CUDA_SUCCESS) tell(&o, p);
+  if (status == CUDA_SUCCESS) fill_outputs(&o, p);
   else undo(&o, p);
   return status;
 }

@@ -73,10 +73,10 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
 static void notice_locked(CUstream s, const op *o) {
   bool large = o->kind == OP_COPY && o->copy.width * o->copy.height * o->copy.depth >= LARGE_BYTES;
   bool hurry = !atomic_load_explicit(&strict, memory_order_relaxed) && (large || s->ctx->dev->model != NULL) &&
-               work_is_ready_locked(s) && !s->first->hurries;
+               work_is_ready_locked(s) && !s->first->urgent;
   workers_notice_locked();
   if (!hurry) return;
-  s->first->hurries = true;
+  s->first->urgent = true;
   workers_wake_locked();
 }
 
@@ -103,7 +103,7 @@ void work_ask_locked(CUstream s) {
   }
   while (!s->running && s->first->op.kind == OP_AWAIT && !s->first->awaits->done) s = s->first->awaits->stream;
   if (s->running) return;
-  s->first->hurries = true;
+  s->first->urgent = true;
   workers_wake_locked();
 }
 

@@ -79,7 +79,7 @@ work *work_append_locked(CUstream s, const op *o) {
   w->op = *o;
   w->ticket = ++work_last_ticket;
   w->awaits = w->signals = NULL;
-  w->hurries = false;
+  w->urgent = false;
   w->storage = NULL;
   w->submitted_ns = s->ctx->dev->model != NULL ? now_ns() : 0;
   s->waiting++;
@@ -134,7 +134,7 @@ bool work_is_ready_locked(const struct CUstream_st *s) {
 /* Workers leave what is newer than the last look but one to who may come to wait for it. */
 bool work_is_due_locked(const struct CUstream_st *s) {
   if (!work_is_ready_locked(s)) return false;
-  return s->first->hurries || s->first->ticket <= aged_ticket || s->ctx->dev->model != NULL;
+  return s->first->urgent || s->first->ticket <= aged_ticket || s->ctx->dev->model != NULL;
 }
 
 CUstream work_find_due_locked(void) {
@@ -179,7 +179,7 @@ static void perform(work *w, CUstream s) {
   if (o->kind == OP_FREE) atomic_fetch_sub(&work_pending_frees, 1);
 }
 
-static pthread_cond_t told_to_end; /* for who sleeps */
+static pthread_cond_t stop_requested; /* for who sleeps */
 
 /* Lets go of the lock until then, or until the device's kernels are told to end. */
 static void sleep_until_locked(int64_t time_ns, const device *dev) {
@@ -188,16 +188,16 @@ static void sleep_until_locked(int64_t time_ns, const device *dev) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&told_to_end, &monotonic);
+    pthread_cond_init(&stop_requested, &monotonic);
     made = true;
   }
   struct timespec until = {time_ns / 1000000000, time_ns % 1000000000};
-  while (now_ns() < time_ns && atomic_load(&dev->stop) == 0) pthread_cond_timedwait(&told_to_end, &work_lock, &until);
+  while (now_ns() < time_ns && atomic_load(&dev->stop) == 0) pthread_cond_timedwait(&stop_requested, &work_lock, &until);
 }
 
 void work_end_sleeps(void) {
   pthread_mutex_lock(&work_lock);
-  pthread_cond_broadcast(&told_to_end);
+  pthread_cond_broadcast(&stop_requested);
   pthread_mutex_unlock(&work_lock);
 }
 

@@ -1,4 +1,4 @@
-/* What the queues (work.c), submission to them (submit.c) and events (event.c) share. */
+/* Declarations shared by the queues (work.c), submission to them (submit.c) and events (event.c). */
 #ifndef SOFTGPU_WORK_H
 #define SOFTGPU_WORK_H
 #include "driver.h"
@@ -8,13 +8,13 @@ enum { INLINE_BYTES = 256 };
 typedef struct work {
   struct work *next;
   op op;
-  uint64_t ticket;  /* counts all work, in order of submission */
+  uint64_t ticket;  /* the number of this work among all work, in order of submission */
   fence *awaits;    /* OP_AWAIT */
   fence *signals;   /* or NULL */
-  bool hurries;     /* a worker shall run it now */
-  int64_t submitted_ns; /* where time is modelled */
+  bool urgent;     /* a worker runs it at once */
+  int64_t submitted_ns; /* used if time is modelled */
   moment *moment;       /* in strict mode, else NULL */
-  void *storage;    /* of what does not fit into bytes */
+  void *storage;    /* of data that does not fit into bytes */
   _Alignas(PARAM_ALIGNMENT) uint8_t bytes[INLINE_BYTES];
 } work;
 
@@ -22,7 +22,7 @@ extern pthread_cond_t work_progress; /* some work is done */
 extern CUstream work_busy;           /* streams with work; this and the next under work_lock */
 extern uint64_t work_last_ticket;
 extern _Atomic uint64_t work_pending_frees;
-extern _Thread_local work *work_running INITIAL_EXEC; /* what this thread is in the middle of */
+extern _Thread_local work *work_running INITIAL_EXEC; /* the work that this thread runs now */
 
 static inline int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline bool stream_blocks(const struct CUstream_st *s) { return !(s->flags & CU_STREAM_NON_BLOCKING); }

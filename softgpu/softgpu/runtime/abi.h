@@ -1,4 +1,4 @@
-/* What compiled kernels, the block runner and the driver agree on; nothing else is shared between them.
+/* The interface of compiled kernels, the block runner and the driver; they share nothing else.
  *
  * A kernel is compiled for one block shape. One call of it executes one warp of one block; registers that differ
  * between lanes are 32-wide vectors. The runner gives every warp of a block a stack of its own, so that a barrier
@@ -12,7 +12,7 @@
 #define SG_WARP 32
 #define SG_SHARED_ALIGN 1024 /* also in ptx/limits.py */
 
-/* What the blocks of a cooperative launch meet at, as CUDA's cooperative_groups lay it out. Zeros at first. */
+/* The barrier of the blocks of a cooperative launch, in the layout of CUDA's cooperative_groups. Zeros at first. */
 typedef struct sg_grid {
   uint32_t bytes;
   uint32_t barrier; /* of the whole grid; kernels count in it themselves */
@@ -29,20 +29,20 @@ typedef struct sg_warp {
   uint32_t dynamic_shared_bytes;
   uint32_t shared_bytes;
   struct sg_block *block; /* the runner's own */
-  const volatile uint32_t *stop; /* looked at after many rounds of a loop: not 0 once the launch shall end */
-  sg_grid *grid; /* of a cooperative launch: what %envreg1 and %envreg2 tell; else NULL */
+  const volatile uint32_t *stop; /* read after many rounds of a loop: not 0 if the launch must end */
+  sg_grid *grid; /* of a cooperative launch: the address in %envreg1 and %envreg2; else NULL */
 } sg_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
 typedef void (*sg_kernel_fn)(const uint8_t *params, sg_warp *warp);
 
-/* Where code comes from: the instructions from this line of the PTX on. */
+/* The source line of the instructions from this line of the PTX on. */
 typedef struct sg_source {
   uint32_t ptx_line, line;
   const char *file; /* "": it is not known */
 } sg_source;
 
-/* A kernel as found in an image, before it is compiled for a block shape. Strings and arrays belong to the module. */
+/* A kernel of an image, before it is compiled for a block shape. Strings and arrays belong to the module. */
 typedef struct sg_kernel_info {
   const char *name;
   uint32_t param_count;
@@ -54,7 +54,7 @@ typedef struct sg_kernel_info {
   uint32_t max_threads;  /* per block; 1024 unless the image says less */
   uint32_t registers;    /* declared by the image: a figure for attributes, not a resource here */
   uint32_t const_bytes;  /* of the image's .const variables */
-  const char *refusal;   /* what in it has no code here, for who takes it; NULL: it can run */
+  const char *refusal;   /* the unsupported parts of the kernel, as an error's text; NULL: it can run */
   const sg_source *sources; /* of the image, by line of the PTX */
   uint32_t source_count;
 } sg_kernel_info;
@@ -71,19 +71,19 @@ typedef struct sg_compiler {
   int (*load)(const void *image, size_t bytes, uint64_t *module);
   int (*describe)(uint64_t module, const sg_kernel_info **kernels, uint32_t *kernel_count,
                   const sg_global_info **globals, uint32_t *global_count);
-  /* Says that compile will be called with this, so that it may begin on other threads; waits for nothing. */
+  /* Lets other threads begin a compilation that compile will be called for; returns at once. */
   int (*announce)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked);
-  /* checked: as for memcheck, so that the code also tells what it touches. */
+  /* checked: as for memcheck; the code also reports the bytes that it touches. */
   int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked, sg_kernel_fn *fn);
   void (*unload)(uint64_t module);
-  /* Joins images that hold PTX. The joined image lives until the next call of this thread; NULL here: it cannot. */
+  /* Joins images that hold PTX. The joined image lives until this thread's next call. NULL: linking is unsupported. */
   int (*link)(uint32_t count, const void *const *images, const size_t *bytes, const char *const *names,
               const void **joined, size_t *joined_bytes);
 } sg_compiler;
 
 /* --- runner.c: blocks, warps, barriers, and the helpers that compiled code calls (sg_rt_*) */
 
-/* What the conditional nodes of a graph launch look at, and its kernels set (cudaGraphSetConditional). */
+/* A value that a conditional node of a graph launch reads, and its kernels set (cudaGraphSetConditional). */
 typedef struct sg_condition {
   uint64_t handle;
   uint32_t value; /* atomic */
@@ -99,10 +99,10 @@ typedef struct sg_launch {
   const uint8_t *params;
   uint32_t grid[3], block[3];
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
-  uint32_t device; /* whose output this is */
+  uint32_t device; /* the device that gets the output */
   const volatile uint32_t *stop; /* as in sg_warp; NULL: it cannot be stopped */
-  struct sg_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
-  sg_conditions *conditions;   /* of the graph launch that it belongs to; NULL: it has none */
+  struct sg_touched *touched;  /* the record of the device memory that checked code touches; NULL: no record */
+  sg_conditions *conditions;   /* of its graph launch; NULL: it has none */
   const char *name;              /* of the kernel, for messages; NULL: it has none */
   const sg_source *sources;    /* of the kernel's image */
   uint32_t source_count;
@@ -120,22 +120,22 @@ typedef struct sg_range {
 } sg_range;
 /* The live allocation, or region of one, that holds the address, or else the nearest; 0 if there is none. */
 int sg_memory_nearest(uint64_t address, sg_range *range);
-/* Grows when an allocation or region comes or goes: a range found at another count may be gone. */
+/* Grows with each change of an allocation or region: a range that was found at another count may be gone. */
 uint64_t sg_memory_changes(void);
 
-/* faults.c: where an address lies, for a message. */
+/* faults.c: describes the place of an address, for a message. */
 int sg_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
     __attribute__((visibility("hidden")));
-/* The same, if this is the range to name. */
+/* The same, relative to this range. */
 int sg_describe_near(uint64_t address, uint32_t bytes, const sg_range *near, char *text, size_t text_bytes)
     __attribute__((visibility("hidden")));
 
-/* --- touched.c: the bytes that a piece of work has touched, by what it did to them */
+/* --- touched.c: the bytes that a piece of work has touched, by the kind of access */
 
-enum { SG_READ, SG_WRITE, SG_UPDATE /* atomically */, SG_VERBS }; /* as codegen/memcheck.py counts them */
+enum { SG_READ, SG_WRITE, SG_UPDATE /* atomically */, SG_VERBS }; /* the numbers of codegen/memcheck.py */
 typedef struct sg_span {
   uint64_t from, to;
-  const char *by; /* the name of what touched them; lives for ever */
+  const char *by; /* the name of the work that touched them; never freed */
 } sg_span;
 typedef struct sg_touched {
   struct sg_spans {
@@ -143,44 +143,44 @@ typedef struct sg_touched {
     size_t count, capacity;
   } sets[SG_VERBS];
   const char *by;  /* of spans to be added */
-  int incomplete;  /* there was no memory for all */
+  int incomplete;  /* there was not enough memory for all spans */
 } sg_touched;
 /* Called by one thread at a time. */
 void sg_touched_add(sg_touched *touched, uint32_t verb, uint64_t address, uint64_t bytes);
 
-/* --- output.c: what kernels print */
+/* --- output.c: the output of kernels */
 
 /* Text of a kernel, from any of the runner's threads. */
 void softgpu_write(uint32_t device, const char *text, size_t bytes);
-/* Whether it also goes to the process's stdout; it does at first. */
+/* Sends the output also to the process's stdout, or not. It does at first. */
 void softgpu_echo(int on);
-/* Moves at most `bytes` of what the device's kernels have printed since it was last asked, oldest first; how many. */
+/* Moves at most `bytes` of the output of the device's kernels since the last call, oldest first; returns their number. */
 size_t softgpu_take_output(uint32_t device, char *text, size_t bytes);
 
-/* --- driver.c: what jit.py and softgpu call beside the cu* functions */
+/* --- driver.c: the functions that jit.py and softgpu call, besides the cu* functions */
 
 /* Once per process, before cuInit: number of devices, bytes of memory of each, and the compiler. */
 int softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const sg_compiler *compiler);
-/* Ends the kernels that run on a device and those to come, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
- * May be called from any thread; returns before they have ended. */
+/* Ends the kernels of a device, and later ones, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
+ * Any thread may call it; it returns before they have ended. */
 int softgpu_cancel(uint32_t device);
-/* The names of the kernels that run on a device now, one a line, as many as there is room for; how many bytes. */
+/* Writes the names of the kernels that run on a device now, one a line, as many as fit; returns the bytes. */
 size_t softgpu_running(uint32_t device, char *text, size_t bytes);
-/* The sentence left by the last failing call of this thread ("" if none). */
+/* The sentence of this thread's last failed call ("" if there is none). */
 const char *softgpu_last_error(void);
-/* Makes a fault come; see softgpu.Fault for the kinds, by number. And takes all back. */
+/* Adds a fault; see softgpu.Fault for the kinds, by number. softgpu_forgive removes all faults. */
 int softgpu_inject(uint32_t device, uint32_t kind, uint64_t at, double rate, uint64_t seed, double seconds);
 void softgpu_forgive(void);
 void softgpu_end_hangs(void);
-/* Strict mode for all devices; see strict.c. Memory and work from before are as they were. */
+/* Strict mode for all devices; see strict.c. Memory and work from before stay as they are. */
 void softgpu_strict(int on, uint64_t seed);
-/* Describes memory in an allocation as regions (regions.c), in place of what was said of it before; 0 regions: no longer. */
+/* Divides memory in an allocation into regions (regions.c), and removes its earlier regions; 0 regions: only removes. */
 int softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
                          const uint64_t *sizes, const char *const *names);
-/* The time that copies and kernels of a device are to take; see softgpu.Model. A rate of 0: as it comes. */
+/* The modelled time of copies and kernels of a device; see softgpu.Model. A rate of 0: not modelled. */
 int softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
                        uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
-/* The names of the calls that were refused since this was last asked, a line each; how many bytes. */
+/* Writes the names of the calls that were refused since the last call, one a line; returns the bytes. */
 size_t softgpu_refused(char *text, size_t bytes);
 void softgpu_set_last_error(const char *message);
 

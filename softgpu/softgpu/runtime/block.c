@@ -1,10 +1,10 @@
-/* Runs the warps of one block, each on a stack of its own once a barrier makes that necessary.
+/* Runs the warps of one block, each on its own stack once a barrier makes that necessary.
  *
- * Warp 0 runs on the stack of its thread. Only when it meets a barrier, or has gone many rounds of a loop, does a second
- * stack come into play, on which the next warps run until they do too. A warp that waits for another without a barrier
- * thus gets what it waits for; so does a block that waits for an earlier one, since blocks start in order on threads of
- * their own. Blocks that wait for later ones may wait for ever, unless the launch is cooperative: there all warps have a
- * stack of their own, and one that has gone many rounds of a loop gives way to another block (runner_cooperative.c).
+ * Warp 0 runs on the stack of its thread. When it reaches a barrier, or has done many rounds of a loop, the next warps
+ * run on a second stack until they do the same. So a warp may wait for another without a barrier. A block may wait for
+ * an earlier one too, since blocks start in order on several threads. A block that waits for a later one may wait for
+ * ever, unless the launch is cooperative: there every warp has its own stack, and after many rounds of a loop it lets
+ * another block run (runner_cooperative.c).
  */
 #define _GNU_SOURCE
 #include "block.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* --- switching stacks: saves what a C call must keep, the rest is saved by the caller */
+/* --- switching stacks: saves the registers that a C call must keep; the caller saves the others */
 
 #if defined(__x86_64__)
 __asm__(".text\n.p2align 4\n.globl sg_switch\n.hidden sg_switch\n.type sg_switch,@function\nsg_switch:\n"
@@ -39,7 +39,7 @@ enum { SAVED_WORDS = 20, RETURN_WORD = 11 };
 #endif
 void sg_switch(void **save, void *next) __attribute__((visibility("hidden")));
 
-/* Leaves the block for good, from whichever stack. */
+/* Leaves the block for good, from any of its stacks. */
 static _Noreturn void leave(sg_block *block) { __builtin_longjmp(block->escape, 1); }
 
 void sg_abandon(sg_block *block, int result, const char *message) {
@@ -103,13 +103,13 @@ static void report_deadlock(sg_block *block) {
   sg_abandon(block, LAUNCH_FAILED, text);
 }
 
-/* The stack on which a warp runs from now on: where it was switched away from, or a fresh one. */
+/* The stack on which a warp runs from now on: its own, or a fresh one. */
 static void *enter(sg_block *block, uint32_t warp) {
   block->running = warp;
   return block->state[warp] == READY ? block->stack_pointer[warp] : prepare_stack(block, block->stacks_in_use++);
 }
 
-/* Saves the running warp (or the end of the thread's own stack) and goes to the next that can run. */
+/* Saves the running warp (or the end of the thread's own stack) and switches to the next warp that can run. */
 static void switch_away(sg_block *block, void **save) {
   uint32_t next = next_warp(block, block->running);
   if (next == MAX_WARPS) {
@@ -145,7 +145,7 @@ static void end_warp(sg_block *block, uint32_t warp) {
     if (is_complete(block, &block->barriers[id])) release(block, id);
 }
 
-/* Runs warps that have not started, from the one the scheduler chose. */
+/* Runs warps that have not started, beginning with the warp that the scheduler chose. */
 static void run_fresh_warps(sg_block *block) {
   for (;;) {
     uint32_t warp = block->running;
@@ -251,7 +251,7 @@ void sg_rt_trap(sg_warp *warp, uint32_t line) {
   sg_abandon(warp->block, LAUNCH_FAILED, text);
 }
 
-/* An instruction of the whole warp, of which these lanes run. */
+/* Ends the launch if not all lanes run an instruction of the whole warp. */
 void sg_rt_need_warp(sg_warp *warp, uint32_t running, uint32_t line) {
   if (__builtin_expect(running == UINT32_MAX, 1)) return;
   char text[300];

@@ -1,4 +1,4 @@
-/* What block.c (one block: warps, barriers) and runner.c (launches: memory, threads) share. */
+/* Declarations shared by block.c (one block: warps, barriers) and runner.c (launches: memory, threads). */
 #ifndef SOFTGPU_BLOCK_H
 #define SOFTGPU_BLOCK_H
 #include "abi.h"
@@ -12,7 +12,7 @@ enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, ASSERT = 710, MISALIGNED_ADD
 typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
 
 typedef struct barrier_state {
-  uint32_t arrived;  /* warps, those that only arrive included */
+  uint32_t arrived;  /* warps, including those that arrive and do not wait */
   uint32_t expected; /* warps; 0: all that have not ended */
   uint32_t popcount; /* of a bar.red in progress */
   uint32_t refused, any;
@@ -23,9 +23,9 @@ typedef struct sg_block {
   sg_warp warps[MAX_WARPS];
   warp_state state[MAX_WARPS];
   uint8_t waits_for[MAX_WARPS];
-  void *stack_pointer[MAX_WARPS]; /* of a warp that has been switched away from */
+  void *stack_pointer[MAX_WARPS]; /* of a warp that does not run now */
   uint32_t running, warp_count, ended, stacks_in_use;
-  void *outside_pointer; /* of the thread's own stack, once it has no warp left and waits in run_block */
+  void *outside_pointer; /* of the thread's own stack, after its warps, while it waits in run_block */
   int barriers_used;
   barrier_state barriers[BARRIERS];
   const sg_launch *launch;
@@ -37,18 +37,18 @@ typedef struct sg_block {
   char *error;
   size_t error_bytes;
   void *escape[5];
-  volatile int in_kernel; /* a fault now is a kernel's */
+  volatile int in_kernel; /* a fault now is the fault of a kernel */
   int faulted, fault_has_address;
   uintptr_t fault_address;
-  int64_t looked_ns; /* when this thread last looked for our signal handlers */
+  int64_t looked_ns; /* the time when this thread last checked our signal handlers */
   void *signal_stack;
   sg_range known; /* memcheck: a live range, as of known_at_change */
   uint64_t known_at_change;
-  struct sg_pages *pages; /* what the launch has touched so far, if it wants to know */
-  struct sg_block *next;  /* of a cooperative launch: the next of those that a thread has under way */
+  struct sg_pages *pages; /* the bytes that the launch has touched so far, if it records them */
+  struct sg_block *next;  /* of a cooperative launch: the next block that a thread has under way */
 } sg_block;
 
-/* A launch, or what is left of it, of which several threads take blocks. */
+/* A launch, or the rest of one, whose blocks several threads take. */
 typedef struct sg_job {
   const sg_launch *launch;
   uint64_t blocks;
@@ -65,7 +65,7 @@ int sg_prepare_block(sg_block *block, const sg_launch *launch) __attribute__((vi
 void sg_find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) __attribute__((visibility("hidden")));
 void sg_place_block(sg_block *block, uint32_t at[3]) __attribute__((visibility("hidden")));
 void sg_free_block(void *block) __attribute__((visibility("hidden")));
-/* What became of a block that has left by its escape. */
+/* The result of a block that has left by its escape. */
 int sg_after_escape(sg_block *block) __attribute__((visibility("hidden")));
 
 /* runner_cooperative.c: begins blocks of a cooperative launch, and goes on with all of them in turn until they end. */
@@ -92,14 +92,14 @@ void sg_thread_index(const sg_warp *warp, uint32_t lane, uint32_t at[3]) __attri
 /* The block that this thread works with; its fibers find it here. */
 extern _Thread_local sg_block *sg_current_block __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
-/* rt_touch.c: a thread notes what it touches, and at its end tells the launch. */
+/* rt_touch.c: a thread records the bytes that it touches, and at its end adds them to those of the launch. */
 struct sg_pages *sg_pages_new(void) __attribute__((visibility("hidden")));
 void sg_touch(sg_block *block, uint64_t address, uint32_t bytes, uint32_t verb) __attribute__((visibility("hidden")));
-void sg_tell_touched(sg_block *block) __attribute__((visibility("hidden")));
+void sg_report_touched(sg_block *block) __attribute__((visibility("hidden")));
 
 /* faults.c: before blocks run; for a thread with its first block, and at its end; after an escape for a fault. */
 void sg_watch_faults(sg_block *block) __attribute__((visibility("hidden")));
 void sg_open_signal_stack(sg_block *block) __attribute__((visibility("hidden")));
 void sg_close_signal_stack(sg_block *block) __attribute__((visibility("hidden")));
-void sg_tell_fault(sg_block *block) __attribute__((visibility("hidden")));
+void sg_report_fault(sg_block *block) __attribute__((visibility("hidden")));
 #endif

@@ -1,8 +1,8 @@
-/* Bad accesses of kernels: the processor's signal for one ends the launch with an error, not the process.
+/* Bad accesses of kernels: the processor's signal ends the launch with an error, and not the process.
  *
- * The handlers stay installed, but act only on a thread that is running a kernel; everything else goes to whoever had
- * them before (Python's faulthandler, Ray's stack traces). As others may install theirs later, each thread that
- * launches looks from time to time whether ours are still there.
+ * The handlers stay installed, but act only on a thread that runs a kernel; other signals go to the handlers from before
+ * (Python's faulthandler, Ray's stack traces). Another library may install handlers later, so each thread that launches
+ * checks from time to time that ours are still there.
  */
 #define _GNU_SOURCE
 #include "block.h"
@@ -16,7 +16,7 @@
 #include <time.h>
 
 enum { SIGNAL_STACK_BYTES = 64 << 10 };
-static const int64_t LOOK_EVERY_NS = 10000000; /* the look is a system call, which a short launch would notice */
+static const int64_t LOOK_EVERY_NS = 10000000; /* the check is a system call, too slow for each short launch */
 
 static const int signals[] = {SIGSEGV, SIGBUS};
 enum { SIGNALS = sizeof signals / sizeof *signals };
@@ -37,7 +37,7 @@ static void die_of(int signal) {
 static void pass_on(int signal, siginfo_t *info, void *context) {
   const struct sigaction *next = &others.before[signal == signals[0] ? 0 : 1];
   int ends_here = !(next->sa_flags & SA_SIGINFO) && (next->sa_handler == SIG_DFL || next->sa_handler == SIG_IGN);
-  if (ends_here || passing_on) { /* passing_on: that handler had taken ours for its own predecessor */
+  if (ends_here || passing_on) { /* passing_on: that handler has passed the signal back to ours */
     die_of(signal);
     return;
   }
@@ -49,14 +49,14 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
   sg_block *block = sg_current_block;
-  int is_sent = info->si_code <= 0; /* by kill and the like */
+  int is_sent = info->si_code <= 0; /* by kill or a similar call */
   if (!block || !block->in_kernel || is_sent) {
     pass_on(signal, info, context);
     return;
   }
   block->in_kernel = 0;
   block->faulted = 1;
-  block->fault_has_address = info->si_code != SI_KERNEL; /* else it is no address that a processor could use */
+  block->fault_has_address = info->si_code != SI_KERNEL; /* else the address is invalid for the processor */
   block->fault_address = (uintptr_t)info->si_addr;
   __builtin_longjmp(block->escape, 1);
 }
@@ -84,7 +84,7 @@ void sg_watch_faults(sg_block *block) {
   install();
 }
 
-/* --- a stack for the handler: the one of the kernel may be what ran out */
+/* --- a stack for the handler: the kernel may have used up its own */
 
 void sg_open_signal_stack(sg_block *block) {
   stack_t present;
@@ -103,7 +103,7 @@ void sg_close_signal_stack(sg_block *block) {
   munmap(block->signal_stack, SIGNAL_STACK_BYTES);
 }
 
-/* --- what to say */
+/* --- messages */
 
 sg_place sg_place_of(const sg_warp *warp, uint32_t line) {
   const sg_launch *launch = warp->block->launch;
@@ -146,7 +146,7 @@ static int is_stack_overflow(const sg_block *block) {
   return 0;
 }
 
-void sg_tell_fault(sg_block *block) {
+void sg_report_fault(sg_block *block) {
   const uint32_t *at = block->warps[block->running].ctaid;
   char address[64] = "no valid address", near[160] = "";
   block->faulted = 0;

@@ -1,12 +1,12 @@
-/* memcheck: what compiled code calls before it touches memory. The first bad access of a launch ends it; what good ones
- * touch is noted, if the launch is one of strict mode. */
+/* memcheck: the functions that compiled code calls before an access. The first bad access of a launch ends it. A launch
+ * in strict mode records the bytes of good accesses. */
 #include "block.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* As codegen/memcheck.py counts them. */
+/* The numbers of codegen/memcheck.py. */
 enum space { GENERIC, GLOBAL, SHARED, LOCAL };
 static const char *const verbs[] = {"reads", "writes", "updates"};
 
@@ -34,7 +34,7 @@ static int is_parameter(const access *a) {
   return a->verb == 0 && is_within(a->address, a->bytes, (uintptr_t)launch->params, launch->param_bytes);
 }
 
-/* Most accesses go where the one before them went, so that range is remembered until any range changes. */
+/* Most accesses are in the range of the access before, so that range is kept until any range changes. */
 static int is_device_memory(const access *a) {
   sg_block *block = a->warp->block;
   uint64_t changes = sg_memory_changes();
@@ -45,7 +45,7 @@ static int is_device_memory(const access *a) {
          is_within(a->address, a->bytes, block->known.address, block->known.bytes);
 }
 
-/* What the blocks of a cooperative launch meet at: the driver's, and of no interest to others. */
+/* The barrier of a cooperative launch's blocks is memory of the driver, which kernels may access. */
 static int is_grid(const access *a) {
   const sg_grid *grid = a->warp->grid;
   return grid && is_within(a->address, a->bytes, (uintptr_t)grid, sizeof *grid);
@@ -67,7 +67,7 @@ static int is_good(const access *a) {
   }
 }
 
-/* --- what to say */
+/* --- messages */
 
 enum { TABLE_ENTRIES = 64, POINTER_BYTES = 8 };
 static const uint64_t NEAR_BYTES = 64 << 10;
@@ -77,7 +77,7 @@ static uint64_t distance_of(const access *a, const sg_range *range) {
   return a->address < range->address ? range->address - a->address : a->address >= end ? a->address - end + 1 : 0;
 }
 
-/* Takes the range that this number points into, if it does and that is nearer than the nearest so far. */
+/* True if the number is a pointer into a range; the range becomes the nearest if it is nearer to the access. */
 static int is_pointer(const access *a, uint64_t number, sg_range *range, sg_range *nearest) {
   if (!sg_memory_nearest(number, range) || number - range->address > range->bytes) return 0;
   if (!nearest->bytes || distance_of(a, range) < distance_of(a, nearest)) *nearest = *range;
@@ -90,8 +90,8 @@ static uint64_t number_at(const uint8_t *memory) {
   return number;
 }
 
-/* The buffer that the launch's arguments point to, directly or by a table of pointers, and that is nearest: a stray
- * access comes from one of these, whatever lies beside it. 0 if all are far, as where the code has an address itself. */
+/* The nearest buffer that the launch's arguments point to, directly or by a table of pointers: a stray access comes from
+ * one of these, even if another buffer is nearer. 0 if all are far, as for an address in the code itself. */
 static int nearest_argument(const access *a, sg_range *nearest) {
   const sg_launch *launch = a->warp->block->launch;
   nearest->bytes = 0;
@@ -136,7 +136,7 @@ static _Noreturn void refuse(const access *a, int result) {
   sg_abandon(a->warp->block, result, text);
 }
 
-/* Each of the lanes is about to touch `bytes` at its address. */
+/* Checks the access of each of the lanes to `bytes` at its address. */
 void sg_rt_check(sg_warp *warp, const uint64_t *addresses, uint32_t lanes, uint32_t bytes, uint32_t line,
                    uint32_t space, uint32_t verb) {
   for (; lanes; lanes &= lanes - 1) {
@@ -147,7 +147,7 @@ void sg_rt_check(sg_warp *warp, const uint64_t *addresses, uint32_t lanes, uint3
   }
 }
 
-/* Each of the lanes is about to copy from global to shared memory: counts as in rt_copies.c. */
+/* Checks the copy of each of the lanes from global to shared memory; counts as in rt_copies.c. */
 void sg_rt_check_copy(sg_warp *warp, const uint64_t *to, const uint64_t *from, const uint32_t *counts,
                         uint32_t lanes, uint32_t bytes, uint32_t line) {
   for (; lanes; lanes &= lanes - 1) {

@@ -1,9 +1,9 @@
-/* cp.async: what every running lane copies from global to shared memory. */
+/* cp.async: the copies of the running lanes from global to shared memory. */
 #include "abi.h"
 
 #include <string.h>
 
-/* counts: how many bytes each lane reads, the rest becoming zero; NULL: all. A lane that reads none has no address. */
+/* counts: the bytes that each lane reads, the rest becomes zero; NULL: all. A lane that reads none has no address. */
 #define COPY(bits)                                                                                                   \
   void sg_rt_copy_b##bits(const uint64_t *to, const uint64_t *from, const uint32_t *counts, uint32_t lanes) {     \
     for (; lanes; lanes &= lanes - 1) {                                                                             \

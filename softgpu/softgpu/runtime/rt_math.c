@@ -177,7 +177,7 @@ DOT2_HALVES(s32, int16_t, s32, int8_t)
 
 /* --- halves and bytes: the SIMD video instructions */
 
-/* Bits of `how`, and above them the action, as codegen/video.py makes them. */
+/* Bits of `how`; the action is above them, as in codegen/video.py. */
 enum { SIGNED_RESULT = 1, SIGNED_A = 2, SIGNED_B = 4, SATURATES = 8, ACCUMULATES = 16, HALVES = 32, ACTION_SHIFT = 8 };
 enum { V_ADD, V_SUB, V_ABSDIFF, V_MIN, V_MAX, V_AVERAGE, V_EQ, V_NE, V_LT, V_LE, V_GT, V_GE };
 
@@ -224,7 +224,7 @@ void sg_rt_video(const uint32_t *a, const uint32_t *b, const uint32_t *c, const 
 
 /* --- directed rounding: the processor's rounding mode, for as long as the loop runs */
 
-/* A barrier for the optimiser, which does not know that the mode changes what arithmetic gives. */
+/* A barrier for the optimiser, which does not know that the mode changes the results of arithmetic. */
 #define OPAQUE(x) __asm__ volatile("" : "+m"(x))
 #define WITH_MODE(mode, statement)                                                                                   \
   do {                                                                                                              \
@@ -383,7 +383,7 @@ static inline uint16_t fma_bfloat(uint16_t a, uint16_t b, uint16_t c) {
 FMA_SMALL(f16, fma_half)
 FMA_SMALL(bf16, fma_bfloat)
 
-/* --- elementary functions: the C library's, which are closer than PTX asks */
+/* --- elementary functions: those of the C library, which are closer than PTX requires */
 
 #define FUNCTION(name, expression)                                                                                   \
   void sg_rt_##name##_f32(const float *a, float *out, uint32_t lanes) {                                           \

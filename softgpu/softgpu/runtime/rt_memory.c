@@ -89,7 +89,7 @@ static inline uint64_t add_f64(uint64_t a, uint64_t b) {
   return a;
 }
 
-/* A number too small for all the bits of a fraction as a zero of its sign. */
+/* Turns a denormal into a zero of its sign. */
 static inline uint32_t flush_f32(uint32_t a) { return a & 0x7F800000 ? a : a & 0x80000000; }
 
 ATOMIC(add_f32, 32, add_f32(old, b))

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LINE_BYTES = 4096, SPEC_BYTES = 64 }; /* what one call prints is cut off there */
+enum { LINE_BYTES = 4096, SPEC_BYTES = 64 }; /* the output of one call is cut off at LINE_BYTES */
 
 typedef struct text {
   char bytes[LINE_BYTES];
@@ -29,7 +29,7 @@ static uint64_t take(const uint8_t **at, size_t size) {
   return value;
 }
 
-/* A conversion as C writes it: a copy with every * replaced by its argument and the length by that of our values. */
+/* A conversion for C's printf: a copy in which arguments replace every *, and our values' length replaces the length. */
 typedef struct conversion {
   char spec[SPEC_BYTES];
   size_t length;
@@ -88,7 +88,7 @@ static void print_string(text *out, conversion *c, const char *value) {
   if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
 }
 
-/* Prints one conversion; what is none is printed as it stands. */
+/* Prints one conversion; text that is no conversion is printed unchanged. */
 static const char *convert(text *out, const char *format, const uint8_t **arguments, int *taken) {
   conversion c;
   const char *start = format, *end = read_conversion(format, &c, arguments);
@@ -144,7 +144,7 @@ void sg_rt_vprintf(sg_warp *warp, const uint64_t *formats, const uint64_t *argum
   }
 }
 
-/* __assertfail(message, file, line, function): the first of the lanes tells, and the launch ends. */
+/* __assertfail(message, file, line, function): the message is from the first of the lanes, and the launch ends. */
 void sg_rt_assert(sg_warp *warp, const uint64_t *messages, const uint64_t *files, const uint32_t *lines,
                     const uint64_t *functions, uint32_t lanes) {
   uint32_t lane = (uint32_t)__builtin_ctz(lanes), at[3];

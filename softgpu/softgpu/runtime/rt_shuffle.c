@@ -1,4 +1,4 @@
-/* memcheck: shuffles that read from lanes which do not run. */
+/* memcheck: shuffles that read from lanes that do not run. */
 #include "block.h"
 
 #include <stdatomic.h>
@@ -14,24 +14,24 @@ static struct {
     char kernel[NAME_BYTES];
     uint32_t line;
   } at[PLACES];
-} told = {.busy = ATOMIC_FLAG_INIT};
+} reported = {.busy = ATOMIC_FLAG_INIT};
 
-/* Whether nothing was said of this place yet, and there is room to say more: a loop would fill any log. */
+/* True if this place was not reported yet and the list has room: reports of every round of a loop would fill any log. */
 static int is_new(const char *kernel, uint32_t line) {
-  while (atomic_flag_test_and_set_explicit(&told.busy, memory_order_acquire)) {}
+  while (atomic_flag_test_and_set_explicit(&reported.busy, memory_order_acquire)) {}
   uint32_t i = 0;
-  while (i < told.count && !(told.at[i].line == line && !strncmp(told.at[i].kernel, kernel, NAME_BYTES - 1))) i++;
-  int new = i == told.count && told.count < PLACES;
+  while (i < reported.count && !(reported.at[i].line == line && !strncmp(reported.at[i].kernel, kernel, NAME_BYTES - 1))) i++;
+  int new = i == reported.count && reported.count < PLACES;
   if (new) {
-    snprintf(told.at[i].kernel, NAME_BYTES, "%s", kernel);
-    told.at[i].line = line;
-    told.count++;
+    snprintf(reported.at[i].kernel, NAME_BYTES, "%s", kernel);
+    reported.at[i].line = line;
+    reported.count++;
   }
-  atomic_flag_clear_explicit(&told.busy, memory_order_release);
+  atomic_flag_clear_explicit(&reported.busy, memory_order_release);
   return new;
 }
 
-/* These of the running lanes read from lanes that do not run. */
+/* Reports a shuffle in which these running lanes read from lanes that do not run. */
 void sg_rt_stray_shuffle(const sg_warp *warp, uint32_t lanes, uint32_t line) {
   if (__builtin_expect(!lanes, 1)) return;
   const char *kernel = warp->block->launch->name ? warp->block->launch->name : "without a name";

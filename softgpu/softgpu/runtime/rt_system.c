@@ -1,4 +1,4 @@
-/* What compiled kernels ask of the system: the time, and an end of the launch for calls and stacks gone wrong. */
+/* System functions of compiled kernels: the time, and the end of the launch for bad calls and full stacks. */
 #define _GNU_SOURCE
 #include "block.h"
 
@@ -12,7 +12,7 @@ uint64_t sg_rt_nanoseconds(void) {
   return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* A call through a pointer to no function that it can reach; the first of the lanes tells. */
+/* A call through a pointer to no function that it can reach; the message is about the first of the lanes. */
 void sg_rt_nowhere(sg_warp *warp, uint32_t line, const uint64_t *addresses, uint32_t lanes) {
   enum { FUNCTIONS = 0x5F }; /* the top byte of their addresses: FIRST_FUNCTION of ptx/pointers.py */
   uint64_t address = addresses[__builtin_ctz(lanes)];

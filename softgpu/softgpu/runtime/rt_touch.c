@@ -1,4 +1,4 @@
-/* What a launch touches, as its checked code tells it: a bit for each byte while it runs, spans of bytes at its end. */
+/* The bytes that a launch touches, from its checked code: a bit for each byte while it runs, spans at its end. */
 #include "block.h"
 
 #include <pthread.h>
@@ -32,7 +32,7 @@ static page *find(sg_pages *pages, uint64_t number) {
   return made;
 }
 
-/* An aligned access, so that its bytes lie in one word of a page. */
+/* Records an aligned access, whose bytes are in one word of a page. */
 void sg_touch(sg_block *block, uint64_t address, uint32_t bytes, uint32_t verb) {
   sg_pages *pages = block->pages;
   uint64_t number = address / PAGE_BYTES, at = address % PAGE_BYTES;
@@ -63,12 +63,12 @@ static void add_spans(sg_touched *touched, uint32_t verb, const page *page) {
   if (inside) sg_touched_add(touched, verb, base + from, PAGE_BYTES - from);
 }
 
-void sg_tell_touched(sg_block *block) {
-  static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+void sg_report_touched(sg_block *block) {
+  static pthread_mutex_t reporting = PTHREAD_MUTEX_INITIALIZER;
   sg_touched *touched = block->launch->touched;
   sg_pages *pages = block->pages;
   if (!touched) return;
-  pthread_mutex_lock(&telling);
+  pthread_mutex_lock(&reporting);
   if (pages->incomplete) touched->incomplete = 1;
   for (uint32_t i = 0; i < BUCKETS; i++)
     while (pages->buckets[i]) {
@@ -77,7 +77,7 @@ void sg_tell_touched(sg_block *block) {
       pages->buckets[i] = gone->next;
       free(gone);
     }
-  pthread_mutex_unlock(&telling);
+  pthread_mutex_unlock(&reporting);
   pages->latest = NULL;
   pages->incomplete = 0;
 }

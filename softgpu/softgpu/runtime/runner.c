@@ -10,9 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Blocks are handed to other threads once those run so far have taken this long. */
+/* Other threads get blocks after the first blocks have taken this long. */
 static const int64_t SHARE_AFTER_NS = 30000;
-/* Room behind the end: a vector access may touch the lanes that are switched off. */
+/* Room behind the end: a vector access may touch the memory of lanes that do not run. */
 enum { SHARED_ROOM = 1024, LOCAL_ROOM = 4096, CLEAR_BY_PAGES = 128 << 10 };
 
 /* --- memory of a block */
@@ -22,7 +22,7 @@ static size_t whole_pages(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/* Pages of the system, not of the heap, which would show kernels what the process left there. */
+/* Pages of the system, not of the heap: memory of the heap would show kernels the data of the process. */
 static int grow_local(sg_block *block, size_t bytes) {
   if (bytes <= block->local_capacity) return OK;
   if (block->local) munmap(block->local, block->local_capacity + LOCAL_ROOM);
@@ -35,16 +35,16 @@ static int grow_local(sg_block *block, size_t bytes) {
   return OK;
 }
 
-/* What an earlier launch may have left goes: the next one may be another client's. Much of it goes by its pages, of
- * which only those that were written cost anything. */
+/* Clears the data of an earlier launch: the next launch may belong to another client. Large memory is cleared by pages,
+ * where only written pages cost time. */
 static void clear_left(uint8_t *memory, size_t *left, size_t next) {
   if (*left > CLEAR_BY_PAGES) madvise(memory, whole_pages(*left), MADV_DONTNEED);
   else if (*left) memset(memory, 0, *left);
   *left = next;
 }
 
-/* Offsets in shared memory have 32 bits, with a sign: all that they reach is set aside, so that an access outside shared
- * memory faults and does not change memory of the process. */
+/* Offsets in shared memory have 32 bits with a sign: all addresses that they reach are reserved, so that an access
+ * outside shared memory faults and does not change memory of the process. */
 static const size_t SHARED_REACH = (size_t)1 << 31;
 
 static int grow_shared(sg_block *block, size_t bytes) {
@@ -88,7 +88,7 @@ int sg_prepare_block(sg_block *block, const sg_launch *launch) {
   return OK;
 }
 
-/* Where block number `index` of the grid is. */
+/* The coordinates of block number `index` in the grid. */
 void sg_find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) {
   at[0] = (uint32_t)(index % grid[0]);
   at[1] = (uint32_t)(index / grid[0] % grid[1]);
@@ -145,7 +145,7 @@ static sg_block *block_of_thread(void) {
 
 int sg_after_escape(sg_block *block) {
   block->in_kernel = 0;
-  if (block->faulted) sg_tell_fault(block);
+  if (block->faulted) sg_report_fault(block);
   return block->result;
 }
 
@@ -176,7 +176,7 @@ static int take_ranges(sg_job *work, char *error, size_t error_bytes) {
     uint64_t to = from + work->chunk < work->blocks ? from + work->chunk : work->blocks;
     result = run_range(block, from, to);
   }
-  if (work->launch->touched && block->pages) sg_tell_touched(block);
+  if (work->launch->touched && block->pages) sg_report_touched(block);
   return result;
 }
 
@@ -226,7 +226,7 @@ static uint32_t usable_cores(void) {
   return sched_getaffinity(0, sizeof cores, &cores) ? 1 : (uint32_t)CPU_COUNT(&cores);
 }
 
-/* Starts the other threads, one for each further core; how many run. Called with pool.busy held. */
+/* Starts the other threads, one for each further core; returns their number. The caller holds pool.busy. */
 static uint32_t start_pool(void) {
   static _Thread_local uint32_t cores;
   if (!cores) cores = usable_cores();
@@ -266,7 +266,7 @@ static int64_t now_ns(void) {
   return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Alone while the launch is short: blocks in runs of 1, 1, 2, 4, ... with a look at the clock between them. */
+/* Runs a short launch on this thread: blocks in runs of 1, 1, 2, 4, ... with a check of the clock between them. */
 static int run_short(sg_block *block, uint64_t blocks, uint64_t *done) {
   int64_t started = now_ns();
   uint64_t run = 1;
@@ -284,7 +284,7 @@ static int run_short(sg_block *block, uint64_t blocks, uint64_t *done) {
 
 /* One thread can run all blocks of a cooperative launch: the others help only if no other launch has them. */
 static int run_cooperative(sg_block *block, uint64_t blocks) {
-  sg_grid *grid = calloc(1, sizeof *grid); /* on the heap: kernels learn its address, and get none of a stack */
+  sg_grid *grid = calloc(1, sizeof *grid); /* on the heap: kernels see its address, and must not see one of a stack */
   if (!grid) return OUT_OF_MEMORY;
   grid->bytes = sizeof *grid;
   sg_job work = {.launch = block->launch, .blocks = blocks, .chunk = blocks, .grid = grid, .error = block->error,
@@ -328,6 +328,6 @@ int sg_run(const sg_launch *launch, char *error, size_t error_bytes) {
   block->error_bytes = error_bytes;
   sg_watch_faults(block);
   int result = run_blocks(block, blocks);
-  if (__builtin_expect(launch->touched != NULL, 0)) sg_tell_touched(block);
+  if (__builtin_expect(launch->touched != NULL, 0)) sg_report_touched(block);
   return result;
 }

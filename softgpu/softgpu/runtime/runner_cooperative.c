@@ -1,8 +1,8 @@
 /* Cooperative launches: their blocks may wait for one another, so all are under way at once.
  *
- * Every thread that takes part begins some of the blocks and goes on with each in turn: a block runs until one of its
- * warps has gone many rounds of a loop. A block stays with its thread. A thread also takes what no other comes for, so
- * that the launch needs none of them.
+ * Every thread that takes part begins some of the blocks and continues each in turn: a block runs until one of its warps
+ * has done many rounds of a loop. A block stays with its thread. A thread also takes blocks that no other thread takes,
+ * so that one thread can run the launch.
  */
 #include "block.h"
 
@@ -10,15 +10,15 @@
 #include <stdlib.h>
 
 /* The blocks of one thread. */
-typedef struct crew {
+typedef struct thread_blocks {
   sg_job *work;
   char *error;
   size_t error_bytes;
-  sg_block *under_way, **end; /* in order; end: where the next one is appended */
-  sg_block *spare;            /* have ended: their memory serves the next */
-} crew;
+  sg_block *under_way, **end; /* in order; end: the place of the next one */
+  sg_block *spare;            /* blocks that have ended: later blocks use their memory */
+} thread_blocks;
 
-static sg_block *get_block(crew *c) {
+static sg_block *get_block(thread_blocks *c) {
   sg_block *block = c->spare;
   if (block) {
     c->spare = block->next;
@@ -36,7 +36,7 @@ static sg_block *get_block(crew *c) {
   return block;
 }
 
-/* Goes on with a block; *ended: whether it has. */
+/* Continues a block; sets *ended if the block has ended. */
 static __attribute__((noinline)) int go_on(sg_block *block, int *ended) {
   block->result = OK;
   if (__builtin_setjmp(block->escape)) return sg_after_escape(sg_current_block);
@@ -47,8 +47,8 @@ static __attribute__((noinline)) int go_on(sg_block *block, int *ended) {
   return OK;
 }
 
-/* A turn of a block that no list holds; one that has not ended goes to the end of those under way. */
-static int turn(crew *c, sg_block *block) {
+/* Runs one turn of a block that is in no list, and appends it to the blocks under way if it has not ended. */
+static int turn(thread_blocks *c, sg_block *block) {
   sg_block *own = sg_current_block; /* this thread's, for other launches */
   int ended = 0;
   sg_current_block = block;
@@ -65,8 +65,8 @@ static int turn(crew *c, sg_block *block) {
   return result;
 }
 
-/* Begins up to `count` blocks of those that are left. */
-static int begin(crew *c, uint64_t count) {
+/* Begins up to `count` of the remaining blocks. */
+static int begin(thread_blocks *c, uint64_t count) {
   while (count-- && atomic_load(&c->work->result) == OK) {
     uint64_t index = atomic_fetch_add(&c->work->next, 1);
     uint32_t at[3];
@@ -82,8 +82,8 @@ static int begin(crew *c, uint64_t count) {
   return OK;
 }
 
-/* A turn for each block under way; stops at the first that fails. */
-static int go_round(crew *c) {
+/* Runs one turn of each block under way; stops at the first that fails. */
+static int go_round(thread_blocks *c) {
   sg_block *next = c->under_way;
   c->under_way = NULL;
   c->end = &c->under_way;
@@ -100,21 +100,21 @@ static int go_round(crew *c) {
 static void dismiss(sg_block *blocks) {
   while (blocks) {
     sg_block *next = blocks->next;
-    if (blocks->pages) sg_tell_touched(blocks);
+    if (blocks->pages) sg_report_touched(blocks);
     sg_free_block(blocks);
     blocks = next;
   }
 }
 
 int sg_take_cooperative(sg_job *work, char *error, size_t error_bytes) {
-  crew c = {.work = work, .error = error, .error_bytes = error_bytes};
+  thread_blocks c = {.work = work, .error = error, .error_bytes = error_bytes};
   c.end = &c.under_way;
   int result = begin(&c, work->chunk);
   while (result == OK && atomic_load(&work->result) == OK) {
-    if (atomic_load(&work->next) < work->blocks) result = begin(&c, work->chunk / 4 + 1); /* nobody came for them */
+    if (atomic_load(&work->next) < work->blocks) result = begin(&c, work->chunk / 4 + 1); /* no thread took them */
     else if (!c.under_way) break;
     if (result != OK) break;
-    sched_yield(); /* to the thread with the blocks that these wait for */
+    sched_yield(); /* to the thread of the blocks for which these wait */
     result = go_round(&c);
   }
   dismiss(c.under_way);

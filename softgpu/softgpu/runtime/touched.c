@@ -11,7 +11,7 @@ static int by_place(const void *left, const void *right) {
   return a->from < b->from ? -1 : a->from > b->from;
 }
 
-/* Sorts, and joins what overlaps or follows on. */
+/* Sorts the spans, and joins spans that overlap or are adjacent. */
 static void tidy(struct sg_spans *set) {
   if (set->count < 2) return;
   qsort(set->items, set->count, sizeof *set->items, by_place);

@@ -5,7 +5,7 @@
 
 typedef struct sg_conflict {
   sg_span one, other; /* they overlap */
-  uint32_t verbs[2];            /* at least one changes what the other touches */
+  uint32_t verbs[2];            /* at least one of the two changes the bytes */
 } sg_conflict;
 
 #define HIDDEN __attribute__((visibility("hidden")))
