@@ -1,4 +1,4 @@
-/* The calls that begin, end, ask about and change stream captures. */
+/* The calls that begin, end, query and change stream captures. */
 #include "driver.h"
 
 enum { MAX_TAIL = 4096 };
@@ -44,7 +44,7 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *statu
                       : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   if (id != NULL && c != NULL) *id = c->id;
   if (graph != NULL) *graph = active ? c->graph : NULL;
-  if (needs != NULL) *needs = active ? s->tail.items : NULL; /* valid until the stream's next call, says CUDA */
+  if (needs != NULL) *needs = active ? s->tail.items : NULL; /* valid until the stream's next call, as in CUDA */
   if (edges != NULL) *edges = active ? plain : NULL;
   if (count != NULL) *count = active ? s->tail.count : 0;
   bool fits = edges == NULL || s->tail.count <= MAX_TAIL;

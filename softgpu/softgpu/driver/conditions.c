@@ -1,14 +1,14 @@
 /* Conditional graph nodes: IF, WHILE and SWITCH over bodies that are graphs, by values that kernels set.
  *
- * A graph declares handles; a node takes one. An instance has a table with the value of every handle in it and in the
- * instances inside it, so that two instances of one graph do not meet.
+ * A graph declares handles; a node takes a handle. An instance has a table with the value of every handle in it and in
+ * its inner instances, so that two instances of one graph share no values.
  */
 #include "driver.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { POISON = UINT32_MAX }; /* strict mode: a value that nothing has set */
+enum { POISON = UINT32_MAX }; /* strict mode: a value that is not set yet */
 
 CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext ctx,
                                         unsigned initial, unsigned flags) {
@@ -38,7 +38,7 @@ CUresult conditions_copy(CUgraph to, const struct CUgraph_st *from) {
   return CUDA_SUCCESS;
 }
 
-/* Declared by the graph, or by one that it lies in. */
+/* The handle, as the graph or an outer graph declares it; NULL if none does. */
 static condition_handle *declared(CUgraph graph, CUgraphConditionalHandle handle) {
   for (;; graph = graph->parent->graph) {
     for (size_t i = 0; i < graph->conditions.count; i++)
@@ -169,7 +169,7 @@ void conditions_delete(sg_conditions *table) {
 
 /* --- instances: the bodies */
 
-/* CUDA's rule: a body computes and moves data, and does nothing else. */
+/* CUDA's rule: a body only computes and moves data. */
 static CUresult check_body(CUgraph graph) {
   for (size_t i = 0; i < graph->nodes.count; i++) {
     CUgraphNode node = graph->nodes.items[i];
@@ -188,7 +188,7 @@ CUresult branch_new(const conditional *from, CUgraphExec outer, branch **made) {
   branch *b = calloc(1, sizeof *b + from->size * sizeof *b->execs);
   REQUIRE(b != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
   *b = (branch){.type = from->type, .size = from->size};
-  *made = b; /* the step's: deleted with it */
+  *made = b; /* the step owns it and deletes it */
   for (uint32_t i = 0; outer->conditions != NULL && i < outer->conditions->count; i++)
     if (outer->conditions->items[i].handle == from->handle) b->condition = &outer->conditions->items[i];
   REQUIRE(b->condition != NULL, CUDA_ERROR_INVALID_VALUE, "the graph has no conditional handle 0x%llx",
@@ -211,7 +211,7 @@ static CUresult loop(const branch *b, CUcontext ctx) {
     if (atomic_load_explicit(&ctx->dev->stop, memory_order_relaxed) != 0)
       return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a WHILE node was told to end"));
     TRY(exec_run(b->execs[0], ctx));
-    if (ctx->dev->model != NULL) work_keep_pace(ctx->dev); /* or a loop that is ended would have hours to sleep */
+    if (ctx->dev->model != NULL) work_keep_pace(ctx->dev); /* otherwise a loop that must end could sleep for hours */
   }
   return CUDA_SUCCESS;
 }
@@ -229,7 +229,7 @@ CUgraphExecUpdateResult branch_takes(branch *b, CUgraphNode node, bool apply) {
   const condition_handle *handle = declared(node->graph, c->handle);
   if (handle == NULL) return CU_GRAPH_EXEC_UPDATE_ERROR;
   if (!apply) return CU_GRAPH_EXEC_UPDATE_SUCCESS;
-  b->condition->handle = handle->handle; /* the new kernels know it by this one */
+  b->condition->handle = handle->handle; /* the new kernels use this handle */
   b->condition->initial = handle->initial;
   b->condition->has_initial = handle->has_initial;
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;

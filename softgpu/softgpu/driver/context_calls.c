@@ -1,7 +1,7 @@
-/* Questions to contexts, their settings, and access to peers. */
+/* Queries and settings of contexts, and access to peers. */
 #include "driver.h"
 
-/* Most queries take a context or, in their older form, mean the current one. */
+/* Most queries take a context; their older form uses the current one. */
 static CUresult context_or_current(CUcontext given, CUcontext *ctx) {
   if (given == NULL) return current_context(ctx);
   TRY(require_init());
@@ -96,7 +96,7 @@ CUresult cuCtxSetCacheConfig(CUfunc_cache config) { /* a hint */
   return current_context(&ctx);
 }
 
-/* Profilers: there is nothing to profile with. */
+/* Profilers: there is no profiler. */
 CUresult cuProfilerStart(void) { return require_init(); }
 CUresult cuProfilerStop(void) { return require_init(); }
 

@@ -30,7 +30,7 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *p, CUstream stream) {
   return cuMemcpy3DAsync_v2(&copy, stream);
 }
 
-/* The attributes say when a source may be read, and where memory lies: every source is read in stream order here. */
+/* The attributes, the time to read a source and the place of memory, are ignored: sources are read in stream order. */
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
                                CUmemcpyAttributes *attributes, size_t *first, size_t attribute_count, CUstream stream) {
   (void)attributes, (void)first;

@@ -18,7 +18,7 @@ static bool on_device(uintptr_t address, bool *pageable) {
   return known && found.dev != NULL;
 }
 
-/* Pageable host memory is the caller's again when the call returns: small sources are copied aside, else it waits. */
+/* Submits a copy. The caller may reuse pageable host memory after the call, so it stages a small source, or waits. */
 static CUresult submit_copy(CUstream stream, copy c, bool src_known, bool dst_known, bool now) {
   CUstream s;
   bool from_pageable = false, to_pageable = false;
@@ -32,7 +32,7 @@ static CUresult submit_copy(CUstream stream, copy c, bool src_known, bool dst_kn
   return submit(s, &(op){.kind = OP_COPY, .copy = c}, wait);
 }
 
-/* The calls without a stream may not be captured; they wait, unless both ends lie on devices. */
+/* A copy without a stream, which cannot be captured; it waits, unless both ends are on devices. */
 static CUresult copy_now(copy c, bool src_known, bool dst_known) {
   CUcontext ctx;
   TRY(current_context(&ctx));
@@ -136,7 +136,7 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *p, CUstream stream) {
   return cuMemcpy3DAsync_v2(&p3, stream);
 }
 
-/* Whether the host may look there without a copy: CUDA's sets without a stream are done when they return then. */
+/* True if the host can read the memory without a copy: then CUDA's sets without a stream are done when they return. */
 static bool is_hosts(uintptr_t address) {
   allocation found;
   if (!memory_find(address, &found)) return false;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What is absent is 0: not supported. */
+/* An absent attribute is 0: not supported. */
 static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = MAX_THREADS,
     [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X] = MAX_THREADS,

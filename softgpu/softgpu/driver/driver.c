@@ -1,4 +1,4 @@
-/* The driver's entry: configuration, cuInit, and the table from which callers look functions up. */
+/* The driver's entry: configuration, cuInit, and the checks that it came first. */
 #include "driver.h"
 
 #include <string.h>

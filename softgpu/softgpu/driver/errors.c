@@ -1,4 +1,4 @@
-/* Error names, their sentences, and the detail that the last failing call of a thread left behind. */
+/* Error names, their sentences, and the detail of a thread's last failed call. */
 #include "driver.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* Events: a fence in a stream, or the place in a stream capture where they were recorded. */
+/* Events: a fence in a stream, or the place of their record in a stream capture. */
 #include "races.h"
 
 CUresult event_record(CUevent e, CUstream s) {
@@ -17,7 +17,7 @@ CUresult event_record(CUevent e, CUstream s) {
   return CUDA_SUCCESS;
 }
 
-/* A record inside a graph that is running now. */
+/* Records an event inside a graph that runs now. */
 void event_record_now(CUevent e) {
   pthread_mutex_lock(&work_lock);
   fence *f = fence_new_locked(NULL);
@@ -31,7 +31,7 @@ void event_record_now(CUevent e) {
   pthread_mutex_unlock(&work_lock);
 }
 
-/* A launch that will record e is under way: until then, e stands for the launch. */
+/* A launch under way will record e: until then, the event's fence is that of the launch. */
 void event_expect_locked(CUevent e, fence *launch) {
   fence_drop_locked(e->fence);
   e->fence = fence_keep_locked(launch);
@@ -45,7 +45,7 @@ CUresult event_await(CUstream s, CUevent e) {
   return status;
 }
 
-/* A wait inside a graph that is running now: not for this launch itself, nor for what comes behind it. */
+/* Waits inside a graph that runs now, but never for this launch itself or for later work. */
 void event_wait_now(CUevent e) {
   pthread_mutex_lock(&work_lock);
   fence *f = e->fence;

@@ -11,7 +11,7 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
   for (size_t i = 0; i < node->needs.count; i++)
     exec->needs[made->needs_from + made->needs_count++] = node->needs.items[i]->index;
   if (made->op.kind == OP_CHILD) {
-    made->op.kind = OP_EMPTY; /* until there is an instance to delete */
+    made->op.kind = OP_EMPTY; /* until there is an inner instance to delete */
     CUgraphExec inner;
     TRY(exec_inside(node->op.child, exec, &inner));
     made->op = (op){.kind = OP_EXEC, .exec = inner};
@@ -60,7 +60,7 @@ static CUresult fill_exec(CUgraphExec exec, CUgraph graph, CUgraphNode *order) {
   return objects_copy(&exec->objects, &graph->objects);
 }
 
-/* outer: NULL, or the instance that the new one will be part of. */
+/* outer: NULL, or the instance that will contain the new one. */
 static CUresult make(CUgraph graph, unsigned long long flags, const struct CUgraphExec_st *outer, CUgraphExec *exec) {
   CUgraphExec made = handle_new(HANDLE_EXEC, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
@@ -125,7 +125,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
   return exec_new(graph, flags, exec);
 }
 
-/* The first form: it can name a node that is to blame, and this driver never does. */
+/* The first form: it has a result for the node that causes an error, which this driver never sets. */
 CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *culprit, char *log, size_t log_bytes) {
   if (culprit != NULL) *culprit = NULL;
   if (log != NULL && log_bytes > 0) *log = 0;
@@ -160,7 +160,7 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
   CUstream s;
   TRY(stream_get(stream, &s));
   TRY(capture_forbids(s));
-  return exec_get(exec); /* there is nowhere to upload it to */
+  return exec_get(exec); /* there is no upload */
 }
 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {

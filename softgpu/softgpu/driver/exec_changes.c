@@ -1,4 +1,4 @@
-/* Changes to graph instances: they wait for the launches under way and show in later ones. */
+/* Changes to graph instances: they wait for the launches under way, and apply to later launches. */
 #include "driver.h"
 
 static step *find_step(CUgraphExec exec, CUgraphNode node);
@@ -9,7 +9,7 @@ static step *find_in_branch(const branch *b, CUgraphNode node) {
   return found;
 }
 
-/* The step of a node of the graph that exec, or a graph embedded in it, was made from; NULL if there is none. */
+/* The step of a node of the graph from which exec, or an instance embedded in it, was made; NULL if there is none. */
 static step *find_step(CUgraphExec exec, CUgraphNode node) {
   if (node->graph->id == exec->graph_id) {
     bool known = node->index < exec->index_count && exec->position[node->index] != UINT32_MAX;

@@ -18,10 +18,10 @@ void exec_follow_locked(CUgraphExec exec, moment *order) {
   }
 }
 
-/* What a launch notes of its steps, by their places. */
+/* The notes of a launch about its steps, by their places. */
 typedef struct notes {
   uint32_t *order;       /* in which they run */
-  int64_t *ends;         /* in the model: each begins when those that it needs have ended */
+  int64_t *ends;         /* in the model: a step begins when the steps that it needs have ended */
   sg_touched *touched; /* in strict mode, else NULL */
 } notes;
 
@@ -41,7 +41,7 @@ static CUresult run_step(CUgraphExec exec, uint32_t i, CUcontext ctx, const note
   return status;
 }
 
-/* Steps run one after the other, though as if those without edges between them ran at once. */
+/* Runs the steps one after the other; in modelled time, steps without edges between them run at once. */
 static CUresult run_noting(CUgraphExec exec, CUcontext ctx, const notes *n) {
   CUresult status = CUDA_SUCCESS;
   int64_t end = n->ends[exec->step_count] = model_clock();
@@ -57,7 +57,7 @@ static CUresult run_noting(CUgraphExec exec, CUcontext ctx, const notes *n) {
   return status;
 }
 
-/* The steps' bytes become the launch's. */
+/* Adds the bytes that the steps touched to those of the launch. */
 static CUresult gather_touched(CUgraphExec exec, CUcontext ctx, sg_touched *touched) {
   for (size_t i = 0; i < exec->step_count; i++) sg_touched_tidy(&touched[i]);
   bool orderly = race_compare_steps(exec, touched);
@@ -96,7 +96,7 @@ CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
   return status;
 }
 
-/* A launch was queued: it keeps the instance, and the events that it will record stand for it. */
+/* After a launch is queued: it keeps the instance, and the events that it will record get its fence. */
 void exec_launched_locked(CUgraphExec exec, fence *launch) {
   atomic_fetch_add(&exec->references, 1);
   if (exec->records) expect_records_locked(exec, launch);

@@ -23,8 +23,8 @@ static const struct {
 typedef struct fault {
   device *dev;
   enum fault_kind kind;
-  uint64_t left;  /* it comes at the event that finds 1 here */
-  double rate;    /* or, if not 0, at each event with this probability */
+  uint64_t left;  /* the fault comes at the event for which this is 1 */
+  double rate;    /* if not 0: it comes at each event with this probability */
   uint64_t state; /* of the random numbers */
   double seconds;
 } fault;
@@ -32,7 +32,7 @@ typedef struct fault {
 static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;
 static fault faults[MOST_FAULTS];
 static size_t count;
-static uint64_t cancelled; /* counts the times that hangs were ended */
+static uint64_t cancelled; /* the number of times that all hangs were ended */
 static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
 
 static double draw(uint64_t *state) { /* splitmix64 */
@@ -55,7 +55,7 @@ static bool find_locked(device *dev, enum fault_site site, fault *found) {
   return any;
 }
 
-/* Until the hang is ended, the kernels of its device are, or the context dies. */
+/* Waits until the hang is ended, the device must end its kernels, or the context dies. */
 static void hang_locked(CUcontext ctx) {
   uint64_t before = cancelled;
   while (cancelled == before && !atomic_load(&ctx->dying) && atomic_load(&ctx->dev->stop) == 0)
@@ -107,7 +107,7 @@ int softgpu_inject(uint32_t ordinal, uint32_t kind, uint64_t at, double rate, ui
 
 void softgpu_end_hangs(void) { faults_let_go(true); }
 
-/* Takes back what has not come yet, ends hangs, and finds lost devices again. */
+/* Removes the faults that have not come yet, ends hangs, and brings lost devices back. */
 void softgpu_forgive(void) {
   pthread_mutex_lock(&fault_lock);
   count = 0;

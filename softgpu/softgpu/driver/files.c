@@ -1,4 +1,4 @@
-/* Libraries from files, and CUDA's older word for them, modules. */
+/* Libraries from files, and modules, CUDA's older name for them. */
 #include "driver.h"
 
 #include <stdio.h>

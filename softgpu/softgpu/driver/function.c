@@ -1,4 +1,4 @@
-/* Questions about kernels: names, parameters, attributes and occupancy. A CUfunction is its CUkernel. */
+/* Queries of kernels: names, parameters, attributes and occupancy. A CUfunction is its CUkernel. */
 #include "driver.h"
 
 CUresult kernel_get(const void *function, kernel **kern) {
@@ -46,7 +46,7 @@ CUresult cuKernelGetParamInfo(CUkernel given, size_t index, size_t *offset, size
   TRY(require_init());
   REQUIRE_POINTER(offset);
   TRY(kernel_get(given, &kern));
-  if (index >= kern->info->param_count) return CUDA_ERROR_INVALID_VALUE; /* how callers find the end */
+  if (index >= kern->info->param_count) return CUDA_ERROR_INVALID_VALUE; /* callers find the end by this error */
   *offset = kern->info->param_offsets[index];
   if (bytes != NULL) *bytes = kern->info->param_sizes[index];
   return CUDA_SUCCESS;

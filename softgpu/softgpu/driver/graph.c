@@ -27,7 +27,7 @@ void node_delete(CUgraphNode node) {
 }
 
 void graph_delete(CUgraph graph) {
-  for (size_t i = graph->nodes.count; i-- > 0;) /* backwards: edges lead there, so that lists empty from their ends */
+  for (size_t i = graph->nodes.count; i-- > 0;) /* backwards, along the edges, so that lists empty from their ends */
     if (graph->nodes.items[i] != NULL) node_delete(graph->nodes.items[i]);
   nodes_clear(&graph->nodes);
   free(graph->conditions.items);
@@ -70,7 +70,7 @@ CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, c
   graph->live++;
   CUresult status = fill_node(made, needs, count);
   if (status != CUDA_SUCCESS) {
-    made->op.kind = op_owns(o) ? OP_EMPTY : made->op.kind; /* what it would own stays the caller's */
+    made->op.kind = op_owns(o) ? OP_EMPTY : made->op.kind; /* the caller still owns the object of the operation */
     node_delete(made);
     return status;
   }
@@ -101,7 +101,7 @@ static CUresult clone_node(CUgraph clone, const struct CUgraphNode_st *from) {
   return status;
 }
 
-/* Nodes keep their indices, so that a clone's node is found by the original's. */
+/* Nodes keep their indices: the index of an original finds the clone's node. */
 static CUresult clone_into(CUgraph clone, CUgraph graph) {
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
   REQUIRE(order != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph");
@@ -133,12 +133,12 @@ CUresult graph_clone(CUgraph graph, CUgraph *clone) {
   return CUDA_SUCCESS;
 }
 
-/* Depth first along needs, starting with the oldest node: the order of creation, wherever the edges allow it. */
+/* Depth first along needs, from the oldest node on: the order of creation, as far as the edges allow it. */
 CUresult graph_order(CUgraph graph, CUgraphNode *order) {
   enum { NEW, OPEN, DONE };
   size_t emitted = 0, total = graph->nodes.count;
   uint8_t *state = calloc(total + 1, 1);
-  uint32_t *next = calloc(total + 1, sizeof *next); /* of a node's needs, the first not yet looked at */
+  uint32_t *next = calloc(total + 1, sizeof *next); /* of a node's needs, the first that is not visited yet */
   CUgraphNode *path = malloc((total + 1) * sizeof *path);
   bool cycle = false, memory = state != NULL && next != NULL && path != NULL;
   for (size_t i = 0; memory && !cycle && i < total; i++) {

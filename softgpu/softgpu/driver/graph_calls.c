@@ -83,7 +83,7 @@ CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, co
   return CUDA_SUCCESS;
 }
 
-/* --- queries: with no array they count, otherwise they fill up to *count entries and say how many */
+/* --- queries: without an array they count, else they fill up to *count entries and return the number in *count */
 
 typedef struct {
   CUgraphNode *out;

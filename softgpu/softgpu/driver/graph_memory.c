@@ -1,7 +1,7 @@
-/* Memory that a graph allocates and frees: nodes of those types, and what is told of them.
+/* Memory that a graph allocates and frees: nodes of these types, and queries about them.
  *
- * A block has its address, and its memory, from when its node is made until node and instances are gone. Whether it is
- * allocated is known in the order in which the program submits: a launch allocates, and a launch or cuMemFree frees.
+ * A block has its address and its memory from the creation of its node until the node and all instances are gone. Its
+ * state follows the order in which the program submits: a launch allocates it, and a launch or cuMemFree frees it.
  */
 #include "driver.h"
 
@@ -73,7 +73,7 @@ void graph_block_keep(graph_block *b) {
   pthread_mutex_unlock(&memory_lock);
 }
 
-/* With the last of its users goes the memory, or, while it is allocated, its tie to graphs. */
+/* The last user frees the memory, or, if it is allocated, only ends its connection to graphs. */
 void graph_block_drop(graph_block *b) {
   allocation entry;
   pthread_mutex_lock(&memory_lock);
@@ -201,7 +201,7 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *address) {
   return CUDA_SUCCESS;
 }
 
-/* --- what a device's graphs hold */
+/* --- the memory of a device's graphs */
 
 static uint64_t *counter(struct usage *u, CUgraphMem_attribute attribute) {
   switch (attribute) {
@@ -242,5 +242,5 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute att
 
 CUresult cuDeviceGraphMemTrim(CUdevice ordinal) {
   device *dev;
-  return device_get(ordinal, &dev); /* what no graph can use any more has gone back already */
+  return device_get(ordinal, &dev); /* memory that no graph can use any more is freed already */
 }

@@ -1,10 +1,10 @@
-/* Objects behind CUDA handles: memory that outlives them, so that a stale handle is recognised instead of crashing. */
+/* Objects behind CUDA handles: their memory outlives them, so that a stale handle is an error and not a crash. */
 #include "driver.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAGIC = 0x6b616173, QUARANTINE = 64 }; /* a destroyed handle is not reused until as many followed it */
+enum { MAGIC = 0x6b616173, QUARANTINE = 64 }; /* a destroyed handle is reused after as many later ones */
 
 static struct {
   pthread_mutex_t lock;
@@ -54,7 +54,7 @@ void handle_bury(void *object, enum handle_kind kind) {
 
 bool handle_is(const void *object, enum handle_kind kind) {
   uintptr_t address = (uintptr_t)object;
-  if (address < 4096 || address % 16 != 0) return false; /* never one of ours, and not safe to read */
+  if (address < 4096 || address % 16 != 0) return false; /* no handle of this driver, and not safe to read */
   const handle *head = object;
   return head->magic == MAGIC && head->kind == (uint32_t)kind;
 }

@@ -1,10 +1,10 @@
-/* Kernel launches: limits are checked, the kernel is compiled for its block shape, parameters are packed. */
+/* Kernel launches: check the limits, compile the kernel for its block shape, pack the parameters. */
 #include "driver.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* NULL: not compiled yet. */
+/* The kernel's code for this block shape; NULL: it is not compiled yet. */
 static sg_kernel_fn find_variant(const kernel *kern, uint64_t module, const uint32_t block[3], bool checked) {
   for (variant *v = atomic_load_explicit(&kern->variants, memory_order_acquire); v != NULL; v = v->next)
     if (v->module == module && v->checked == checked && memcmp(v->block, block, sizeof v->block) == 0) return v->fn;
@@ -14,7 +14,7 @@ static sg_kernel_fn find_variant(const kernel *kern, uint64_t module, const uint
 static CUresult get_variant(kernel *kern, uint64_t module, const uint32_t block[3], bool checked, sg_kernel_fn *fn) {
   *fn = find_variant(kern, module, block, checked);
   if (*fn != NULL) return CUDA_SUCCESS;
-  /* Compiled without a lock: two threads may do it twice, which costs time and nothing else. */
+  /* No lock is held: two threads may compile the same code, which only costs time. */
   TRY((CUresult)sealed.compiler.compile(module, kern->index, block, checked, fn));
   variant *made = malloc(sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a compiled kernel");

@@ -1,4 +1,4 @@
-/* Linking: images are collected, and joined by the compiler, which knows PTX. The result is an image to load. */
+/* Linking: the driver collects images, and the compiler, which knows PTX, joins them into an image to load. */
 #include "driver.h"
 
 #include <stdio.h>

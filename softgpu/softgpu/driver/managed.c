@@ -1,6 +1,6 @@
-/* Hints about managed memory: kept and told, and otherwise without effect, since host and devices share all memory.
+/* Hints about managed memory: kept and returned, and without other effect, since host and devices share all memory.
  *
- * CUDA keeps them by page, this driver by allocation: the latest hint to any part of it.
+ * CUDA keeps them by page. This driver keeps the latest hint to any part of an allocation.
  */
 #include "driver.h"
 
@@ -94,7 +94,7 @@ CUresult cuMemDiscardBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t co
                    .element_bytes = 1,
                    .width = sizes[i],
                    .height = 1};
-    TRY(submit(s, &(op){.kind = OP_FILL, .fill = poison}, false)); /* what was discarded is there no more */
+    TRY(submit(s, &(op){.kind = OP_FILL, .fill = poison}, false)); /* discarded data is lost */
   }
   return CUDA_SUCCESS;
 }
@@ -106,7 +106,7 @@ CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes
   return cuMemPrefetchBatchAsync(addresses, sizes, count, locations, first, location_count, flags, stream);
 }
 
-/* --- questions */
+/* --- queries */
 
 static int as_device(CUmemLocation location) {
   return location.type == CU_MEM_LOCATION_TYPE_INVALID  ? NOWHERE
@@ -115,10 +115,10 @@ static int as_device(CUmemLocation location) {
 }
 
 static void tell_accessed_by(int *out, size_t room, uint32_t mask) {
-  size_t told = 0;
-  for (int bit = 0; bit <= HOST_BIT && told < room; bit++)
-    if (mask >> bit & 1) out[told++] = bit == HOST_BIT ? ON_HOST : bit;
-  while (told < room) out[told++] = NOWHERE;
+  size_t count = 0;
+  for (int bit = 0; bit <= HOST_BIT && count < room; bit++)
+    if (mask >> bit & 1) out[count++] = bit == HOST_BIT ? ON_HOST : bit;
+  while (count < room) out[count++] = NOWHERE;
 }
 
 CUresult cuMemRangeGetAttribute(void *data, size_t data_bytes, CUmem_range_attribute attribute, CUdeviceptr address,

@@ -1,4 +1,4 @@
-/* Reserved addresses and the memory mapped there, whose accessible stretches are allocations for everything else. */
+/* Reserved addresses and the memory mapped there; other files see the accessible parts of it as allocations. */
 #define _GNU_SOURCE
 #include "mapped.h"
 
@@ -33,7 +33,7 @@ static bool touched_locked(const range *list, uintptr_t base, size_t bytes) {
   return false;
 }
 
-/* Where in the list begin the ranges that, whole and without a gap, are these bytes; NULL if none do. */
+/* The place in the list of the first of the whole ranges that are exactly these bytes; NULL if there are none. */
 static range **whole_locked(range **list, uintptr_t base, size_t bytes) {
   while (*list != NULL && (*list)->base != base) list = &(*list)->next;
   uintptr_t end = base;
@@ -53,13 +53,13 @@ bool mapped_is_reserved(uintptr_t address) {
   return is;
 }
 
-static int access_of(const range *r) { /* by any device: they are one process */
+static int access_of(const range *r) { /* by any device: all devices are in one process */
   int access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   for (int i = 0; i < device_count; i++) access |= r->access[i];
   return access;
 }
 
-/* Tells the table of allocations which stretches of mapped memory may be accessed: neighbours are one. */
+/* Puts the accessible parts of mapped memory into the table of allocations; neighbouring parts are one allocation. */
 static CUresult publish_locked(void) {
   size_t most = 0, count = 0;
   for (const range *r = mapped; r != NULL; r = r->next) most++;
@@ -115,7 +115,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignmen
   return CUDA_SUCCESS;
 }
 
-/* Several neighbouring reservations may go at once, for cuda.core makes one of two when it grows a buffer. */
+/* Frees one or several neighbouring reservations: cuda.core makes one of two when it grows a buffer. */
 static CUresult free_locked(uintptr_t base, size_t bytes) {
   range **at = whole_locked(&reserved, base, bytes);
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx were not reserved", bytes, (size_t)base);
@@ -191,7 +191,7 @@ static CUresult unmap_locked(uintptr_t base, size_t bytes) {
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   TRY(require_init());
-  (void)context_wait(NULL); /* work under way may use the memory; what failed is told by the next call of its context */
+  (void)context_wait(NULL); /* work under way may use the memory; the next call of its context returns its error */
   pthread_mutex_lock(&mapped_lock);
   CUresult status = unmap_locked(address, bytes);
   pthread_mutex_unlock(&mapped_lock);
@@ -204,7 +204,7 @@ static CUresult access_locked(uintptr_t base, size_t bytes, const CUmemAccessDes
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx are no whole mappings", bytes, (size_t)base);
   for (range *r = *at; r != NULL && r->base - base < bytes; r = r->next) {
     for (size_t i = 0; i < count; i++) r->access[wanted[i].location.id] = (uint8_t)wanted[i].flags;
-    /* Who may read may write too: the driver's own copies know no direction, and a fault there would end the process. */
+    /* Memory that can be read can be written too: a fault in one of the driver's own copies would end the process. */
     int may = access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_NONE ? PROT_NONE : PROT_READ | PROT_WRITE;
     REQUIRE(mprotect((void *)r->base, r->bytes, may) == 0, CUDA_ERROR_OUT_OF_MEMORY,
             "the host cannot protect %zu bytes", r->bytes);

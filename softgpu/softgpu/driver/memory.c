@@ -1,6 +1,6 @@
-/* Memory: a table of every live range, what each device has given out, and allocation of device and host memory.
+/* Memory: a table of all live ranges, the memory that each device has given out, and allocation of memory.
  *
- * Device memory is host memory and a device pointer its address, so any range can be found by an address inside it.
+ * Device memory is host memory, and a device pointer is its address, so an address inside a range finds the range.
  */
 #include "driver.h"
 
@@ -114,7 +114,7 @@ bool memory_remove(uintptr_t base, allocation *removed) {
   return found;
 }
 
-/* Whether the entry is among those, grown or not. */
+/* True if the entry is among `entries`, perhaps larger there. */
 static bool stays(const allocation *entry, const allocation *entries, size_t count, const allocation **as) {
   for (size_t i = 0; i < count; i++)
     if (entries[i].base == entry->base && entries[i].dev == entry->dev) {
@@ -128,7 +128,7 @@ CUresult memory_set_mapped(const allocation *entries, size_t count) {
   CUresult status = CUDA_SUCCESS;
   size_t kept = 0;
   pthread_mutex_lock(&memory_lock);
-  for (size_t i = 0; i < table.count; i++) { /* work under way goes on in what stays */
+  for (size_t i = 0; i < table.count; i++) { /* work under way still uses the ranges that stay */
     const allocation *as = NULL;
     if (table.items[i].mapped && !stays(&table.items[i], entries, count, &as)) continue;
     table.items[kept] = table.items[i];
@@ -181,7 +181,7 @@ CUresult memory_reserve_locked(device *dev, size_t bytes) {
 
 void memory_give_back(const allocation *entry) {
   free(entry->hints);
-  if (entry->kind == MEMORY_REGISTERED || entry->kind == MEMORY_GLOBAL) return; /* somebody else's */
+  if (entry->kind == MEMORY_REGISTERED || entry->kind == MEMORY_GLOBAL) return; /* not the driver's memory */
   if (entry->pool != NULL) {
     pool_take_back(entry);
     return;
@@ -219,7 +219,7 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
   return status;
 }
 
-/* What a context owns dies with it. Blocks of pools do not belong to a context. */
+/* Frees the memory that a context owns. Blocks of pools do not belong to a context. */
 void memory_free_context(CUcontext ctx) {
   for (;;) {
     size_t i = 0;

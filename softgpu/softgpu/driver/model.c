@@ -1,10 +1,10 @@
-/* Modelled time: what copies and named kernels of a device take, whatever they take here.
+/* Modelled time: the time of a device's copies and named kernels, independent of their real time here.
  *
- * Work runs for real, and then the rest of its modelled time is waited out without a core. Each stream has a clock, the
- * modelled end of its latest work; the next begins there, or when it was submitted if that was later. So a thread that
- * wakes late delays nothing but itself, and events tell the modelled time. Each device has one engine for copies in
- * and one for copies out; named kernels hold a share of the device, and queue where the shares would exceed 1. Who comes
- * late, by the wall's clock, still gets the time that others have left free.
+ * Work runs for real, and then waits for the rest of its modelled time without using a core. Each stream has a clock,
+ * the modelled end of its latest work; the next work begins then, or at its submission if that is later. So a thread
+ * that wakes late delays only itself, and events have modelled times. Each device has one engine for copies in and one
+ * for copies out; named kernels hold a share of the device, and queue if the shares would exceed 1. Work that is
+ * late in real time still gets modelled time that is free.
  */
 #include "driver.h"
 
@@ -14,7 +14,7 @@
 enum { MOST_BOOKINGS = 256 };
 static const int64_t REMEMBERED_NS = 100000000; /* longer than a thread that can run waits for a core */
 
-/* What is taken of something that has the size 1: an engine, which a copy takes whole, or the device. */
+/* The bookings of a resource of size 1: an engine, which a copy takes whole, or the device. */
 struct diary {
   struct booking {
     int64_t from, to;
@@ -24,7 +24,7 @@ struct diary {
 };
 
 struct model {
-  double copy_ns_per_byte; /* 0: copies take what they take */
+  double copy_ns_per_byte; /* 0: the time of copies is not modelled */
   int64_t copy_latency_ns, launch_latency_ns;
   uint32_t count;
   struct named {
@@ -32,7 +32,7 @@ struct model {
     int64_t takes_ns;
     double share;
   } *kernels;
-  pthread_mutex_t lock;    /* of what follows */
+  pthread_mutex_t lock;    /* guards the bookings */
   struct diary engines[2]; /* for copies in, and out */
   struct diary shares;
 };
@@ -45,7 +45,7 @@ void model_set_clock(int64_t time_ns) { clock_ns = time_ns; }
 /* The largest sum of shares at any time in [from, to). */
 static double peak(const struct diary *d, int64_t from, int64_t to) {
   double most = 0;
-  for (size_t i = 0; i <= d->booked; i++) { /* it is reached at the beginning, or where a booking begins */
+  for (size_t i = 0; i <= d->booked; i++) { /* the peak is at `from`, or where a booking begins */
     int64_t at = i == d->booked ? from : d->bookings[i].from;
     if (at < from || at >= to) continue;
     double sum = 0;
@@ -63,7 +63,7 @@ static int64_t next_end(const struct diary *d, int64_t after) {
   return next;
 }
 
-/* Forgets what ended before anybody who is still to come could begin, or, where there is no room, what ended first. */
+/* Removes bookings that ended before any later work can begin, or, without room, the booking that ended first. */
 static void forget_past(struct diary *d, int64_t ready) {
   int64_t now = now_ns(), past = (ready < now ? ready : now) - REMEMBERED_NS;
   size_t kept = 0, first = 0;
@@ -78,14 +78,14 @@ static void forget_past(struct diary *d, int64_t ready) {
 
 static void note(struct diary *d, int64_t from, int64_t to, double share) {
   for (size_t i = 0; i < d->booked; i++)
-    if (d->bookings[i].to == from && d->bookings[i].share == share) { /* one after the other is one */
+    if (d->bookings[i].to == from && d->bookings[i].share == share) { /* adjacent bookings are joined */
       d->bookings[i].to = to;
       return;
     }
   d->bookings[d->booked++] = (struct booking){from, to, share};
 }
 
-/* Moves this thread's clock to the end of what takes so long, from where there is room for it. */
+/* Books this time at the first place with room, and moves this thread's clock to its end. */
 static void reserve(struct model *m, struct diary *d, int64_t takes_ns, double share) {
   const double slack = 1e-9; /* of sums of fractions */
   pthread_mutex_lock(&m->lock);
@@ -116,13 +116,13 @@ static bool on_device(const void *address) {
   return memory_find((uintptr_t)address, &found) && found.dev != NULL;
 }
 
-/* Which engine a copy takes: 0 in, 1 out, -1 none. */
+/* The engine that a copy uses: 0 in, 1 out, -1 none. */
 static int engine_of(const copy *c) {
   bool from = on_device(c->src), to = on_device(c->dst);
   return from == to ? -1 : from ? 1 : 0;
 }
 
-/* Work has run from began_ns (of the wall's clock) until now: moves this thread's clock on. */
+/* Moves this thread's clock forward after work that has run from began_ns (real time) until now. */
 void model_account(struct model *m, const op *o, int64_t began_ns) {
   int64_t now = now_ns();
   const struct named *k = NULL;
@@ -163,6 +163,6 @@ int softgpu_model(uint32_t ordinal, double copy_bytes_per_s, double copy_latency
     model_free(m);
     return fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a model");
   }
-  devices[ordinal].model = m; /* an older one may be in use, and is small: it stays */
+  devices[ordinal].model = m; /* an older model may be in use, and is small: it is not freed */
   return CUDA_SUCCESS;
 }

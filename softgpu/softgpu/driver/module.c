@@ -1,4 +1,4 @@
-/* Code images: libraries and modules, the kernels and globals in them, and the questions one may ask about a kernel. */
+/* Code images: libraries and modules, and the kernels and globals in them. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -22,7 +22,7 @@ typedef struct {
   const void *data;
 } fatbin_wrapper;
 
-/* CUDA's calls give no size: binaries say it themselves, anything else is text up to its NUL (0). */
+/* The size of an image, which CUDA's calls do not pass: binaries hold it, and other images are text up to a NUL (0). */
 static size_t binary_bytes(const void *image) {
   if (strncmp(image, ELFMAG, SELFMAG) == 0) {
     const Elf64_Ehdr *elf = image;
@@ -36,11 +36,11 @@ static size_t binary_bytes(const void *image) {
   return header.bytes > MAX_IMAGE_BYTES ? SIZE_MAX : header.header_bytes + header.bytes;
 }
 
-/* A binary may announce more than can be read. The kernel copies it where it may, because it does not die of that. */
+/* A binary may announce more bytes than can be read. The system's kernel copies it if possible: it survives a fault. */
 static bool copy_image(void *to, const void *from, size_t bytes) {
   struct iovec local = {to, bytes}, remote = {(void *)from, bytes};
   ssize_t copied = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
-  if (copied < 0 && errno != EFAULT) { /* as in a sandbox that forbids the call */
+  if (copied < 0 && errno != EFAULT) { /* for example in a sandbox that forbids the call */
     memcpy(to, from, bytes);
     return true;
   }
@@ -78,7 +78,7 @@ static CUresult load(const library *lib, device *dev, struct loaded *at, const s
   return status;
 }
 
-/* Loading happens without a lock; of two threads that load for one device, the later throws its module away. */
+/* Loads without a lock; if two threads load for one device, the later one unloads its module again. */
 static CUresult loaded_on(library *lib, device *dev, struct loaded **found) {
   const sg_kernel_info *kernels;
   uint32_t count;
@@ -142,7 +142,7 @@ static void library_delete(library *lib) {
   handle_delete(lib);
 }
 
-/* Loads for one device at once, so that a bad image is refused here. Its kernels are the same on all devices. */
+/* Loads for one device now, so that a bad image is refused here. Its kernels are the same on all devices. */
 static CUresult fill_library(library *lib, const void *image, device *dev) {
   const sg_kernel_info *kernels;
   uint32_t count;
@@ -173,7 +173,7 @@ static CUresult library_new(const void *image, library **made) {
   REQUIRE(lib != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a library");
   CUresult status = fill_library(lib, image, ctx != NULL ? ctx->dev : &devices[0]);
   if (status != CUDA_SUCCESS) {
-    char reason[512]; /* what is said next must not hide why */
+    char reason[512]; /* later messages must not replace the reason */
     snprintf(reason, sizeof reason, "%s", softgpu_last_error());
     library_delete(lib);
     return fail(status, "%s", reason);
@@ -182,7 +182,7 @@ static CUresult library_new(const void *image, library **made) {
   return CUDA_SUCCESS;
 }
 
-/* Puts the reason into the buffer that the caller gave for it among the options. */
+/* Copies the reason into the error buffer in the caller's options. */
 static void log_error(const CUjit_option *options, void **values, unsigned count) {
   char *buffer = NULL;
   size_t bytes = 0;
@@ -276,7 +276,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary lib, 
   return find_variable(address, bytes, lib, name, false);
 }
 
-/* Each device has its own: no memory moves here, and none is shared by devices. */
+/* Each device has its own variable: devices share no memory here. */
 CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary lib, const char *name) {
   return find_variable(address, bytes, lib, name, true);
 }

@@ -1,4 +1,4 @@
-/* Graph nodes: adding each type, and reading and changing what a node does. */
+/* Graph nodes: adding each type, and reading and changing a node's operation. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static CUresult set_child(op *o, const CUDA_CHILD_GRAPH_NODE_PARAMS *p) {
   return move ? CUDA_SUCCESS : graph_clone(p->graph, &o->child);
 }
 
-/* What a new node does, and what it will own. */
+/* Sets the operation of a new node, with the objects that the node will own. */
 static CUresult fill_op(op *o, void **storage, CUgraph graph, CUgraphNodeParams *p) {
   CUcontext ctx;
   switch (o->kind) {
@@ -46,7 +46,7 @@ static CUresult fill_op(op *o, void **storage, CUgraph graph, CUgraphNodeParams 
   }
 }
 
-/* CUDA tells of some nodes what they have become. */
+/* Writes the results of the creation of some nodes into the caller's parameters. */
 static void fill_outputs(const op *o, CUgraphNodeParams *p) {
   if (o->kind == OP_CHILD) p->graph.graph = o->child; /* the node's own */
   if (o->kind == OP_CONDITIONAL) p->conditional.phGraph_out = o->conditional->graphs;
@@ -141,7 +141,7 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
   return CUDA_SUCCESS;
 }
 
-/* --- what a node does */
+/* --- the operation of a node */
 
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *p) {
   TRY(require_init());

@@ -1,4 +1,4 @@
-/* Operations: the one place where work is done. */
+/* Operations: this file runs all work. */
 #include "races.h"
 
 #include <stdio.h>
@@ -31,11 +31,11 @@ CUresult context_fail(CUcontext ctx, CUresult status) {
   int none = 0;
   if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, softgpu_last_error(), sizeof ctx->failure);
   ctx->failure[sizeof ctx->failure - 1] = 0;
-  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is the one to tell */
+  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is kept */
   return status;
 }
 
-/* In strict mode: with code that tells what it touches. */
+/* In strict mode: runs code that reports the bytes it touches. */
 static CUresult run_touching(const kernel_call *call, CUcontext ctx, char *message, size_t bytes) {
   sg_launch launch = call->launch;
   launch.touched = touching;
@@ -45,7 +45,7 @@ static CUresult run_touching(const kernel_call *call, CUcontext ctx, char *messa
   return status;
 }
 
-/* After fail: adds what else ran when the device's kernels were ended, for one of them may be to blame. */
+/* After fail: adds the other kernels that ran when the device's kernels were ended: one of them may be the cause. */
 static CUresult fail_kernel(const kernel_call *call, CUcontext ctx, CUresult status) {
   const char *all = ctx->dev->stopped;
   bool ended = status == CUDA_ERROR_LAUNCH_TIMEOUT && atomic_load(&ctx->dev->stop) != 0;
@@ -75,7 +75,7 @@ static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
   return fail_kernel(call, ctx, fail(status, "kernel %s: %s", call->kern->info->name, message));
 }
 
-/* What the host does in it may follow from all that came before. */
+/* A host function may use the results of all earlier work. */
 static void run_host(const op *o) {
   if (__builtin_expect(touching != NULL, 0)) {
     pthread_mutex_lock(&work_lock);
@@ -151,7 +151,7 @@ CUresult fill_check(const fill *f) {
   return memory_check((uintptr_t)f->dst, extent(f->width * e, f->height, 1, f->pitch, 0), true);
 }
 
-/* One side of a 3D copy: its first byte. Arrays have no memory layout that we could know. */
+/* The first byte of one side of a 3D copy. The memory layout of arrays is not known. */
 static CUresult side(CUmemorytype type, const void *host, CUdeviceptr address, size_t offset, uint8_t **first) {
   switch (type) {
     case CU_MEMORYTYPE_HOST: *first = (uint8_t *)(uintptr_t)host + offset; return CUDA_SUCCESS;
@@ -164,7 +164,7 @@ static CUresult side(CUmemorytype type, const void *host, CUdeviceptr address, s
 
 CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c) {
   uint8_t *src = NULL, *dst = NULL;
-  /* A pitch or height of 0 means packed rows, as 1D nodes have it. */
+  /* A pitch or height of 0 means packed rows, as in 1D nodes. */
   size_t src_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes,
          dst_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
   size_t src_slice = src_pitch * (p->srcHeight ? p->srcHeight : p->Height);

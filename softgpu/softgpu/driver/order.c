@@ -1,9 +1,10 @@
-/* What is ordered before what, by the program's own doing and not by the accident of when it ran.
+/* The order of work that the program itself establishes, independent of when work has run.
  *
- * Each stream counts its work on a track. A moment says for each track how much of it has come before: by the stream's
- * order, waits for events, the default stream, launches of one graph instance, and what the host had waited for when
- * it submitted. Work without another's number in its moment is ordered after it by nothing. Threads of the host count as one,
- * since how they wait for each other is not seen here.
+ * Each stream counts its work on a track. A moment has, for each track, how much of its work comes before: by the
+ * stream's order, waits for events, the default stream, launches of one graph instance, and the work for which the host
+ * had waited at the submission. If the moment of a piece of work does not include another piece's number, nothing
+ * orders it after that piece. All threads of the host count as one, since this file does not see how they wait for each
+ * other.
  */
 #include "races.h"
 
@@ -14,11 +15,11 @@ static moment known;            /* to the host */
 static unsigned users[TRACKS];  /* live streams */
 static uint32_t latest_track;
 
-/* Streams share tracks where they must: then one's work seems to be ordered with the other's. */
+/* Streams share a track if there are too many: then the work of one seems to be ordered with the work of the other. */
 void track_take(CUstream s) {
   pthread_mutex_lock(&work_lock);
   uint32_t best = latest_track % (TRACKS - 1) + 1;
-  for (uint32_t i = 1; i < TRACKS; i++) { /* the longest unused of the least used */
+  for (uint32_t i = 1; i < TRACKS; i++) { /* of the least used tracks, the one that was unused for longest */
     uint32_t track = (latest_track + i - 1) % (TRACKS - 1) + 1;
     if (users[track] < users[best]) best = track;
   }

@@ -1,5 +1,5 @@
-/* What kernels print: it goes to stdout at once, as CUDA's goes there in the end, unless the process looks after it
- * itself; and the newest of it is kept for whoever asks. */
+/* The output of kernels: it goes to stdout at once (CUDA's comes later), unless the process turns that off, and the
+ * newest part is kept for softgpu_take_output. */
 #include "driver.h"
 
 #include <stdio.h>

@@ -10,7 +10,7 @@ static CUresult check(const CUmemAllocationProp *props, device **dev) {
   REQUIRE_POINTER(props);
   REQUIRE(props->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE, "memory of type %d cannot be mapped",
           (int)props->type);
-  /* Asking for a file descriptor is common, exporting it is not: that is what is refused. */
+  /* Many programs ask for a file descriptor, but few export it: only the export is refused. */
   REQUIRE((props->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED,
           "memory shared between processes is not supported: ask for no handle type");
   REQUIRE(props->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED,

@@ -1,4 +1,4 @@
-/* Questions about pointers: what kind of memory they point to, whose it is, and how far it reaches. */
+/* Queries of pointers: the kind, the owner and the size of the memory they point to. */
 #include "driver.h"
 
 #include <string.h>
@@ -51,7 +51,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
   TRY(require_init());
   REQUIRE_POINTER(attributes);
   REQUIRE_POINTER(data);
-  bool known = memory_find(address, &entry); /* unknown pointers are answered, not refused, by this call */
+  bool known = memory_find(address, &entry); /* this call does not refuse unknown pointers */
   for (unsigned i = 0; i < count; i++) {
     REQUIRE_POINTER(data[i]);
     TRY(get(data[i], attributes[i], address, known ? &entry : NULL));
@@ -66,5 +66,5 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
   REQUIRE(attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, CUDA_ERROR_INVALID_VALUE, "pointer attribute %d cannot be set",
           (int)attribute);
   REQUIRE(memory_find(address, &entry), CUDA_ERROR_INVALID_VALUE, "0x%llx lies in no live allocation", address);
-  return CUDA_SUCCESS; /* copies that wait do so whatever it says */
+  return CUDA_SUCCESS; /* the attribute has no effect: copies that wait always wait */
 }

@@ -1,4 +1,4 @@
-/* Stream-ordered allocation: pools that keep freed blocks, up to a threshold, for the allocations to come. */
+/* Stream-ordered allocation: pools that keep freed blocks, up to a threshold, for later allocations. */
 #include "races.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool) 
   return CUDA_SUCCESS;
 }
 
-/* Gives cached blocks back until the pool reserves at most keep bytes. */
+/* Frees cached blocks until the pool reserves at most keep bytes. */
 static void trim_locked(CUmemoryPool pool, uint64_t keep) {
   while (pool->cached != NULL && pool->reserved > keep) {
     struct block *block = pool->cached;
@@ -58,7 +58,7 @@ void pools_release_locked(device *dev) {
     if (pool->dev == dev) trim_locked(pool, 0);
 }
 
-/* A cached block of just this size: a larger one would count, whole, against what the device has. */
+/* A cached block of exactly this size: all of a larger one would count against the device's memory. */
 static uintptr_t take_cached_locked(CUmemoryPool pool, size_t bytes) {
   for (struct block **at = &pool->cached; *at != NULL; at = &(*at)->next) {
     struct block *block = *at;
@@ -133,7 +133,7 @@ void pool_take_back(const allocation *entry) {
     *block = (struct block){entry->base, entry->reserved, pool->cached};
     pool->cached = block;
     trim_locked(pool, handle_is(pool, HANDLE_POOL) ? pool->release_threshold : 0);
-  } else { /* cannot be remembered: give the memory itself back */
+  } else { /* without memory to note the block: free it */
     pool->reserved -= entry->reserved;
     if (pool->dev != NULL) pool->dev->used_bytes -= entry->reserved;
     memory_free(entry->base, entry->reserved);
@@ -196,7 +196,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   pool->release_threshold = 0;
   pthread_mutex_unlock(&memory_lock);
   if (empty) handle_delete(pool);
-  else pool->head.kind = 0; /* the object stays for the allocations that name it */
+  else pool->head.kind = 0; /* the object stays for the allocations that refer to it */
   return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-/* What pools tell and let be set: places, counters, access by other devices. */
+/* Queries and settings of pools: places, counters, access by other devices. */
 #include "driver.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Strict mode's races: two pieces of work that touch the same bytes, one changing them, and that nothing orders.
  *
- * When work has run, what it touched is compared with what everything touched that ran before and that its moment does
- * not have (order.c): each pair once, whichever came first, so that a race is found whatever the order was. Copies and
- * sets know their bytes, kernels tell them from checked code. Freeing a block counts as changing it, and so does
- * allocating it from a pool. The context fails, with both names.
+ * After a piece of work has run, its bytes are compared with those of all earlier work that its moment does not include
+ * (order.c). Each pair is compared once, so that a race is found in either order. Copies and sets know their bytes, and
+ * checked code reports those of kernels. Freeing a block changes it, and so does allocating it from a pool. The context
+ * fails, with both names.
  */
 #include "races.h"
 
@@ -18,18 +18,18 @@ typedef struct record {
   uint64_t number; /* in its track */
   unsigned long long stream;
   moment *when;
-  uint64_t settled; /* the next ticket when the host knew of it; 0: not yet */
+  uint64_t settled; /* the next ticket at the time when the host knew that it was done; 0: not yet */
   bool frees, allocates; /* a block of a pool */
   sg_touched touched;
 } record;
 
-static pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER; /* the last to be taken */
+static pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER; /* taken last */
 static record *records;
 _Thread_local sg_touched *touching INITIAL_EXEC;
 
 /* --- names */
 
-/* The same pointer for the same words, for ever: a library with its names may go. */
+/* A permanent pointer for these words, always the same: a library may be unloaded with its names. */
 static const char *keep_name(const char *kind, const char *name) {
   static struct kept {
     struct kept *next;
@@ -61,7 +61,7 @@ static void explain_race(const sg_conflict *c, const char *where, const char *ot
           verbs[c->verbs[1]], c->one.by, where, verbs[c->verbs[0]], to - from, from, near, missing);
 }
 
-/* --- what work touches */
+/* --- the bytes that work touches */
 
 static void note_rows(uint32_t verb, const uint8_t *first, size_t width, size_t height, size_t pitch) {
   for (size_t y = 0; y < height; y++) sg_touched_add(touching, verb, (uintptr_t)first + y * pitch, width);
@@ -130,7 +130,7 @@ static bool add_record(record *made) {
   pthread_mutex_lock(&race_lock);
   for (const record *r = records; r != NULL && !races; r = r->next) {
     bool ordered = r->track == made->track || r->number <= made->when->at[r->track] ||
-                   (r->allocates && made->track == HOST_TRACK); /* no use that the host would have to wait for */
+                   (r->allocates && made->track == HOST_TRACK); /* no use for which the host would have to wait */
     races = !ordered && sg_touched_conflict(&made->touched, &r->touched, &found);
     if (races) name_stream(r, other_where, sizeof other_where);
   }
@@ -151,7 +151,7 @@ static record *record_new(uint32_t track, unsigned long long stream, moment *whe
   return made;
 }
 
-/* What touched now touches; takes `touched`. */
+/* Compares the bytes of a record and keeps it; takes `touched`. */
 static CUresult settle(CUcontext ctx, record *made) {
   if (made == NULL || made->touched.incomplete)
     context_fail(ctx, fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory to look for races"));
@@ -172,7 +172,7 @@ void race_run(work *w, CUstream s) {
   (void)settle(s->ctx, made);
 }
 
-/* What the host knows of is before all that it submits from now on; what it submitted before may still meet it. */
+/* Work that the host knows to be done comes before all later submissions; only earlier submissions may race with it. */
 void race_prune_locked(void) {
   uint64_t oldest = UINT64_MAX;
   for (CUstream s = work_busy; s != NULL; s = s->next_busy)
@@ -191,7 +191,7 @@ void race_prune_locked(void) {
   pthread_mutex_unlock(&race_lock);
 }
 
-/* The bytes go back to the C library, which may give them to anybody. All: of all work. */
+/* Removes bytes from the records of all work: they go back to the C library, which may reuse them. */
 void race_forget(uintptr_t base, size_t bytes) {
   pthread_mutex_lock(&race_lock);
   for (record *r = records; r != NULL; r = r->next) sg_touched_forget(&r->touched, base, bytes);
@@ -208,9 +208,9 @@ void race_forget_all(void) {
   pthread_mutex_unlock(&race_lock);
 }
 
-/* --- memory that comes and goes */
+/* --- memory that is allocated and freed */
 
-/* CUDA orders the stream to which a pool gives a block behind the block's freeing. */
+/* CUDA orders a stream that gets a block from a pool after the freeing of the block. */
 static void follow_frees_locked(CUstream s, uintptr_t base, size_t bytes) {
   sg_conflict found;
   sg_touched block = {0};

@@ -1,4 +1,4 @@
-/* Calls that are refused: they say their own name. */
+/* Calls that are refused: they report their name. */
 #include "refused.h"
 
 #include <stdio.h>
@@ -14,13 +14,13 @@ static const char *const names[] = {
 #define NAME(name, version, why) #name,
     REFUSED(NAME)};
 static struct {
-  _Atomic bool told, called; /* on stderr, once; since softgpu_refused was asked */
+  _Atomic bool printed, called; /* printed: on stderr, once; called: since the last softgpu_refused */
 } calls[COUNT];
 
 static CUresult refuse(int number, const char *why) {
   explain("the software GPU does not support %s (%s)", names[number], why);
   atomic_store(&calls[number].called, true);
-  if (!atomic_exchange(&calls[number].told, true)) fprintf(stderr, "KaaS: %s\n", softgpu_last_error());
+  if (!atomic_exchange(&calls[number].printed, true)) fprintf(stderr, "KaaS: %s\n", softgpu_last_error());
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -1,6 +1,6 @@
-/* The driver calls that this one refuses: each with its first CUDA version, grouped by what it would take.
+/* The driver calls that this driver refuses: each with its first CUDA version, grouped by the missing feature.
  *
- * Who calls one finds its name on stderr, once, and in softgpu_last_error. softgpu/docs/softgpu.md has them as a table.
+ * A call prints its name on stderr once, and puts it into softgpu_last_error. softgpu/docs/softgpu.md has the table.
  */
 #ifndef SOFTGPU_REFUSED_H
 #define SOFTGPU_REFUSED_H

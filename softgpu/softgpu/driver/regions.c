@@ -1,7 +1,7 @@
-/* Regions: what a program makes of an allocation, told so that checked kernels stay within it.
+/* Regions: a program's own division of an allocation, which checked kernels must respect.
  *
- * An allocation, or a part of one, may be described as named regions. An access of a checked kernel to that part then
- * must lie in one of them, as if each were an allocation; they may overlap, as where memory serves one after the other.
+ * A program may divide an allocation, or a part of one, into named regions. An access of a checked kernel to that part
+ * must then lie in one of them, as if each were an allocation. Regions may overlap, if they use memory in turn.
  */
 #include "driver.h"
 
@@ -11,7 +11,7 @@
 
 typedef struct region {
   uint64_t from, to;
-  uint64_t reach; /* the largest `to` of this and those before it */
+  uint64_t reach; /* the largest `to` of this region and those before it */
   char name[sizeof((sg_range *)0)->name];
 } region;
 
@@ -29,7 +29,7 @@ static int by_place(const void *left, const void *right) {
   return a->from < b->from ? -1 : a->from > b->from;
 }
 
-/* The region that holds the address and reaches farthest, or else the nearest. */
+/* The region that holds the address and reaches farthest, or else the nearest region. */
 static const region *nearest_region(const part *p, uint64_t address) {
   const region *best = p->regions;
   uint64_t least = UINT64_MAX;
@@ -45,7 +45,7 @@ static const region *nearest_region(const part *p, uint64_t address) {
   return best;
 }
 
-/* Narrows the range of an allocation that holds the address to the region that does, or to what lies between parts. */
+/* Narrows the allocation's range around the address to the region that holds it, or to the bytes between parts. */
 void regions_narrow_locked(uint64_t address, sg_range *range) {
   for (const part *p = parts; p != NULL; p = p->next) {
     uint64_t end = range->address + range->bytes;
@@ -64,7 +64,7 @@ void regions_narrow_locked(uint64_t address, sg_range *range) {
   }
 }
 
-/* Forgets parts that begin there. */
+/* Removes the parts that begin in these bytes. */
 void regions_forget_locked(uint64_t address, uint64_t bytes) {
   for (part **at = &parts; *at != NULL;) {
     part *p = *at;

@@ -1,18 +1,18 @@
-/* Which kernels run on a device now: for whoever cancels them, or wants to know which one hangs. */
+/* The kernels that run on a device now: for cancelling them, and for finding one that hangs. */
 #include "driver.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct runner { /* a thread that has run kernels; never freed, but used again by another */
+typedef struct runner { /* a thread that has run kernels; never freed, but reused by another thread */
   _Atomic(const kernel *) kern;
   device *dev;
   struct runner *next;
   bool taken; /* under running_lock */
 } runner;
 
-static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER; /* before it no other is taken */
+static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER; /* no other lock is held when it is taken */
 static runner *runners;
 static pthread_key_t at_end;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -42,7 +42,7 @@ static runner *join(void) {
 }
 
 void running_begin(device *dev, const kernel *kern) {
-  if (__builtin_expect(mine == NULL, 0) && (mine = join()) == NULL) return; /* it runs all the same, untold */
+  if (__builtin_expect(mine == NULL, 0) && (mine = join()) == NULL) return; /* the kernel runs without being listed */
   mine->dev = dev;
   atomic_store_explicit(&mine->kern, kern, memory_order_release);
 }
@@ -51,7 +51,7 @@ void running_end(void) {
   if (mine != NULL) atomic_store_explicit(&mine->kern, NULL, memory_order_release);
 }
 
-/* After this no name of a kernel that has ended is being read. */
+/* After this, no thread reads the name of a kernel that has ended. */
 void running_settle(void) {
   pthread_mutex_lock(&running_lock);
   pthread_mutex_unlock(&running_lock);
@@ -66,7 +66,7 @@ size_t softgpu_running(uint32_t ordinal, char *text, size_t bytes) {
     const kernel *kern = atomic_load_explicit(&r->kern, memory_order_acquire);
     if (kern == NULL || r->dev != &devices[ordinal]) continue;
     int more = snprintf(text + used, bytes - used, "%s%s", used > 0 ? "\n" : "", kern->info->name);
-    if (more < 0 || (size_t)more >= bytes - used) { /* names are whole, or not there */
+    if (more < 0 || (size_t)more >= bytes - used) { /* a name that does not fit is left out */
       text[used] = 0;
       break;
     }

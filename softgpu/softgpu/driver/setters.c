@@ -11,7 +11,7 @@ static CUresult context_of(CUcontext given, CUcontext *ctx) {
   return CUDA_SUCCESS;
 }
 
-/* Re-pointing a kernel that stays the same is frequent and allocates nothing. */
+/* A change of only the parameters of a kernel is frequent, and allocates nothing. */
 CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
   kernel *kern;
   CUcontext ctx;
@@ -23,7 +23,7 @@ CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
                  block[3] = {p->blockDimX, p->blockDimY, p->blockDimZ};
   TRY(kernel_prepare(kern, ctx, grid, block, p->sharedMemBytes, &call));
   call.launch.cooperative = o->kernel.launch.cooperative; /* an attribute of the node */
-  bool runs = o->kernel.launch.fn != NULL; /* a step of an instance does; a node's code is not wanted yet */
+  bool runs = o->kernel.launch.fn != NULL; /* a step of an instance runs; a node needs no code yet */
   TRY(runs ? kernel_compile(&call) : kernel_announce(&call));
   bool same = *storage != NULL && o->kernel.kern == kern;
   if (!same) TRY(kernel_storage(kern, NULL, &fresh));
@@ -37,7 +37,7 @@ CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
     *storage = fresh;
   }
   call.launch.params = *storage;
-  call.launch.conditions = o->kernel.launch.conditions; /* NULL unless it is an instance's */
+  call.launch.conditions = o->kernel.launch.conditions; /* NULL except in an instance */
   o->kernel = call;
   return CUDA_SUCCESS;
 }
@@ -74,7 +74,7 @@ CUresult set_event(op *o, CUevent event) {
   return CUDA_SUCCESS;
 }
 
-/* Another graph in the place of an embedded one: in an instance its nodes' parameters, of the same topology. */
+/* Replaces an embedded graph; in an instance, takes the parameters of a graph with the same topology. */
 static CUresult set_graph(op *o, CUgraph graph) {
   REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "the child is not a live graph");
   if (o->kind == OP_EXEC) return exec_take(o->exec, graph);
@@ -120,7 +120,7 @@ CUgraphNodeType node_type(const op *o) {
     case OP_AWAIT:
     case OP_FREE:
     case OP_WAIT_WORD:
-    case OP_WRITE_WORD: break; /* all but the first are never in graphs */
+    case OP_WRITE_WORD: break; /* graphs hold only the first of these */
   }
   return CU_GRAPH_NODE_TYPE_EMPTY;
 }

@@ -1,4 +1,4 @@
-/* Streams: handles, and the calls that ask and wait. Their work lies in work.c. */
+/* Streams: handles, queries and waits. Their work is in work.c. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ void stream_forget(CUstream s) {
   if (s != &s->ctx->legacy && s != &s->ctx->per_thread) stream_let_go(s);
 }
 
-/* Like stream_get, but without the error that a kernel left behind. */
+/* The same as stream_get, but without the sticky error of a kernel. */
 static CUresult stream_find(CUstream given, CUstream *s) {
   TRY(require_init());
   CUcontext ctx = peek_context();
@@ -143,7 +143,7 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data) {
 
 CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
   CUstream s;
-  (void)flags; /* managed memory is visible to everybody always */
+  (void)flags; /* managed memory is always visible everywhere */
   TRY(stream_get(stream, &s));
   return memory_check(address, bytes, true);
 }

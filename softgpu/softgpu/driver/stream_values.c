@@ -1,4 +1,4 @@
-/* Words in memory that streams write, and wait for. */
+/* Words in memory that streams write, and for which they wait. */
 #include "races.h"
 
 #include <sched.h>
@@ -66,7 +66,7 @@ static uint64_t look(const word *w) {
                        : __atomic_load_n((uint32_t *)w->at, __ATOMIC_ACQUIRE);
 }
 
-/* It keeps its thread: who writes the word does so from another, or from a stream that other threads run. */
+/* The wait keeps its thread: another thread, or a stream that other threads run, writes the word. */
 CUresult word_wait(const word *w, CUcontext ctx) {
   while (!holds(w, look(w))) {
     bool ends = atomic_load_explicit(&ctx->dev->stop, memory_order_relaxed) != 0 || atomic_load(&ctx->dying);

@@ -1,9 +1,9 @@
-/* Strict mode: whatever CUDA does not promise happens as late, in as odd an order and with as bad values as it may.
+/* Strict mode: where CUDA promises nothing, work runs as late as allowed, in an unusual order, and with bad values.
  *
- * Nothing runs before somebody waits, and then only what is needed; nodes of graphs run in any order that their edges
- * allow, as a seed has it. So the host, which nobody watches, reads too early what it does not wait for. What nothing
- * orders on the device is found by what it touches (races.c). New and freed memory holds poison, all bits set: not a
- * number as a float, no valid index; and freed memory is looked at again.
+ * Work runs only when a thread waits, and then only the necessary work; nodes of graphs run in any order that their
+ * edges allow, chosen by a seed. So the host, whose reads are not checked, reads too early if it does not wait. Races on the
+ * device are found by the bytes that work touches (races.c). New and freed memory holds poison, all bits set: as a float
+ * it is not a number, and it is no valid index. Freed memory is checked again later.
  */
 #include "driver.h"
 
@@ -27,7 +27,7 @@ void strict_poison(uintptr_t base, size_t bytes) {
   if (atomic_load_explicit(&strict, memory_order_relaxed)) memset((void *)base, POISON, bytes);
 }
 
-/* --- freed memory: kept for a while, so that nobody else's bytes appear where it was, and who writes there is found */
+/* --- freed memory: kept for a while, so that it is not reused at once, and writes to it are found */
 
 typedef struct kept_block {
   void *base;
@@ -38,7 +38,7 @@ static struct {
   pthread_mutex_t lock;
   kept_block blocks[KEPT_BLOCKS];
   size_t first, count, bytes;
-  kept_block written; /* the first that was found to be; base: NULL if none */
+  kept_block written; /* the first block that was written after it was freed; base: NULL if none */
   size_t at;
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -134,7 +134,7 @@ static bool ready(const struct CUgraphExec_st *exec, const bool *done, const ste
   return true;
 }
 
-/* Another order of the steps that their edges allow: any, or the latest first. False without memory. */
+/* Another order of the steps that their edges allow: a random one, or the latest first. False without memory. */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order) {
   bool *done = calloc(exec->step_count + 1, sizeof *done);
   bool latest = strict_draw(2) == 0;

@@ -1,12 +1,12 @@
-/* Submitting to the work queues, and what the program asks of them. */
+/* Submission to the work queues, and the program's queries and waits. */
 #include "races.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_WAITING = 1024 /* in a stream: who submits more lends a hand, as CUDA has it */, LARGE_BYTES = 1 << 20 };
+enum { MOST_WAITING = 1024 /* in a stream: a submission beyond that runs work, as in CUDA */, LARGE_BYTES = 1 << 20 };
 
-/* Copies what o points to and its caller may change once the submission has returned. */
+/* Copies data of an operation that the caller may change after the submission has returned. */
 static CUresult keep_bytes(work *w, const void *from, size_t bytes, const uint8_t **kept) {
   uint8_t *to = w->bytes;
   if (bytes > INLINE_BYTES) {
@@ -26,7 +26,7 @@ static CUresult keep_arguments(work *w, const op *o) {
   return CUDA_SUCCESS;
 }
 
-/* An instance never runs beside itself. */
+/* Queues a launch of an instance after its earlier launches: two launches of an instance never overlap. */
 static CUresult queue_exec_locked(CUstream s, CUgraphExec exec, const op *o, work **made) {
   if (exec->last != NULL) TRY(work_await_locked(s, exec->last));
   if (atomic_load_explicit(&strict, memory_order_relaxed)) exec_follow_locked(exec, &s->order);
@@ -69,7 +69,7 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
   return CUDA_SUCCESS;
 }
 
-/* Work that takes long whoever runs it begins now. */
+/* Lets a worker begin long work now. */
 static void notice_locked(CUstream s, const op *o) {
   bool large = o->kind == OP_COPY && o->copy.width * o->copy.height * o->copy.depth >= LARGE_BYTES;
   bool hurry = !atomic_load_explicit(&strict, memory_order_relaxed) && (large || s->ctx->dev->model != NULL) &&
@@ -93,9 +93,9 @@ CUresult submit(CUstream s, const op *o, bool wait) {
   return wait ? context_status(s->ctx) : CUDA_SUCCESS;
 }
 
-/* --- waiting, asking */
+/* --- waits and queries */
 
-/* Who asks goes on asking: the work begins. */
+/* Starts the work after a query, since the program will ask again. */
 void work_ask_locked(CUstream s) {
   if (atomic_load(&strict) && work_running == NULL) {
     (void)work_help_locked(s);
@@ -116,7 +116,7 @@ bool stream_idle(CUstream s) {
   return idle;
 }
 
-/* Whether work submitted to it now would have nothing to wait for. */
+/* True if work that is submitted now would wait for nothing. */
 bool stream_settled(CUstream s) {
   pthread_mutex_lock(&work_lock);
   bool settled = s->first == NULL && (work_busy == NULL || !stream_blocks(s));
@@ -131,14 +131,14 @@ CUresult stream_wait(CUstream s) {
   moment before;
   bool learns = atomic_load_explicit(&strict, memory_order_relaxed);
   if (learns) before = s->order;
-  while (s->first != NULL && s->first->ticket <= last) /* without a fence, which would look at the time */
+  while (s->first != NULL && s->first->ticket <= last) /* without a fence, which would read the clock */
     if (!work_help_locked(s)) pthread_cond_wait(&work_progress, &work_lock);
   if (learns) host_learns_locked(&before);
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
 }
 
-/* For what was submitted to a context so far, NULL: to any. */
+/* Waits for all work submitted so far to a context; NULL: to all contexts. */
 static void wait_for_all_locked(CUcontext ctx) {
   uint64_t latest = work_last_ticket;
   bool shuffled = atomic_load_explicit(&strict, memory_order_relaxed);
@@ -163,7 +163,7 @@ CUresult context_wait(CUcontext ctx) {
   return CUDA_SUCCESS;
 }
 
-/* The program has not waited: what it may rely on stays as it is. */
+/* The program has not waited, so this changes no order on which it may rely. */
 bool frees_awaited(CUcontext ctx) {
   if (atomic_load(&work_pending_frees) == 0 || work_may_wait() != CUDA_SUCCESS) return false;
   pthread_mutex_lock(&work_lock);
@@ -180,7 +180,7 @@ void stream_let_go(CUstream s) {
   pthread_mutex_unlock(&work_lock);
 }
 
-/* Before an instance is changed: its launches so far see it as it was. */
+/* Called before an instance is changed: its launches so far use it unchanged. */
 CUresult exec_wait(CUgraphExec exec) {
   pthread_mutex_lock(&work_lock);
   fence *f = exec->last;

@@ -1,13 +1,13 @@
-/* cuGetProcAddress: a function by its name and the CUDA version whose binary interface the caller was built for.
+/* cuGetProcAddress: a function by its name and the CUDA version of the binary interface that the caller uses.
  *
- * What is refused (refused.h) is found all the same, and says its name when it is called.
+ * Refused calls (refused.h) are found too, and report their name when they are called.
  */
 #include <string.h>
 
 #include "driver.h"
 #include "refused.h"
 
-/* name, first CUDA version of that interface, the function. Of several interfaces of one name, the oldest is first. */
+/* Name, first CUDA version of the interface, function. Of several interfaces with one name, the oldest is first. */
 #define FUNCTIONS(X) \
   X(cuCtxCreate, 3020, cuCtxCreate_v2) X(cuCtxCreate, 12050, cuCtxCreate_v4) X(cuCtxDestroy, 4000, cuCtxDestroy_v2) \
   X(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess) X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess) \
@@ -208,7 +208,7 @@ static const struct { const char *name; int version; any_function function; } fu
 
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *result) {
-  (void)flags; /* which default stream is meant when none is named: both behave alike here */
+  (void)flags; /* the choice of the default stream: both are the same here */
   REQUIRE_POINTER(name);
   REQUIRE_POINTER(function);
   bool known = false;
@@ -218,7 +218,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
     known = true;
     if (functions[i].version <= version) found = functions[i].function;
   }
-  /* A caller built for a newer CUDA may mean an interface that we do not have under this name. */
+  /* A caller built for a newer CUDA may mean another interface with this name. */
   if (version > DRIVER_VERSION) found = NULL;
   memcpy(function, &found, sizeof found);
   if (result != NULL)

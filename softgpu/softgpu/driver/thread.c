@@ -1,5 +1,5 @@
-/* What each thread has of its own. It lies on the heap: of storage that is thread-local without a call there are some
- * hundred bytes in a process, and a library that finds none left, ours or the next one, cannot be loaded. */
+/* The state of each thread. It is on the heap: a process has only some hundred bytes of thread-local storage without
+ * calls, and a library that finds none left, this or another, cannot be loaded. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void start(void) { pthread_key_create(&at_end, leave); }
 static thread_state *join(void) {
   pthread_once(&once, start);
   mine = calloc(1, sizeof *mine);
-  if (mine == NULL) abort(); /* there is nowhere to say it */
+  if (mine == NULL) abort(); /* there is no place for an error */
   pthread_setspecific(at_end, mine);
   return mine;
 }

@@ -1,4 +1,4 @@
-/* User objects: things that a graph keeps alive, destroyed by a callback when the last reference goes. */
+/* User objects: objects that a graph keeps alive, and that a callback destroys after the last reference. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -52,7 +52,7 @@ CUresult cuUserObjectCreate(CUuserObject *object, void *data, CUhostFn destroy, 
   REQUIRE_POINTER(destroy);
   REQUIRE(references > 0 && references <= INT32_MAX && flags == 1, CUDA_ERROR_INVALID_VALUE,
           "%s: %u references, flags %#x", __func__, references,
-          flags); /* 1: CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, which CUDA demands */
+          flags); /* 1: CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, which CUDA requires */
   CUuserObject made = handle_new(HANDLE_USER_OBJECT, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a user object");
   made->data = data;

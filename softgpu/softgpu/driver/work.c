@@ -1,10 +1,9 @@
-/* Work queues: what was submitted to a stream waits there until somebody runs it.
+/* Work queues: submitted work waits in its stream until a thread runs it.
  *
- * Whoever waits for work runs it, with all that it depends on; what nobody waits for soon is run by workers
- * (workers.c). So a program that submits and waits pays for no switch between threads, and one that submits and goes on
- * has its work done meanwhile. Every dependency is a fence: events, waits between streams, the default stream, launches
- * of one graph instance. A fence is signalled by work that was submitted before any that awaits it: there is always
- * something that can run.
+ * A thread that waits for work runs it, with all its dependencies; workers (workers.c) run work for which no thread soon
+ * waits. So a program that submits and waits pays for no switch between threads, and the work of a program that goes on
+ * runs meanwhile. Every dependency is a fence: events, waits between streams, the default stream, launches of one graph
+ * instance. The work that signals a fence was submitted before all work that awaits it: some work can always run.
  */
 #include "races.h"
 
@@ -20,7 +19,7 @@ CUstream work_busy;
 static work *spare_work;
 static fence *spare_fences;
 uint64_t work_last_ticket;
-static uint64_t looked_ticket, aged_ticket; /* the last at the clock's last look, and at the one before */
+static uint64_t looked_ticket, aged_ticket; /* the last at the clock's last check, and at the check before */
 _Atomic uint64_t work_pending_frees;
 _Thread_local work *work_running INITIAL_EXEC;
 
@@ -110,7 +109,7 @@ static CUresult await_tail_locked(CUstream s, CUstream of) {
   return work_await_locked(s, f);
 }
 
-/* The default stream waits for every blocking stream of its context, and they wait for it. */
+/* The default stream waits for every blocking stream of its context, and each of these waits for it. */
 CUresult work_await_legacy_locked(CUstream s) {
   CUstream legacy = &s->ctx->legacy;
   if (!stream_blocks(s)) return CUDA_SUCCESS;
@@ -131,7 +130,7 @@ bool work_is_ready_locked(const struct CUstream_st *s) {
   return s->first != NULL && !s->running && (s->first->op.kind != OP_AWAIT || s->first->awaits->done);
 }
 
-/* Workers leave what is newer than the last look but one to who may come to wait for it. */
+/* Workers leave work that is newer than the last check but one to a thread that may wait for it. */
 bool work_is_due_locked(const struct CUstream_st *s) {
   if (!work_is_ready_locked(s)) return false;
   return s->first->urgent || s->first->ticket <= aged_ticket || s->ctx->dev->model != NULL;
@@ -167,7 +166,7 @@ static void unlink_locked(CUstream s) {
   *at = s->next_busy;
 }
 
-/* After an error nothing runs any more but what gives back. */
+/* After an error only work that frees memory runs. */
 static void perform(work *w, CUstream s) {
   const op *o = &w->op;
   CUcontext ctx = s->ctx;
@@ -179,25 +178,25 @@ static void perform(work *w, CUstream s) {
   if (o->kind == OP_FREE) atomic_fetch_sub(&work_pending_frees, 1);
 }
 
-static pthread_cond_t stop_requested; /* for who sleeps */
+static pthread_cond_t stop_called; /* for threads that sleep */
 
-/* Lets go of the lock until then, or until the device's kernels are told to end. */
+/* Releases the lock until this time, or until the device must end its kernels. */
 static void sleep_until_locked(int64_t time_ns, const device *dev) {
   static bool made;
   if (!made) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&stop_requested, &monotonic);
+    pthread_cond_init(&stop_called, &monotonic);
     made = true;
   }
   struct timespec until = {time_ns / 1000000000, time_ns % 1000000000};
-  while (now_ns() < time_ns && atomic_load(&dev->stop) == 0) pthread_cond_timedwait(&stop_requested, &work_lock, &until);
+  while (now_ns() < time_ns && atomic_load(&dev->stop) == 0) pthread_cond_timedwait(&stop_called, &work_lock, &until);
 }
 
 void work_end_sleeps(void) {
   pthread_mutex_lock(&work_lock);
-  pthread_cond_broadcast(&stop_requested);
+  pthread_cond_broadcast(&stop_called);
   pthread_mutex_unlock(&work_lock);
 }
 
@@ -227,7 +226,7 @@ static void perform_modelled_locked(CUstream s, work *w) {
   sleep_until_locked(s->clock_ns, s->ctx->dev);
 }
 
-/* Runs work from s's first to last, without the lock, which costs about as much as a small kernel. */
+/* Runs work from s's first to last without the lock, which costs about as much as a small kernel. */
 static void perform_run_locked(CUstream s, const work *last) {
   work *w = s->first, *outer = work_running;
   pthread_mutex_unlock(&work_lock);
@@ -240,7 +239,7 @@ static void perform_run_locked(CUstream s, const work *last) {
   pthread_mutex_lock(&work_lock);
 }
 
-/* The end of what can run at once from w on: nobody may wait, now or later, for any of it but the last. */
+/* The last work that can run in one go with w: no thread may wait, now or later, for any of it except the last. */
 static work *run_of_locked(const struct CUstream_st *s, work *w) {
   for (int i = 1; i < MOST_AT_ONCE && w != s->last && w->signals == NULL && performs(w->next); i++) w = w->next;
   return w;
@@ -275,7 +274,7 @@ void work_run_first_locked(CUstream s) {
   pthread_cond_broadcast(&work_progress);
 }
 
-/* Runs one piece of work that s needs, in s or in a stream that it waits for. False if other threads are at it. */
+/* Runs one piece of work that s needs, in s or in a stream for which it waits. False if other threads run it. */
 bool work_help_locked(CUstream s) {
   while (!s->running) {
     fence *f = s->first->awaits;
@@ -283,12 +282,12 @@ bool work_help_locked(CUstream s) {
       work_run_first_locked(s);
       return true;
     }
-    s = f->stream; /* alive: it has yet to signal */
+    s = f->stream; /* alive: it has not signalled yet */
   }
   return false;
 }
 
-/* Runs any piece of work that can run. False if other threads are at all of it. */
+/* Runs any piece of work that can run. False if other threads run all of it. */
 bool work_help_any_locked(void) {
   CUstream found = NULL;
   uint32_t choices = 0;

@@ -1,8 +1,8 @@
-/* Threads that run work nobody waits for.
+/* Threads that run work for which no thread waits.
  *
- * A clock looks at the queues while there is work, and wakes a worker for what was there at its last look already: so
- * a submission costs no system call, what is waited for at once is run by who waits, and who submits one small kernel
- * after the other meets no second thread at its queue. Large work does not wait for the clock.
+ * A clock checks the queues while there is work, and wakes a worker for work that was there at its last check already.
+ * So a submission costs no system call, a thread that waits at once runs its own work, and a thread that submits many
+ * small kernels shares its queue with no other thread. Large work does not wait for the clock.
  */
 #include "driver.h"
 
@@ -10,7 +10,7 @@
 
 enum { MOST_WORKERS = 256, IDLE_LOOKS = 10 };
 static const int64_t LOOK_NS = 2000000; /* every 0.4 ms took a tenth of the CPU time of small requests */
-static const int64_t STRICT_LOOK_NS = 500000000; /* late enough for any bug, soon enough for who does not wait */
+static const int64_t STRICT_LOOK_NS = 500000000; /* late enough for any bug, soon enough without a wait */
 
 static struct {
   pthread_cond_t work, clock;
@@ -80,7 +80,7 @@ static void *clock_main(void *unused) {
   return NULL;
 }
 
-/* A forked child has none of the threads, and no use for what the parent's streams hold. */
+/* A forked child has none of the threads, and does not need the work in the parent's streams. */
 static void forget(void) {
   pthread_mutex_init(&work_lock, NULL);
   pthread_cond_init(&workers.work, NULL);

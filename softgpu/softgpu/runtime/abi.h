@@ -154,7 +154,7 @@ void sg_touched_add(sg_touched *touched, uint32_t verb, uint64_t address, uint64
 void softgpu_write(uint32_t device, const char *text, size_t bytes);
 /* Sends the output also to the process's stdout, or not. It does at first. */
 void softgpu_echo(int on);
-/* Moves at most `bytes` of the output of the device's kernels since the last call, oldest first; returns their number. */
+/* Moves at most `bytes` of the device's output since the last call, oldest first; returns the number of bytes. */
 size_t softgpu_take_output(uint32_t device, char *text, size_t bytes);
 
 /* --- driver.c: the functions that jit.py and softgpu call, besides the cu* functions */

@@ -1,6 +1,6 @@
 /* Bad accesses of kernels: the processor's signal ends the launch with an error, and not the process.
  *
- * The handlers stay installed, but act only on a thread that runs a kernel; other signals go to the handlers from before
+ * The handlers stay installed, but act only on a thread that runs a kernel; other signals go to the earlier handlers
  * (Python's faulthandler, Ray's stack traces). Another library may install handlers later, so each thread that launches
  * checks from time to time that ours are still there.
  */

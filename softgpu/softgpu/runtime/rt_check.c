@@ -90,8 +90,8 @@ static uint64_t number_at(const uint8_t *memory) {
   return number;
 }
 
-/* The nearest buffer that the launch's arguments point to, directly or by a table of pointers: a stray access comes from
- * one of these, even if another buffer is nearer. 0 if all are far, as for an address in the code itself. */
+/* The nearest buffer of the launch's arguments, which point to it directly or by a table of pointers: a stray access
+ * comes from one of these, even if another buffer is nearer. 0 if all are far, as for an address in the code itself. */
 static int nearest_argument(const access *a, sg_range *nearest) {
   const sg_launch *launch = a->warp->block->launch;
   nearest->bytes = 0;

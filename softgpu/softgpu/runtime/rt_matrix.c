@@ -3,9 +3,9 @@
 
 static uint32_t element(uint64_t row, uint32_t column) { return ((const uint16_t *)(uintptr_t)row)[column]; }
 
-/* Lane 8 i + r has the address of row r of tile i. Lane l gets elements 2 (l % 4) and the next of row l / 4, or, turned,
- * of column l / 4; out holds the first tile's elements of all lanes, then the second's, ... A lane that is not in mask
- * has no address. */
+/* Lane 8 i + r has the address of row r of tile i. Lane l gets elements 2 (l % 4) and the next of row l / 4, or,
+ * turned, of column l / 4; out holds the first tile's elements of all lanes, then the second's, ... A lane
+ * that is not in mask has no address. */
 void sg_rt_load_matrices(const uint64_t *rows, uint32_t count, uint32_t turned, uint32_t mask, uint32_t *out) {
   for (uint32_t tile = 0; tile < count; tile++)
     for (uint32_t lane = 0; lane < SG_WARP; lane++) {

@@ -29,7 +29,7 @@ static uint64_t take(const uint8_t **at, size_t size) {
   return value;
 }
 
-/* A conversion for C's printf: a copy in which arguments replace every *, and our values' length replaces the length. */
+/* A conversion for C's printf: a copy with arguments in place of every *, and with the length of our values. */
 typedef struct conversion {
   char spec[SPEC_BYTES];
   size_t length;

@@ -16,7 +16,7 @@ static struct {
   } at[PLACES];
 } reported = {.busy = ATOMIC_FLAG_INIT};
 
-/* True if this place was not reported yet and the list has room: reports of every round of a loop would fill any log. */
+/* True if this place was not reported yet and the list has room: a loop would fill any log. */
 static int is_new(const char *kernel, uint32_t line) {
   while (atomic_flag_test_and_set_explicit(&reported.busy, memory_order_acquire)) {}
   uint32_t i = 0;

@@ -1,8 +1,8 @@
 /* Cooperative launches: their blocks may wait for one another, so all are under way at once.
  *
- * Every thread that takes part begins some of the blocks and continues each in turn: a block runs until one of its warps
- * has done many rounds of a loop. A block stays with its thread. A thread also takes blocks that no other thread takes,
- * so that one thread can run the launch.
+ * Every thread that takes part begins some of the blocks and continues each in turn: a block runs until one of its
+ * warps has done many rounds of a loop. A block stays with its thread. A thread also takes blocks that no other thread
+ * takes, so that one thread can run the launch.
  */
 #include "block.h"
 
