@@ -1,9 +1,9 @@
 /* Strict mode: where CUDA promises nothing, work runs as late as allowed, in an unusual order, and with bad values.
  *
  * Work runs only when a thread waits, and then only the necessary work; nodes of graphs run in any order that their
- * edges allow, chosen by a seed. So the host, whose reads are not checked, reads too early if it does not wait. Races on the
- * device are found by the bytes that work touches (races.c). New and freed memory holds poison, all bits set: as a float
- * it is not a number, and it is no valid index. Freed memory is checked again later.
+ * edges allow, chosen by a seed. So the host, whose reads are not checked, reads too early if it does not wait. The
+ * bytes that work touches show races on the device (races.c). New and freed memory holds poison, all bits set: as a
+ * float it is not a number, and it is no valid index. Freed memory is checked again later.
  */
 #include "driver.h"
 

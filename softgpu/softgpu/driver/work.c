@@ -1,9 +1,9 @@
 /* Work queues: submitted work waits in its stream until a thread runs it.
  *
- * A thread that waits for work runs it, with all its dependencies; workers (workers.c) run work for which no thread soon
- * waits. So a program that submits and waits pays for no switch between threads, and the work of a program that goes on
- * runs meanwhile. Every dependency is a fence: events, waits between streams, the default stream, launches of one graph
- * instance. The work that signals a fence was submitted before all work that awaits it: some work can always run.
+ * A thread that waits for work runs it, with all its dependencies; workers (workers.c) run work for which no thread
+ * waits soon. So a program that submits and waits pays for no switch between threads, and the work of a program that
+ * goes on runs meanwhile. Every dependency is a fence: events, waits between streams, the default stream, launches of
+ * one graph instance. The work that signals a fence was submitted before all work that awaits it: some work can always run.
  */
 #include "races.h"
 
