@@ -209,7 +209,7 @@ void branch_delete(branch *b) {
 static CUresult loop(const branch *b, CUcontext ctx) {
   while (__atomic_load_n(&b->condition->value, __ATOMIC_RELAXED) != 0) {
     if (atomic_load_explicit(&ctx->dev->stop, memory_order_relaxed) != 0)
-      return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a WHILE node was told to end"));
+      return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a WHILE node was cancelled"));
     TRY(exec_run(b->execs[0], ctx));
     if (ctx->dev->model != NULL) work_keep_pace(ctx->dev); /* otherwise a loop that must end could sleep for hours */
   }

@@ -70,7 +70,7 @@ static uint64_t look(const word *w) {
 CUresult word_wait(const word *w, CUcontext ctx) {
   while (!holds(w, look(w))) {
     bool ends = atomic_load_explicit(&ctx->dev->stop, memory_order_relaxed) != 0 || atomic_load(&ctx->dying);
-    if (ends) return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a wait for a value was told to end"));
+    if (ends) return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a wait for a value was cancelled"));
     sched_yield();
   }
   return CUDA_SUCCESS;

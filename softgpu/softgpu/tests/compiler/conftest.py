@@ -151,7 +151,7 @@ class Gpu:
             self.library.sg_test_know(address, size)
 
     def printed(self) -> str:
-        """What kernels have printed since it was last asked."""
+        """Return the output of kernels since the last call."""
         buffer = ctypes.create_string_buffer(1 << 16)
         self.library.sg_test_printed(buffer, len(buffer))
         return buffer.value.decode()

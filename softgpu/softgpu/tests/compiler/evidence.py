@@ -1,4 +1,4 @@
-"""Which test shows a family of PTX instructions: found in the tests' own PTX, not written down."""
+"""The tests that show each family of PTX instructions: found in the tests' own PTX, not written down."""
 
 from __future__ import annotations
 

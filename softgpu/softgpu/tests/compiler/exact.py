@@ -43,7 +43,7 @@ FORMATS = {
 
 
 def _away(mode: str, n: int, rest: Fraction, negative: bool) -> bool:
-    """Whether to round away from zero; rest: what is left out, in units of n."""
+    """Return True to round away from zero; rest: the part that is left out, in units of n."""
     match mode:
         case "rz" | "rzi":
             return False

@@ -102,7 +102,7 @@ def combinations(name: str) -> Iterator[str]:
 
 
 def refused_or_compiled(runner: ctypes.CDLL, line: str) -> str:
-    """What goes wrong with the line; "" if nothing."""
+    """Return the error of the line; "" if there is none."""
     text = f"{HEADER}.visible .entry k(.param .u64 p) {{\n{DECLARED}{line}\n{USED}ret;\n}}"
     try:
         kernels = examination.examine(text)[1]

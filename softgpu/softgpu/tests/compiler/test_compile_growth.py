@@ -1,4 +1,4 @@
-"""What compiling costs grows with the length of a kernel: a branch is no reason to look at all others."""
+"""The time of a compilation grows with the length of a kernel: a branch does not make it look at all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def long(branches: int, kept: int = 20) -> str:
 
 
 def merges(branches: int) -> int:
-    """How often the compiler merges what a register holds on two ways."""
+    """Return the number of places where the compiler merges a register's values from two paths."""
     _, kernels = examination.examine(long(branches))
     module = llvm.parse_assembly(codegen.generate(kernels["k"], (32, 1, 1), target.host()).text, llvm.create_context())
     tuning = llvm.create_pipeline_tuning_options(speed_level=1)

@@ -129,7 +129,7 @@ def test_what_does_not_round(gpu: Any, uniform: bool) -> None:
 
 @SCALARS
 def test_functions(gpu: Any, uniform: bool) -> None:
-    """Where the result is exact: of denormals, and powers of two that are."""
+    """Inputs with exact results: denormals, and powers of two."""
     bits = np.random.default_rng(12).integers(0, 1 << 23, 128).astype(np.uint32) | (
         np.arange(128, dtype=np.uint32) << 31
     )

@@ -93,7 +93,7 @@ FUEL = 40
 
 
 def start(thread: int, lane: int, block: int) -> list[int]:
-    """What the registers hold at first: the thread, the lane, the block and two numbers."""
+    """Return the registers' initial values: the thread, the lane, the block and two numbers."""
     return [thread, lane, block, 3, 0]
 
 

@@ -304,7 +304,7 @@ if sys.argv[2] == "unload":
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ["unload", "exit"])
 def test_what_is_announced_is_given_up(way: str, tmp_path: Path) -> None:
-    """When its module goes, or the process, only what has begun is finished."""
+    """When the module or the process ends, only compilations that have begun are finished."""
     done = subprocess.run(
         [sys.executable, "-c", ANNOUNCES, str(tmp_path), way], capture_output=True, text=True, check=True
     )

@@ -65,7 +65,7 @@ def stored(kind: str, x: Any) -> Any:
 
 
 def exact(kind: str, x: Any) -> Any:
-    """What the tensor cores see of the numbers."""
+    """Return the part of the numbers that tensor cores read."""
     match kind:
         case "bf16":
             return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

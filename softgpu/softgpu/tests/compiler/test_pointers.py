@@ -118,7 +118,7 @@ def test_more_than_the_stack_has_ends_the_launch(gpu: Any) -> None:
 
 @pytest.mark.parametrize("uniform", [False, True], ids=["vector", "scalar"])
 def test_the_stack_by_hand(gpu: Any, uniform: bool) -> None:
-    """What is saved and restored is taken again."""
+    """Stack memory that is saved and restored is taken again."""
     line = """.reg .b64 %s, %y, %z;
 stacksave.u64 %s; alloca.u64 %y, {a}, 64; stackrestore.u64 %s; alloca.u64 %z, {a}, 64;
 sub.u64 {d}, %y, %z; and.b64 %y, %y, 63; or.b64 {d}, {d}, %y;"""

@@ -11,7 +11,7 @@ from softgpu.tests.compiler.harness import run_all
 
 
 def source_of(mode: str, lane: int, by: int, clamp: int) -> tuple[int, bool]:
-    """Where shfl reads: segments of a power of two, and the last lane (for up the first) that may be read."""
+    """The lanes that shfl reads: segments of a power of two, and the last lane (for up the first) that it may read."""
     segment = lane & (clamp >> 8 & 31)
     last = segment | (clamp & ~(clamp >> 8) & 31)
     source = {"up": lane - by, "down": lane + by, "bfly": lane ^ by, "idx": segment | (by & ~(clamp >> 8) & 31)}[mode]

@@ -32,7 +32,7 @@ def both(kind: str, lines: list[tuple[str, Array]], columns: list[Array], gpu: A
 
 
 def less(a: Array, b: Array) -> Any:
-    """Whether a goes before b, -0 before 0."""
+    """Return True if a is less than b; -0 is less than 0."""
     with np.errstate(invalid="ignore"):  # NaN in bfloat16
         return (a < b) | ((a == b) & np.signbit(a) & ~np.signbit(b))
 

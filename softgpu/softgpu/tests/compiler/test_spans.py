@@ -51,7 +51,7 @@ end: ret;
 def copied(
     source: np.ndarray, count: int, rows: int, stride: int, shift: int, inner: int, who: str, bits: int
 ) -> np.ndarray:
-    """What the kernel of `ptx` makes of zeros."""
+    """Return the result of the kernel of `ptx`, as NumPy computes it."""
     expected = np.zeros_like(source)
     for thread in range(32):
         if who != "all" and not bits >> thread & 1:

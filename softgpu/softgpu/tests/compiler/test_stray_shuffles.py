@@ -51,7 +51,7 @@ def test_it_is_told_once_and_the_value_has_all_bits_set(
 
 @pytest.mark.parametrize("line", [CONSTANT, CHOSEN])
 def test_nothing_is_said_of_lanes_that_run(checked_gpu: Any, capfd: pytest.CaptureFixture[str], line: str) -> None:
-    """Where all lanes run, those beyond the end of the warp have their own value."""
+    """If all lanes run, lanes that read beyond the end of the warp keep their own value."""
     ptx = text("whole", line).replace("%i, 24;", "%i, 32;")
     out = np.zeros(32, np.uint32)
     checked_gpu.run(ptx, "whole", 1, 32, out, np.uint32(8))

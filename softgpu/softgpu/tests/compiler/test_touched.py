@@ -1,4 +1,4 @@
-"""What checked code tells of the bytes that it touches: all of them, and no others."""
+"""The bytes that checked code reports: all that it touches, and no others."""
 
 from __future__ import annotations
 

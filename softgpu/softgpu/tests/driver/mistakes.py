@@ -1,4 +1,4 @@
-"""What the cases of strict mode build programs from: streams that wait for each other, or whose author forgot."""
+"""The parts of programs in the cases of strict mode: streams that wait for each other, or that lack the wait."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_unseen(on: Any) -> None:
 
 
 def said(library: ctypes.CDLL) -> str:
-    """What the context's failure says."""
+    """Return the message of the context's failure."""
     assert driver.cuCtxSynchronize()[0] == Error.CUDA_ERROR_LAUNCH_FAILED
     library.softgpu_last_error.restype = ctypes.c_char_p
     return str(library.softgpu_last_error().decode())

@@ -1,4 +1,4 @@
-"""Which driver calls work and which are refused, and the test that shows it: read from the driver and the tests."""
+"""The driver calls that work and those that are refused, with their tests: read from the driver and the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = HERE.parents[3]
 DRIVER = HERE.parents[1] / "driver"
 WORKS = "works"
 IN_BINDINGS = {"cuGraphInstantiate": "cuGraphInstantiateWithFlags"}
-"""What cuda.bindings calls by another name than it has."""
+"""Functions of cuda.bindings whose driver call has another name."""
 
 
 def works() -> list[str]:
@@ -61,6 +61,6 @@ def _calls(node: ast.AST) -> set[str]:
 def rows() -> list[tuple[str, str, str]]:
     """(call, "works" or "refused: why", the test that shows it), by name. Any other call is not found by its name."""
     tests = shown()
-    told = {**dict.fromkeys(works(), WORKS), **{name: f"refused: {why}" for name, why in refused().items()}}
+    states = {**dict.fromkeys(works(), WORKS), **{name: f"refused: {why}" for name, why in refused().items()}}
     saying = "softgpu/softgpu/tests/driver/cases/case_refused.py::test_every_refused_call_says_its_name"
-    return [(name, how, tests.get(name, "" if how == WORKS else saying)) for name, how in sorted(told.items())]
+    return [(name, how, tests.get(name, "" if how == WORKS else saying)) for name, how in sorted(states.items())]

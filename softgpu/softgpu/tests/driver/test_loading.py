@@ -21,7 +21,7 @@ TRIVIAL = "int cuInit(unsigned flags) { (void)flags; return %d; }"
 
 
 def python(code: str, **environment: str) -> str:
-    """What a program prints; fails with what it has to say if it fails."""
+    """Return the output of a program; fail with its error output if it fails."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -214,7 +214,7 @@ def test_prototypes_are_those_of_the_toolkit() -> None:
 
 
 def test_it_takes_little_of_the_thread_local_storage_that_libraries_share() -> None:
-    """With more, PyTorch could not be imported beside it: a few hundred bytes are there for all."""
+    """With more, PyTorch could not be imported in the same process: all libraries share a few hundred bytes."""
     content = driver_build.build().read_bytes()
     (headers,) = struct.unpack_from("<Q", content, 32)
     size, count = struct.unpack_from("<HH", content, 54)

@@ -1,4 +1,4 @@
-"""memcheck through the driver, in processes of its own: what a program is told."""
+"""memcheck through the driver, in processes of its own: the errors that a program gets."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ print(driver.cuCtxSynchronize()[0].name, softgpu.last_error())
 
 
 def scale_512_bytes(offset: int, *described: tuple[int, list[tuple[str, int, int]]]) -> str:
-    """What comes of a kernel that reads and writes 512 bytes at an offset of an allocation of two parts of 4096."""
+    """Return the result of a kernel that reads and writes 512 bytes at an offset in two adjacent parts of 4096 bytes."""
     return run("-c", REGIONS, str(offset), json.dumps(described))
 
 

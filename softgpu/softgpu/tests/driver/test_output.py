@@ -1,4 +1,4 @@
-"""What kernels print, on its way through the driver."""
+"""The output of kernels, on its way through the driver."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def extremes(n: int) -> Case:
 
 
 def swaps(n: int) -> Case:
-    """The chain starts with nobody, and each thread's number is found by exactly one other, but the last one's."""
+    """The chain starts with no thread; exactly one other thread finds each thread's number, except the last one's."""
     x = np.random.RandomState(n).rand(n).astype(np.float32)
     wraps = np.zeros(16, np.uint32)
     wraps[:7] = np.bincount(np.arange(n) % 7, minlength=7)

@@ -1,4 +1,4 @@
-"""What a case of the corpus is: kernels that a compiler made, launched on arrays, and what NumPy says must come out."""
+"""A case of the corpus: kernels that a compiler made, launched on arrays, and the results that NumPy expects."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def triple(extent: Extent) -> tuple[int, int, int]:
 
 
 def blocks(n: int, block: int) -> int:
-    """How many blocks cover n threads."""
+    """Return the number of blocks that cover n threads."""
     return -(-n // block)

@@ -78,7 +78,7 @@ def use_device() -> None:
 
 
 def run(case: Case) -> Arrays:
-    """What the arrays under test hold after the launches."""
+    """Return the contents of the arrays under test after the launches."""
     use_device()
     library = Library(case.image)
     with allocated({name: np.ascontiguousarray(array) for name, array in case.arrays.items()}) as addresses:

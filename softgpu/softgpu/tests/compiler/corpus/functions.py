@@ -32,7 +32,7 @@ PROGRAM = [
 
 
 def execute(x: int) -> int:
-    """What `machine` makes of PROGRAM."""
+    """Return the result of `machine` for PROGRAM."""
     stack: list[int] = []
     at = steps = 0
     while PROGRAM[at]:

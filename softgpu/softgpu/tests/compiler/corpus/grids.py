@@ -103,7 +103,7 @@ def survivors(n: int, most: int) -> Case:
 
 
 def leave(v: int) -> int:
-    """What `exits` writes for a value, -7 where nothing."""
+    """Return the number that `exits` writes for a value; -7 if it writes nothing."""
     if v < 0:
         return -7
     if v % 2 == 0:

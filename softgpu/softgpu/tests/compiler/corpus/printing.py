@@ -1,4 +1,4 @@
-"""What kernels print, wherever the driver puts it."""
+"""The output of kernels, wherever the driver puts it."""
 
 from __future__ import annotations
 

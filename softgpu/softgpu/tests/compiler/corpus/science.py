@@ -1,4 +1,4 @@
-"""What scientific programs do, on small problems."""
+"""Algorithms of scientific programs, on small problems."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def votes(n: int) -> Case:
 
 def reductions(n: int) -> Case:
     x = np.random.RandomState(n).randint(-(2**31), 2**31 - 1, n, np.int64).astype(np.int32)
-    x[32:64] |= 1  # nobody takes the other branch
+    x[32:64] |= 1  # no lane takes the other branch
     out = np.zeros((5, n), np.int32)
     for t in range(n):
         w = x[t & ~31 : (t & ~31) + 32]

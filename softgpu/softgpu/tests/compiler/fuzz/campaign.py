@@ -72,7 +72,7 @@ class Worker:
         )
 
     def verdict(self, name: str) -> str:
-        """What becomes of the image of this `seed number` or path: one of OUTCOMES, or what is wrong."""
+        """Return the outcome for the image of this `seed number` or path: one of OUTCOMES, or the error."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{name}\n".encode())

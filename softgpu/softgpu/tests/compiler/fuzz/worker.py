@@ -33,7 +33,7 @@ Error = driver.CUresult
 
 
 class Wrong(Exception):
-    """What must not be."""
+    """A result that must not happen."""
 
 
 def _ok(result: tuple[Any, ...]) -> Any:
@@ -59,7 +59,7 @@ class Trial:
         self.buffer = int(_ok(driver.cuMemAlloc(BUFFER_BYTES)))
 
     def attempt(self, content: bytes, chance: random.Random) -> str:
-        """How it ended. Raises Wrong, or whatever the compiler should have made a CompileError of."""
+        """Return the outcome. Raise Wrong, or an exception that the compiler should have turned into a CompileError."""
         try:
             handle = self.compiler.load(content)
         except CompileError as error:
@@ -97,7 +97,7 @@ class Trial:
         return outcome
 
     def launch(self, module: Any, kernel: KernelInfo, chance: random.Random) -> str:
-        """How it ended; after "failed" and "cancelled" the context is of no use any more."""
+        """Return the outcome; after "failed" and "cancelled" the context cannot be used any more."""
         found = driver.cuModuleGetFunction(module, kernel.name.encode())
         if found[0] == Error.CUDA_ERROR_INVALID_PTX:  # a kernel without code here is refused when it is taken
             return "uncompiled"

@@ -1,4 +1,4 @@
-"""What a random program computes: all threads of all blocks at once, as NumPy arrays of (blocks, threads) and masks."""
+"""The results of a random program: all threads of all blocks at once, as NumPy arrays of (blocks, threads) and masks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Lanes:
         self.table = np.array(table_words(), np.uint32).view(np.uint8)
 
     def start(self) -> None:
-        """What the registers of the kernel hold at first."""
+        """Set the initial values of the kernel's registers."""
         x, y, _ = (*self.program.block, 1, 1)[:3]
         first = self.memory.given[: 16 * self.gid.size].reshape(*self.shape, 16)
 
@@ -445,7 +445,7 @@ def _vote(mode: str, source: Array, here: Array) -> tuple[Array, ...]:
 
 
 def run(program: Program, memory: Memory) -> Result:
-    """What the kernel leaves behind; `memory` is changed."""
+    """Return the results of the kernel; `memory` is changed."""
     with np.errstate(all="ignore"):
         lanes = Lanes(program, memory)
         lanes.start()

@@ -1,4 +1,4 @@
-"""What an instruction of random programs is, and the table of them, which `integers` and `reals` fill.
+"""An instruction of random programs, and the table of them, which `integers` and `reals` fill.
 
 Kinds of registers: r, d, h are integers of 32, 64 and 16 bits, f, g, x are f32, f64, f16, p is a predicate.
 """

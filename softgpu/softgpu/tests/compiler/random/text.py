@@ -65,7 +65,7 @@ _STARTS = {
     "p1": "setp.lt.u32 %p1, %number, 20;",
     "p2": "ld.global.s32 %t, [%first]; setp.lt.s32 %p2, %t, 0;",
 }
-"""What the registers of a kernel hold at first."""
+"""The PTX that sets the initial value of each register."""
 
 
 class Writer:

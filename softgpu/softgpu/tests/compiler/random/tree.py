@@ -9,7 +9,7 @@ Source = str | int
 """A register such as r2, or a number: an integer, for f, g and x its bits."""
 
 REGISTERS = {"r": 6, "u": 2, "d": 3, "h": 2, "f": 3, "g": 2, "x": 2, "p": 3}
-"""How many there are of each kind; u is an r that all threads of the block have the same of."""
+"""The number of registers of each kind; u is an r with the same value in all threads of the block."""
 
 OWN_BYTES, SHARED_BYTES, LOCAL_BYTES, COLUMNS = 64, 32, 64, 2
 TABLE_BYTES = 1024
@@ -134,7 +134,7 @@ class Call(Statement):
 
 @dataclass(frozen=True)
 class Shuffle(Statement):
-    """Where the lane that is asked for does not take part: 0."""
+    """A shuffle; a read from a lane that does not take part gives 0."""
 
     mode: str
     target: str
@@ -236,5 +236,5 @@ def used(body: Body) -> list[str]:
 
 
 def waits(body: Body) -> bool:
-    """Whether lanes of a warp must know who is here."""
+    """Return True if lanes of a warp need the set of running lanes."""
     return any(isinstance(statement, Shuffle | Vote) for statement in walk(body))

@@ -1,4 +1,4 @@
-"""What programs do through cuda.core."""
+"""Programs that use cuda.core."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_cancel_names_what_ran(library: ctypes.CDLL) -> None:
     said = library.softgpu_last_error().decode()
     assert "hung until it was cancelled" in said
     assert {"append", "empty"} <= set(said.partition("there ran: ")[2].split())
-    while running_kernels(library, 0):  # the failure of one is told while the other may still be ending
+    while running_kernels(library, 0):  # the failure of one is reported while the other may still be ending
         pass
 
 

@@ -1,4 +1,4 @@
-"""Strict mode and freed memory: who may still use it, blocks that pools hand on, and writes that nobody saw."""
+"""Strict mode and freed memory: uses after the freeing, blocks that pools hand on, and writes to freed blocks."""
 
 from __future__ import annotations
 

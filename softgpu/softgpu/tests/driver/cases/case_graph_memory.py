@@ -154,7 +154,7 @@ def test_a_stranger_to_the_order_is_a_race(strict: Callable[[int], None], graph:
     node, address = add(graph)
     fill(graph, address, 1, node)
     instance = ok(driver.cuGraphInstantiate(graph, 0))
-    ok(driver.cuGraphAddMemFreeNode(graph, [node], 1, address))  # beside the set
+    ok(driver.cuGraphAddMemFreeNode(graph, [node], 1, address))  # in parallel with the set
     racing = ok(driver.cuGraphInstantiate(graph, 0))
     launch(instance)
     ok(driver.cuMemFreeAsync(address, NO_STREAM))

@@ -1,4 +1,4 @@
-"""Managed memory: one memory for host and devices, hints that are kept and told, and pools of it."""
+"""Managed memory: one memory for host and devices, hints that are kept and returned, and pools of it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_granularity_and_properties(memory: Any) -> None:
 
 def test_mapped_memory_is_an_allocation(memory: Any, addresses: Any) -> None:
     ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
-    fails(INVALID, driver.cuMemsetD32, addresses, 7, 16)  # nobody may access it yet
+    fails(INVALID, driver.cuMemsetD32, addresses, 7, 16)  # no device may access it yet
     ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
     assert ok(driver.cuMemGetAccess(properties().location, addresses)) == int(WRITE)
     assert ok(driver.cuMemGetAccess(properties(1).location, addresses)) == int(NONE)

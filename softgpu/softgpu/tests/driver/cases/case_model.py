@@ -75,7 +75,7 @@ class Run:
             lane.wait(self.first)
 
     def spans_ms(self) -> list[float]:
-        """How long each lane's work took."""
+        """Return the time of each lane's work."""
         ends = [lane.mark() for lane in self.lanes]
         self.gate.open.set()
         synchronize()

@@ -1,4 +1,4 @@
-"""What each type of node holds, and how it is read and changed, in a graph and in an instance."""
+"""The parameters of each type of node, and their queries and changes, in a graph and in an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What contexts, devices, kernels, modules and streams answer, and the settings that they keep."""
+"""Queries of contexts, devices, kernels, modules and streams, and the settings that they keep."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def pinned_memory_passed_on(order: Order) -> None:
 
 
 def the_first_is_long_done(order: Order) -> None:
-    """It has run before the second is submitted, but nobody has waited for it."""
+    """The first work has run before the second is submitted, but no call has waited for it."""
     first, second, address = stream(), stream(), device()
     add(address, first)
     event = ok(driver.cuEventCreate(0))

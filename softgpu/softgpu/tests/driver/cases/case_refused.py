@@ -1,4 +1,4 @@
-"""Calls that are refused: they say their own name, on stderr once and to who asks."""
+"""Calls that are refused: they report their name, on stderr once and in `softgpu_refused`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("ctx")
 
 
 def found(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
-    """What cuGetProcAddress gives for a name, in the newest interface."""
+    """Return the function that cuGetProcAddress gives for a name, in the newest interface."""
     address, result = ctypes.c_void_p(), ctypes.c_int()
     library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), 13000, ctypes.c_uint64(0), ctypes.byref(result))
     return address

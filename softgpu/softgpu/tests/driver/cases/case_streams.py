@@ -239,7 +239,7 @@ def test_an_instance_is_changed_for_launches_to_come(gate: Gate) -> None:
     ok(driver.cuGraphExecKernelNodeSetParams(instance, node, other))
     gate.hold(busy)
     ok(driver.cuGraphLaunch(instance, busy))
-    ok(driver.cuGraphLaunch(instance, stream()))  # never beside itself
+    ok(driver.cuGraphLaunch(instance, stream()))  # launches of an instance never overlap
     ok(driver.cuGraphExecDestroy(instance))  # launched already
     assert seen[:2].tolist() == [1, 1]
     gate.open.set()

@@ -143,7 +143,7 @@ def local_sort(n: int) -> Case:
 
 
 def atomics(n: int) -> Case:
-    """Where all of a bin are equal but for order: the former values are each number below the count, once."""
+    """In a bin only the order of the former values varies: they are the numbers below its count, each once."""
     x = np.random.RandomState(n).randint(0, 64, n).astype(np.int32)
     bins, floats = np.bincount(x % 16, minlength=16), np.zeros((4, 3))
     least = np.full(8, 2**31 - 1, np.int64)

@@ -158,7 +158,7 @@ def doubles(n: int) -> Case:
 
 
 def layouts(rows: int) -> Case:
-    """What moves between the threads of a row."""
+    """Moves of values between the threads of a row."""
     width = KERNELS["layouts"]["constants"]["BLOCK"]
     x, at = np.random.RandomState(rows).randint(0, 900, (rows, width)).astype(np.int32), np.arange(width)
     least = np.array([x[:, at % 7 == k].min() for k in range(7)], np.int32)

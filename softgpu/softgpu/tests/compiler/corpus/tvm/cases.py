@@ -13,7 +13,7 @@ ENCODER = json.loads((HERE / "tvm" / "encoder.json").read_text())
 
 
 def buffers() -> Arrays:
-    """What device memory holds before the first launch."""
+    """Return the contents of device memory before the first launch."""
     weights, made = encoder.weights(), {}
     for name, about in ENCODER["buffers"].items():
         if "weight" in about:

@@ -54,7 +54,7 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]  # without PyTorch its typ
 
 
 def described(array: Any) -> dict[str, Any]:
-    """What a constant holds: a weight as it is or transposed, or else its only value."""
+    """Describe the value of a constant: a weight as it is or transposed, or else its only value."""
     for name, known in encoder.weights().items():
         for turned, candidate in ((False, known), (True, known.T)):
             if candidate.size == array.size and np.array_equal(candidate.ravel(), array.ravel()):
