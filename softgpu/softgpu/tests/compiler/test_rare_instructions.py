@@ -1,4 +1,4 @@
-"""Instructions that compilers seldom emit: byte products, 24-bit arithmetic, kinds of numbers, forms of prmt and shf."""
+"""Instructions that compilers seldom emit: byte products, 24-bit arithmetic, kinds of numbers, prmt and shf."""
 
 from __future__ import annotations
 

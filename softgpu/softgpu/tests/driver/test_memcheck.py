@@ -103,7 +103,7 @@ print(driver.cuCtxSynchronize()[0].name, softgpu.last_error())
 
 
 def scale_512_bytes(offset: int, *described: tuple[int, list[tuple[str, int, int]]]) -> str:
-    """Return the result of a kernel that reads and writes 512 bytes at an offset in two adjacent parts of 4096 bytes."""
+    """Return the result of a kernel that reads and writes 512 bytes at an offset in two parts of 4096 bytes each."""
     return run("-c", REGIONS, str(offset), json.dumps(described))
 
 

@@ -1,4 +1,4 @@
-"""The results of a random program: all threads of all blocks at once, as NumPy arrays of (blocks, threads) and masks."""
+"""The results of a random program: all threads of all blocks at once, as NumPy arrays (blocks, threads) and masks."""
 
 from __future__ import annotations
 
