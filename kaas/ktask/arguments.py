@@ -1,4 +1,4 @@
-"""Buffers and the arguments of kernels: what a launch is given, as immutable values."""
+"""Buffers and the arguments of kernels, as immutable values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kaas.ktask.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encod
 
 POINTER_BYTES = 8
 LIMIT = 1 << 62
-"""No size or extent reaches this: it is more than any device has, and still fits what messages can carry."""
+"""No size or extent reaches this number: no device has as many bytes, and messages can still carry it."""
 
 
 def integer(value: Any) -> int | None:
-    """An integer of whatever library, below LIMIT, as an int; None for what is none."""
-    if type(value) is int:  # the usual case, and gemms ask many times
+    """Return an integer of any library as an int; None if the value is no integer below LIMIT."""
+    if type(value) is int:  # the usual case, and a gemm has many integers
         return value if -LIMIT < value < LIMIT else None
     try:
         number = int(value.__index__())
@@ -28,7 +28,7 @@ def integer(value: Any) -> int | None:
 
 
 def integers(value: Any) -> tuple[int, ...] | None:
-    """One integer or several, as a tuple; None for what is neither."""
+    """Return one integer or several as a tuple; None for any other value."""
     if type(value) is int:
         return (value,) if -LIMIT < value < LIMIT else None
     given = tuple(integer(n) for n in (value if isinstance(value, Iterable) else (value,)))
@@ -36,10 +36,10 @@ def integers(value: Any) -> tuple[int, ...] | None:
 
 
 def items(what: str, values: Any) -> tuple[Any, ...]:
-    """The values of an iterable.
+    """Return the values of an iterable.
 
     Raises:
-        InvalidGraph: it is none.
+        InvalidGraph: the value is no iterable.
     """
     try:
         return tuple(values)
@@ -48,10 +48,10 @@ def items(what: str, values: Any) -> tuple[Any, ...]:
 
 
 def check_name(what: str, name: Any) -> str:
-    """A name that every encoding can carry and C can read: non-empty, valid Unicode, no NUL.
+    """Return a name that every encoding can carry and C can read: non-empty, valid Unicode, no NUL.
 
     Raises:
-        InvalidGraph
+        InvalidGraph: the name is none of that kind.
     """
     if not is_text(name) or not name or "\0" in name:
         raise InvalidGraph(f"{what} is a non-empty string of Unicode characters without NUL, not {name!r}")
@@ -59,12 +59,12 @@ def check_name(what: str, name: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a string that UTF-8 can carry."""
+    """Return True for a string that UTF-8 can carry."""
     return isinstance(value, str) and (value.isascii() or _is_unicode(value))
 
 
 def _is_unicode(name: str) -> bool:
-    """Whether a string has no half of a surrogate pair."""
+    """Return True if a string has no half of a surrogate pair."""
     return name.encode(errors="replace").decode() == name
 
 
@@ -73,10 +73,10 @@ class Buffer:
     """A named array on the device.
 
     Args:
-        name: what inputs and outputs are called by.
+        name: the name of the input or output.
         shape: elements in each dimension, C order; () is a single element. An int is one dimension.
-        dtype: a name of `kaas.ktask.dtypes.DTYPE_BYTES` or anything NumPy makes one of. An input of a "uint8" buffer
-            may have any dtype.
+        dtype: a name of `kaas.ktask.dtypes.DTYPE_BYTES` or anything that NumPy takes for one. An input of a
+            "uint8" buffer may have any dtype.
         init: "zero" clears the buffer once in each request, before the first iteration; it is then never an input.
 
     `nbytes` is the size in bytes that follows from shape and dtype.
@@ -164,7 +164,7 @@ class InOut(Access):
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A value fixed in the kTask, by its bytes. Made by kaas.i8 ... kaas.boolean; kaas.Null is the null pointer."""
+    """A value fixed in the kTask, by its bytes. kaas.i8 ... kaas.boolean make one; kaas.Null is the null pointer."""
 
     kind: str
     data: bytes
@@ -196,7 +196,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Pointers:
-    """A table of device pointers, by its address: what batched BLAS calls take (`const float *const *`)."""
+    """A table of device pointers, passed by its address, as batched BLAS calls take it (`const float *const *`)."""
 
     entries: tuple[Access, ...]
 
@@ -259,23 +259,23 @@ class Struct:
 
 
 def _fields(what: str, targets: Any) -> tuple[tuple[int, Any], ...]:
-    """Offsets as ints with what is patched there, in order."""
+    """Return pairs of an offset and the argument that is patched there, sorted by offset."""
     if targets is None:
         return ()
-    if type(targets) is not dict and not isinstance(targets, Mapping):  # the first is quicker
-        raise _no_fields(what, targets)
+    if type(targets) is not dict and not isinstance(targets, Mapping):  # the test for dict is quicker
+        raise _invalid_fields(what, targets)
     found = []
     for offset, target in targets.items():
         at = integer(offset)
         if at is None:
-            raise _no_fields(what, targets)
+            raise _invalid_fields(what, targets)
         found.append((at, target))
     if len(found) > 1:
         found.sort(key=_offset)
     return tuple(found)
 
 
-def _no_fields(what: str, targets: Any) -> InvalidGraph:
+def _invalid_fields(what: str, targets: Any) -> InvalidGraph:
     return InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
 
 
@@ -303,11 +303,11 @@ def _outside(offset: int, size: int, limit: int, end: int) -> StructFieldOutside
 Argument = Access | Literal | Scalar | Struct | Pointers
 
 ARGUMENTS = (Struct, Access, Literal, Scalar, Pointers)
-"""The same for isinstance, to which a tuple is faster than a union."""
+"""The same types for isinstance, which is faster with a tuple than with a union."""
 
 
 def accesses(argument: Argument) -> Iterator[Access]:
-    """Every In, Out and InOut inside an argument."""
+    """Yield every In, Out and InOut inside an argument."""
     match argument:
         case Access():
             yield argument
@@ -319,7 +319,7 @@ def accesses(argument: Argument) -> Iterator[Access]:
 
 
 def scalars_of(argument: Argument) -> Iterator[Scalar]:
-    """Every Scalar inside an argument."""
+    """Yield every Scalar inside an argument."""
     match argument:
         case Scalar():
             yield argument
@@ -328,7 +328,7 @@ def scalars_of(argument: Argument) -> Iterator[Scalar]:
 
 
 def argument_bytes(argument: Argument) -> int:
-    """Size in the kernel's parameter space."""
+    """Return the bytes of an argument in the kernel's parameter space."""
     match argument:
         case Access() | Pointers():
             return POINTER_BYTES
@@ -349,14 +349,14 @@ def literal(kind: str, value: Any) -> Literal:
     return Literal(kind, encode(kind, value))
 
 
-def _of(kind: str, what: str, example: str) -> Callable[[Any], Literal]:
+def _literal_function(kind: str, what: str, example: str) -> Callable[[Any], Literal]:
     def make(value: Any) -> Literal:
         return literal(kind, value)
 
     make.__name__ = make.__qualname__ = kind
     make.__doc__ = f"""A kernel's by-value argument that is {what}, fixed in the kTask: `kaas.{kind}({example})`.
 
-    One that each invocation chooses is `kaas.Scalar(name, "{kind}")`.
+    `kaas.Scalar(name, "{kind}")` leaves the value to each invocation.
 
     Raises:
         InvalidLiteral: value is no such number, or out of range.
@@ -364,18 +364,18 @@ def _of(kind: str, what: str, example: str) -> Callable[[Any], Literal]:
     return make
 
 
-i8 = _of("i8", "a signed integer of 8 bits", "-5")
-i16 = _of("i16", "a signed integer of 16 bits", "-5")
-i32 = _of("i32", "a signed integer of 32 bits, C's int", "-5")
-i64 = _of("i64", "a signed integer of 64 bits, C's long long", "-5")
-u8 = _of("u8", "an unsigned integer of 8 bits", "5")
-u16 = _of("u16", "an unsigned integer of 16 bits", "5")
-u32 = _of("u32", "an unsigned integer of 32 bits, C's unsigned int", "5")
-u64 = _of("u64", "an unsigned integer of 64 bits, C's unsigned long long or size_t", "5")
-f16 = _of("f16", "a floating-point number of 16 bits, CUDA's __half", "0.5")
-bf16 = _of("bf16", "a floating-point number of 16 bits, CUDA's __nv_bfloat16", "0.5")
-f32 = _of("f32", "a floating-point number of 32 bits, C's float", "0.5")
-f64 = _of("f64", "a floating-point number of 64 bits, C's double", "0.5")
-c64 = _of("c64", "a complex number of two floats, CUDA's cuFloatComplex", "1 + 2j")
-c128 = _of("c128", "a complex number of two doubles, CUDA's cuDoubleComplex", "1 + 2j")
-boolean = _of("boolean", "a truth value, C's bool", "True")
+i8 = _literal_function("i8", "a signed integer of 8 bits", "-5")
+i16 = _literal_function("i16", "a signed integer of 16 bits", "-5")
+i32 = _literal_function("i32", "a signed integer of 32 bits, C's int", "-5")
+i64 = _literal_function("i64", "a signed integer of 64 bits, C's long long", "-5")
+u8 = _literal_function("u8", "an unsigned integer of 8 bits", "5")
+u16 = _literal_function("u16", "an unsigned integer of 16 bits", "5")
+u32 = _literal_function("u32", "an unsigned integer of 32 bits, C's unsigned int", "5")
+u64 = _literal_function("u64", "an unsigned integer of 64 bits, C's unsigned long long or size_t", "5")
+f16 = _literal_function("f16", "a floating-point number of 16 bits, CUDA's __half", "0.5")
+bf16 = _literal_function("bf16", "a floating-point number of 16 bits, CUDA's __nv_bfloat16", "0.5")
+f32 = _literal_function("f32", "a floating-point number of 32 bits, C's float", "0.5")
+f64 = _literal_function("f64", "a floating-point number of 64 bits, C's double", "0.5")
+c64 = _literal_function("c64", "a complex number of two floats, CUDA's cuFloatComplex", "1 + 2j")
+c128 = _literal_function("c128", "a complex number of two doubles, CUDA's cuDoubleComplex", "1 + 2j")
+boolean = _literal_function("boolean", "a truth value, C's bool", "True")

@@ -25,7 +25,7 @@ _ACCESS: dict[str, type[Access]] = {"in": In, "out": Out, "inout": InOut}
 _ACCESS_NAME = {cls: name for name, cls in _ACCESS.items()}
 
 Fields = tuple[list[Kernel], list[str], int | Scalar, str | None]
-"""What KTask is made of, in the order of its constructor."""
+"""The arguments of KTask's constructor, in its order."""
 
 
 class Encodable(Protocol):
@@ -33,7 +33,7 @@ class Encodable(Protocol):
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Its launches, in order."""
+        """The launches, in order."""
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -57,7 +57,7 @@ class Encodable(Protocol):
 
 
 def content_hash(task: Encodable) -> str:
-    """SHA-256, hex, of everything that makes the kTask what it is."""
+    """Return the content hash of a kTask: SHA-256, hex, of everything that defines the kTask."""
     canonical = json.dumps(content(task), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -68,7 +68,7 @@ def to_dict(task: Encodable) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Fields:
-    """Return the fields of a kTask from such a dict.
+    """Return the fields of a kTask from a dict of `to_dict`.
 
     Raises:
         InvalidGraph: the data has another shape than `to_dict` gives.
@@ -78,7 +78,7 @@ def from_dict(data: Mapping[str, Any]) -> Fields:
         libraries = {name: Library(tuple(Image(i["kind"], i["data"]) for i in images))
                      for name, images in data["libraries"].items()}  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidGraph(f"this is no encoded kTask: {_words(error)}") from error
+        raise InvalidGraph(f"this is no encoded kTask: {_reason(error)}") from error
     changed = [name for name, library in libraries.items() if name != library.hash]
     if changed:
         raise InvalidGraph(f"code images do not have the content that the kTask names: {', '.join(changed)}")
@@ -86,13 +86,13 @@ def from_dict(data: Mapping[str, Any]) -> Fields:
 
 
 def from_content(data: Mapping[str, Any], libraries: Mapping[str, Library]) -> Fields:
-    """The inverse of `content`, given the libraries by hash.
+    """Return the fields of a kTask from the dict of `content`, given the libraries by hash.
 
     Raises:
-        InvalidGraph
+        InvalidGraph: the data has another shape than `content` gives.
     """
     try:
-        _know("kTask", data, "buffers kernels outputs name iterations")
+        _refuse_unknown("kTask", data, "buffers kernels outputs name iterations")
         buffers = _buffers(data["buffers"])
         kernels = [_kernel(entry, libraries, buffers) for entry in data["kernels"]]
         repeat = data.get("iterations", 1)
@@ -101,7 +101,7 @@ def from_content(data: Mapping[str, Any], libraries: Mapping[str, Library]) -> F
     except KaasError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidGraph(f"this is no encoded kTask: {_words(error)}") from error
+        raise InvalidGraph(f"this is no encoded kTask: {_reason(error)}") from error
 
 
 def to_json(task: Encodable) -> str:
@@ -129,7 +129,7 @@ def from_json(text: str | bytes) -> Fields:
             for image in images:
                 image["data"] = base64.b64decode(image["data"], validate=True)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidGraph(f"this is no kTask in JSON: {_words(error)}") from error
+        raise InvalidGraph(f"this is no kTask in JSON: {_reason(error)}") from error
     return from_dict(data)
 
 
@@ -159,7 +159,7 @@ def from_msgpack(data: bytes) -> Fields:
 
 
 def content(task: Encodable) -> dict[str, Any]:
-    """As `to_dict`, without the code: kernels name their libraries by hash."""
+    """Return a kTask as `to_dict` does, without the code: kernels name their libraries by hash."""
     data: dict[str, Any] = {
         "buffers": [from_buffer(buffer) for buffer in task.buffers],
         "kernels": [{"kernel": _from_kernel(kernel)} for kernel in task.kernels],
@@ -179,7 +179,7 @@ def _images(library: Library) -> list[dict[str, Any]]:
 
 
 def from_buffer(buffer: Buffer) -> dict[str, Any]:
-    """A buffer as a dict; `to_buffer` is its inverse."""
+    """Return a buffer as a dict; `to_buffer` is the inverse."""
     data = {"name": buffer.name, "shape": list(buffer.shape), "dtype": buffer.dtype}
     return data | ({"init": buffer.init} if buffer.init is not None else {})
 
@@ -219,7 +219,7 @@ def _from_argument(argument: Argument) -> dict[str, Any]:
 
 
 def _require_fields(data: Any) -> None:
-    """Refuses what is no kTask at all, or one of another format."""
+    """Refuse data that is no kTask, or a kTask of another format."""
     if not isinstance(data, Mapping):
         raise InvalidGraph(f"a kTask is a set of named fields ({', '.join(_REQUIRED)}), not a {type(data).__name__}")
     written = data.get("kaas", FORMAT)
@@ -230,12 +230,12 @@ def _require_fields(data: Any) -> None:
         raise InvalidGraph(f"this is no kTask: it has no {', no '.join(map(repr, missing))}")
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
 
 
-def _know(what: str, data: Mapping[str, Any], fields: str) -> None:
-    """Refuses fields that a later version may have added: left out silently, they would change what is computed."""
+def _refuse_unknown(what: str, data: Mapping[str, Any], fields: str) -> None:
+    """Refuse fields that a later version may have added: to ignore them would change the results."""
     unknown = data.keys() - set(fields.split())
     if unknown:
         raise InvalidGraph(f"this version knows no {what} with a field {', '.join(sorted(map(repr, unknown)))}")
@@ -256,14 +256,14 @@ def to_buffer(data: Mapping[str, Any]) -> Buffer:
     Raises:
         InvalidGraph; KeyError, TypeError: a field is missing, or data is no dict.
     """
-    _know("buffer", data, "name shape dtype init")
+    _refuse_unknown("buffer", data, "name shape dtype init")
     return Buffer(data["name"], data["shape"], data["dtype"], init=data.get("init"))
 
 
 def _kernel(entry: Mapping[str, Any], libraries: Mapping[str, Library], buffers: Mapping[str, Buffer]) -> Kernel:
-    _know("entry", entry, "kernel")
+    _refuse_unknown("entry", entry, "kernel")
     data = entry["kernel"]
-    _know("kernel", data, "library symbol grid block args shared_bytes")
+    _refuse_unknown("kernel", data, "library symbol grid block args shared_bytes")
     return Kernel(
         libraries[data["library"]],
         data["symbol"],
@@ -283,7 +283,7 @@ def _argument(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Argumen
         case {"pointers": entries}:
             return Pointers(_access(entry, buffers) for entry in entries)
         case {"struct": text}:
-            _know("struct", data, "struct fields scalars align")
+            _refuse_unknown("struct", data, "struct fields scalars align")
             pointers = {int(offset): _target(entry, buffers) for offset, entry in data.get("fields", {}).items()}
             scalars = {int(offset): Scalar(entry["scalar"], entry["kind"])
                        for offset, entry in data.get("scalars", {}).items()}  # fmt: skip
@@ -300,6 +300,6 @@ def _target(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Access | 
 def _access(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Access:
     for name, cls in _ACCESS.items():
         if name in data:
-            _know("access", data, f"{name} offset_bytes")
+            _refuse_unknown("access", data, f"{name} offset_bytes")
             return cls(buffers[data[name]], data.get("offset_bytes", 0))
     raise InvalidGraph(f"no such argument: {dict(data)!r}")

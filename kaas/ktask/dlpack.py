@@ -59,9 +59,9 @@ class Tensor:
     """An array without gaps, in C order.
 
     Fields:
-        dtype: its name if it is one of ours, else one that no buffer has.
+        dtype: the name of the dtype; for one that no buffer can have, its DLPack code in words.
         device: the CUDA device on which it lies; None: in host memory.
-        owner: keeps the memory; it ends with the last reference to this.
+        owner: the object that keeps the memory alive.
     """
 
     address: int
@@ -72,7 +72,7 @@ class Tensor:
     owner: Any
 
     def host_bytes(self) -> np.ndarray[Any, Any]:
-        """The same memory, if it is the host's, as a flat read-only array of bytes."""
+        """Return the same memory, which must be the host's, as a flat read-only array of bytes."""
         import numpy as np
 
         assert self.device is None, "the host cannot read it"
@@ -80,7 +80,7 @@ class Tensor:
 
 
 class _Bytes:
-    """What NumPy makes an array of that keeps the memory."""
+    """An object with NumPy's array interface: an array of it keeps the memory alive."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.owner = tensor.owner
@@ -93,7 +93,7 @@ class _Bytes:
 
 
 def is_exporter(value: Any) -> bool:
-    """Whether to take an object by this protocol. NumPy's own arrays need none."""
+    """Return True if an object is to be taken by this protocol, which NumPy's own arrays do not need."""
     import numpy as np
 
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
@@ -155,7 +155,7 @@ def tensor_of(name: str, value: Any, stream: int | None = None) -> Tensor:
 
 
 def _export(name: str, value: Any, stream: int | None) -> Any:
-    """A capsule. While no library takes it over, as ours does not, its own end frees what it holds."""
+    """Return a capsule. No library takes it over here, so the end of the capsule frees its memory."""
     options = {} if stream is None else {"stream": stream}
     try:
         try:

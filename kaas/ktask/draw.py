@@ -17,7 +17,7 @@ class Drawable(Protocol):
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Its launches."""
+        """The launches."""
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -53,7 +53,10 @@ class Drawable(Protocol):
 
 
 def layers(task: Drawable) -> list[list[int]]:
-    """Kernel indices by their longest path from a kernel that waits for nothing; those of one layer are independent."""
+    """Return kernel indices by their longest path from a kernel without predecessors.
+
+    The kernels of one layer are independent.
+    """
     depth = [0] * len(task.kernels)
     for earlier, later in task.edges:  # sorted by the earlier kernel and leading forward only: one pass is enough
         depth[later] = max(depth[later], depth[earlier] + 1)
@@ -61,7 +64,7 @@ def layers(task: Drawable) -> list[list[int]]:
 
 
 def text(task: Drawable) -> str:
-    """One line a kernel, with what it reads and writes, and the buffers below."""
+    """Return a line for each kernel, with the buffers that it reads and writes, and the list of buffers below."""
     lines = [f"kTask {task.label}  {task.key[:16]}  iterations {task.iterations}"]
     for index, kernel in enumerate(task.kernels):
         after = [earlier for earlier, later in task.edges if later == index]
@@ -77,7 +80,7 @@ def text(task: Drawable) -> str:
 
 
 def html(task: Drawable) -> str:
-    """The graph as inline SVG: a box a kernel, an arrow a dependency, independent kernels side by side."""
+    """Return the graph as inline SVG: a box a kernel, an arrow a dependency, independent kernels side by side."""
     place: dict[int, tuple[int, int]] = {}
     rows = layers(task)
     for row, members in enumerate(rows):
@@ -103,7 +106,7 @@ def _signature(kernel: Kernel) -> str:
 
 
 def dims(extent: tuple[int, int, int]) -> str:
-    """A grid or a block, as `4×32`."""
+    """Return a grid or a block as text, as `4×32`."""
     return "×".join(str(n) for n in extent if n > 1) or "1"
 
 
@@ -125,7 +128,7 @@ def _box(kernel: Kernel, x: int, y: int) -> str:
 
 
 def printable(label: str) -> str:
-    """A text without control characters: XML forbids them, terminals obey them."""
+    """Return a text without control characters: XML forbids them, and terminals obey them."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in label)
 
 

@@ -54,7 +54,7 @@ DLPACK_DTYPES: dict[tuple[int, int], str] = {
     (13, 8): "float8_e5m2fnuz",
     (14, 8): "float8_e8m0fnu",
 }
-"""The same by DLPack's (type code, bits)."""
+"""Dtype names by DLPack's (type code, bits)."""
 
 _INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 _FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
@@ -81,11 +81,11 @@ _KIND_OF = {
     "float": "f32",
     "double": "f64",
 }
-"""Kinds by the names that NumPy, and C where it has others, give their types."""
+"""Kinds by the names of NumPy's types, and of C's types where these differ."""
 
 
 def which_kinds(given: Any) -> str:
-    """The end of a message about something that is no kind: the one that may be meant, or all."""
+    """Return the end of a message about an unknown kind: the kind that may be meant, or all kinds."""
     meant = _KIND_OF.get(given) if isinstance(given, str) else None
     return f"did you mean {meant!r}?" if meant else f"the kinds are {', '.join(KIND_BYTES)}"
 
@@ -96,7 +96,7 @@ def is_integer_kind(kind: str) -> bool:
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a dtype given as a name, a NumPy dtype or a scalar type; None if it is none of ours.
+    """Return the name of a dtype given as a name, a NumPy dtype or a scalar type; None if no buffer can have it.
 
     Byte order counts: a big-endian dtype has no name here.
     """
@@ -114,14 +114,14 @@ def dtype_name(dtype: Any) -> str | None:
 
 @cache
 def _known_name(dtype: Any) -> str | None:
-    """Remembered, since NumPy works out a dtype's name anew each time it is asked."""
+    """Return a dtype's name if buffers can have it. Cached, since NumPy computes the name at each access."""
     name: str = dtype.name
     return name if name in DTYPE_BYTES and dtype.isnative else None
 
 
 @cache
 def numpy_dtype(name: str) -> Any:
-    """The NumPy dtype of a name of DTYPE_BYTES; bfloat16 and float8 come from ml_dtypes."""
+    """Return the NumPy dtype of a name of DTYPE_BYTES; bfloat16 and float8 come from ml_dtypes."""
     import numpy as np
 
     try:
@@ -133,7 +133,7 @@ def numpy_dtype(name: str) -> Any:
 
 
 def encode(kind: str, value: Any) -> bytes:
-    """The little-endian bytes of value as kind, as a kernel receives them.
+    """Return the little-endian bytes of a value as a kernel receives them.
 
     Raises:
         InvalidLiteral: no such kind, a value of the wrong type, or one out of range. Floats are rounded, never refused
@@ -160,7 +160,7 @@ def encode(kind: str, value: Any) -> bytes:
 
 
 def decode(kind: str, data: bytes) -> Any:
-    """The Python value of bytes that encode made."""
+    """Return the Python value of bytes that `encode` made."""
     if kind in _INTEGERS or kind in _FLOATS:
         return struct.unpack("<" + (_INTEGERS | _FLOATS)[kind], data)[0]
     if kind == "bf16":

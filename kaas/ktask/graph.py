@@ -1,7 +1,7 @@
 """The kTask: a graph of kernel launches with its buffers, as an immutable value.
 
-Nothing here touches a device; `executor/plan.py` turns a KTask into something that runs. Its parts are in
-`arguments.py` and `kernel.py`; its encoded forms, and the content hash that everything else is keyed by, in `codec.py`.
+Nothing here touches a device; `executor/plan` makes a plan of a KTask. The parts of a KTask are in `arguments.py` and
+`library.py`; its encoded forms and its content hash, the key of caches and plans, are in `codec.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kaas.ktask.library import Kernel, Library
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
 class KTask:
-    """A graph of kernels: what a user submits and what every cache and plan is keyed by.
+    """A graph of kernels, which a user submits and which is the key of every cache and plan.
 
     The kernels' order and what they read and write make the graph: `edges` holds the pairs that must not change places;
     kernels without a path between them may run at the same time. Roles follow: a buffer read before any kernel wrote it
@@ -28,9 +28,9 @@ class KTask:
 
     Args:
         kernels: in an order that is right when they run one after the other.
-        outputs: what comes back, in this order: buffers or their names.
+        outputs: buffers that come back, in this order, or their names.
         iterations: how often the whole list runs; a kaas.Scalar of an integer kind leaves it to each invocation.
-        name: for people; part of the content hash like everything else.
+        name: for people; part of the content hash, as all other fields are.
 
     Fields:
         label: the name, or the first kernel's symbol with the first digits of the hash.
@@ -83,7 +83,7 @@ class KTask:
 
     @property
     def largest_buffer(self) -> Buffer:
-        """The buffer of most bytes."""
+        """The buffer with the most bytes."""
         return max(self.buffers, key=lambda buffer: buffer.nbytes)
 
     @property
@@ -98,7 +98,7 @@ class KTask:
         return tuple(buffer for buffer in self.inputs if buffer in written)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings, numbers and bytes; `from_dict` is its inverse."""
+        """Return the kTask as plain dicts, lists, strings, numbers and bytes; `from_dict` is the inverse."""
         return codec.to_dict(self)
 
     @classmethod
@@ -106,12 +106,12 @@ class KTask:
         """Return the kTask of a dict that `to_dict` gave.
 
         Raises:
-            InvalidGraph: data of another shape than to_dict gives; everything that KTask itself raises.
+            InvalidGraph: data of another shape than `to_dict` gives. All other errors of KTask.
         """
         return cls(*codec.from_dict(data))
 
     def to_json(self) -> str:
-        """JSON; code images in base64."""
+        """Return the kTask as JSON, code images in base64."""
         return codec.to_json(self)
 
     @classmethod
@@ -199,7 +199,7 @@ def _inputs(kernels: tuple[Kernel, ...]) -> tuple[Buffer, ...]:
 
 
 def _edges(kernels: tuple[Kernel, ...]) -> tuple[tuple[int, int], ...]:
-    """Pairs (earlier, later) that share a buffer at least one of them writes, nearest ones only."""
+    """Return the nearest pairs (earlier, later) of kernels that share a buffer which one of them writes."""
     edges: set[tuple[int, int]] = set()
     writer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}

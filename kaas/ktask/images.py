@@ -1,4 +1,4 @@
-"""Code images: PTX, cubin and fatbin, each checked to be whole and of its kind; and names of code that is provided."""
+"""Code images: PTX, cubin and fatbin, each checked to be whole and of its kind; and names of providers' code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROVIDED = "provided"
 _FILES = (".ptx", ".cubin", ".fatbin")
 _NAME = re.compile(r"[\x21-\x7e]{1,200}")
 PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"[^"\n]*"', re.DOTALL)
-"""A comment without an end goes on to that of the text: else the next one would look for it again, and so on."""
+"""A comment without an end reaches to the end of the text: else each later match would search up to there again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,8 +24,8 @@ class Image:
     """One code image. Of several in a library the device takes the first that it can run.
 
     Fields:
-        kind: "ptx", "cubin" or "fatbin"; or "provided": the image names code that is where it runs
-        (`kaas.code.providers`).
+        kind: "ptx", "cubin" or "fatbin"; or "provided": the image names code that a provider has on the machine that
+            runs it (`kaas.code.providers`).
     """
 
     kind: str
@@ -45,12 +45,12 @@ class Provided(NamedTuple):
 
     @classmethod
     def of(cls, image: Image) -> Provided:
-        """The inverse of `image`, for an image that is checked."""
+        """Return the name of a checked image: the inverse of `image`."""
         return cls(*image.data.decode().split("\0"))
 
 
 def described(image: Image) -> str:
-    """An image in words, for people."""
+    """Return an image in words, for people."""
     if image.kind == PROVIDED:
         named = Provided.of(image)
         return f"{named.name} of {named.provider} {named.version}, provided where it runs"
@@ -84,7 +84,7 @@ def _check_ptx(data: bytes) -> None:
 
 
 def _instead(text: str) -> str:
-    """What a text without them is, for people who meant another call."""
+    """Return a hint for a text that is no PTX: the call that may have been meant."""
     if "__global__" in text:
         return "this is CUDA C++, which kaas.Library.from_cuda(source) compiles"
     if "\n" not in text and text.endswith(_FILES):
@@ -93,7 +93,7 @@ def _instead(text: str) -> str:
 
 
 def _unmatched(text: str) -> int:
-    """Braces that open less those that close."""
+    """Return the number of opening braces minus the number of closing ones."""
     return text.count("{") - text.count("}")
 
 

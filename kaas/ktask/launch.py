@@ -1,4 +1,4 @@
-"""`Library.kernel`: a launch, completed from what the library knows of its kernels."""
+"""`Library.kernel`: a launch, completed from the signatures of the library's kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Extent = int | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class KnownLibrary:
-    """A library as this module reads it: its hash, its kernels as their maker knows them, its images."""
+    """A library as this module reads it: its hash, the signatures of its kernels, its images."""
 
     library: str
     entries: tuple[KernelSignature, ...]
@@ -44,11 +44,13 @@ def complete(
     block: Extent | None,
     shared_bytes: int | None,
 ) -> CompletedLaunch:
-    """Return a launch completed from what is known of the library; see `kaas.Library.kernel`."""
+    """Return a launch, completed by the signature of its kernel; see `kaas.Library.kernel`."""
     entry = _entry(known, name)
-    block = _fixed(entry, "block", _three(entry.block), _three(block))
+    block = _fixed(entry, "block", _in_three_dimensions(entry.block), _in_three_dimensions(block))
     if block is None:
-        raise InvalidGraph(f"kernel {entry.name!r}: its library does not know the block; say it", kernel=entry.symbol)
+        raise InvalidGraph(
+            f"kernel {entry.name!r}: its library does not know the block; pass block=...", kernel=entry.symbol
+        )
     shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes) or 0
     blocks, threads = extent(entry.symbol, "grid", grid), extent(entry.symbol, "block", block)
     scratch = [part.argument(entry.symbol, math.prod(blocks)) for part in entry.scratch]
@@ -56,17 +58,17 @@ def complete(
 
 
 def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
-    """Return what is known of a library's kernel.
+    """Return the signature of a library's kernel.
 
     Raises:
-        UnknownSymbol: none, or several, are of this name.
-        InvalidGraph: no name, and not one kernel either.
+        UnknownSymbol: no kernel, or several, have this name.
+        InvalidGraph: no name is given, and the library does not hold exactly one kernel.
     """
     known = {entry.symbol: entry for entry in library.entries}
     symbols = [*known, *(symbol for symbol in kernels_of(library.images) if symbol not in known)]
     if name is None:
         if len(symbols) != 1:
-            have = f"its kernels are {', '.join(symbols)}" if symbols else "its images do not tell their kernels"
+            have = f"its kernels are {', '.join(symbols)}" if symbols else "its images do not list their kernels"
             raise InvalidGraph(f"library {library.library[:12]}: say which kernel; {have}")
         name = symbols[0]
     named = [entry for entry in library.entries if entry.name == name]
@@ -80,8 +82,8 @@ def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
     return known.get(mangled[0], KernelSignature(mangled[0], name))
 
 
-def _three(extent: Extent | None) -> Any:
-    """An extent in three dimensions, so that 128 equals (128, 1, 1); what is no extent stays for Kernel to refuse."""
+def _in_three_dimensions(extent: Extent | None) -> Any:
+    """Return an extent in three dimensions, so that 128 equals (128, 1, 1). Kernel refuses all other values."""
     given = integers(extent)
     return given + (1,) * (3 - len(given)) if given else extent
 
@@ -134,7 +136,7 @@ def extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int
     """Return one to three positive integers as three.
 
     Raises:
-        InvalidGraph
+        InvalidGraph: the value is no such extent.
     """
     if type(value) is tuple and len(value) == 3:
         x, y, z = value

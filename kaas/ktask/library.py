@@ -1,4 +1,4 @@
-"""Libraries, which are sets of code images known by the hash of what they hold, and launches of their kernels."""
+"""Libraries, which are sets of code images under the hash of their content, and launches of their kernels."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Library:
     Two tenants' `a.cubin` never collide: a library is its `hash` (SHA-256, hex), never a file name.
 
     Fields:
-        entries: its kernels as their maker knows them. log: what the compiler said. Both help the writer of the kernels
-            down: they count neither in the hash nor in equality, and an encoded kTask leaves them out.
+        entries: the signatures of its kernels, as the compiler gave them. log: the output of the compiler. Both help
+            to write launches: they count neither in the hash nor in equality, and an encoded kTask leaves them out.
     """
 
     images: tuple[Image, ...] = field(repr=False)
@@ -69,13 +69,13 @@ class Library:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Library:
-        """A library from a .ptx, .cubin or .fatbin file; the bytes decide, not the suffix.
+        """Return a library from a .ptx, .cubin or .fatbin file; the bytes decide, not the suffix.
 
         Raises:
             OSError: the file cannot be read.
-            CorruptImage: it holds none of the three, or text was given for a path.
+            CorruptImage: the file holds none of the three, or text was given for a path.
         """
-        if isinstance(path, str) and "\n" in path:  # the system would say of it only that such a name is too long
+        if isinstance(path, str) and "\n" in path:  # the system's error would say only that the name is too long
             takes = "from_cuda(source) takes CUDA C++, kaas.Library.from_ptx(text) PTX"
             raise CorruptImage(f"from_file takes a path, and this is text of several lines; kaas.Library.{takes}")
         data = Path(path).read_bytes()
@@ -87,7 +87,7 @@ class Library:
 
     @classmethod
     def from_ptx(cls, text: str | bytes) -> Library:
-        """A library from PTX text (a trailing NUL is dropped)."""
+        """Return a library from PTX text (a trailing NUL is dropped)."""
         if not isinstance(text, str | bytes | bytearray | memoryview):
             raise CorruptImage(
                 f"PTX is text or bytes, not {type(text).__name__}; kaas.Library.from_file(path) reads a file"
@@ -97,12 +97,12 @@ class Library:
 
     @classmethod
     def from_cubin(cls, data: bytes) -> Library:
-        """A library from a cubin: an ELF file for the CUDA machine."""
+        """Return a library from a cubin: an ELF file for the CUDA machine."""
         return cls((Image("cubin", bytes(data)),))
 
     @classmethod
     def from_fatbin(cls, data: bytes) -> Library:
-        """A library from a fatbin, as `nvcc -fatbin` writes it."""
+        """Return a library from a fatbin, as `nvcc -fatbin` writes it."""
         return cls((Image("fatbin", bytes(data)),))
 
     @classmethod
@@ -110,9 +110,9 @@ class Library:
         """Return a library that is named and not uploaded: an installed package gives its code where it runs.
 
         The package has an entry point `provider` in the group "kaas.libraries". Here it need not be installed. The
-        library's hash is that of the three names. The entry point is a function that takes name and version and gives a
-        `Library` of code; names that it does not know it answers with kaas.errors.NotProvided. An executor asks once,
-        when it first needs the code.
+        library's hash is that of the three names. The entry point is a function that takes name and version and returns
+        a `Library` of code, or raises kaas.errors.NotProvided for a name that it does not know. An executor calls it
+        once, when it first needs the code.
 
         Raises:
             CorruptImage: a name that is not 1 to 200 visible ASCII characters.
@@ -145,15 +145,15 @@ class Library:
             names: C++ names of kernels, which instantiate templates and by which `kernel` knows them: "scale<float>".
             options: of NVRTC, as "--use_fast_math" or "-DWIDTH=4".
             headers: texts that #include finds first, by name.
-            include_paths: folders in which it looks next; then come the headers that NVRTC brings.
-            name: of the source in messages.
+            include_paths: folders that #include searches next; the headers of NVRTC come last.
+            name: the name of the source in messages.
 
         Raises:
             InvalidTarget: no such arch, or NVRTC does not know it.
             CompileFailed: with the compiler's log. Warnings are in `log` of the library.
             MissingPackage: no NVRTC.
         """
-        made: Library = _maker("cuda").library(
+        made: Library = _importer("cuda").library(
             source,
             arch,
             names=_listed(names),
@@ -168,14 +168,15 @@ class Library:
     def from_cupy(cls, kernel: Any, arch: str = "sm_80+ptx") -> Library:
         """Return a library from a cupy.RawKernel or RawModule: its source, options and name expressions.
 
-        They are compiled as `from_cuda` does, for any device; CuPy itself compiles nothing and needs no GPU. A module
+        NVRTC compiles them as in `from_cuda`, for any device; CuPy itself compiles nothing and needs no GPU. A module
         that was made of a file gives that file.
 
         Raises:
-            CompileFailed: also for one that is to be compiled by nvcc or launched as a whole grid, or that is neither.
+            CompileFailed: also for a kernel that nvcc must compile, a kernel that is launched as a whole grid (a
+                cooperative launch), and any other object.
             InvalidTarget, MissingPackage: see `from_cuda`.
         """
-        made: Library = _maker("cupy").library(kernel, arch)
+        made: Library = _importer("cupy").library(kernel, arch)
         return made
 
     @classmethod
@@ -209,11 +210,11 @@ class Library:
         Raises:
             InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
             InvalidGraph: signature and constants do not fit the parameters.
-            CompileFailed: Triton refuses the kernel or an option, or it needs what a kTask has not, such as tensor
-                descriptors.
+            CompileFailed: Triton refuses the kernel or an option, or the kernel needs something that a kTask does not
+                have, such as tensor descriptors.
             MissingPackage: no Triton.
         """
-        made: Library = _maker("triton").library(
+        made: Library = _importer("triton").library(
             kernel,
             signature,
             constants or {},
@@ -232,7 +233,7 @@ class Library:
 
         Args:
             kernel: the function, under @cuda.jit or not.
-            signature: numba's, as "void(float32[:, ::1], int32)", or a tuple of its types.
+            signature: numba's signature, as "void(float32[:, ::1], int32)", or a tuple of its types.
             arch: "ptx" or one compute_N.
             fastmath: numba's own.
             launch_bounds: numba's own.
@@ -240,9 +241,9 @@ class Library:
         Raises:
             InvalidTarget: machine code is asked for.
             CompileFailed: numba refuses the function, or a parameter is of a type that a kTask cannot give it.
-            MissingPackage: no numba-cuda, or not what it compiles with.
+            MissingPackage: numba-cuda, or a library that it compiles with, is not installed.
         """
-        made: Library = _maker("numba").library(kernel, signature, arch, fastmath, launch_bounds)
+        made: Library = _importer("numba").library(kernel, signature, arch, fastmath, launch_bounds)
         return made
 
     def kernel(
@@ -269,14 +270,14 @@ class Library:
 
         Raises:
             UnknownSymbol: no kernel of this name, or several.
-            InvalidGraph: an argument that does not fit its parameter, or a number of arguments that is not theirs.
+            InvalidGraph: an argument that does not fit its parameter, or a wrong number of arguments.
         """
         known = KnownLibrary(self.hash, self.entries, self.images)
         launch = complete(known, name, grid, args, block, shared_bytes)
         return Kernel(self, launch.symbol, launch.grid, launch.block, launch.args, launch.shared_bytes)
 
     def __or__(self, other: Library) -> Library:
-        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX.
+        """Return a library of both: `cubin | ptx` runs the cubin where it fits, else the PTX.
 
         Raises:
             InvalidGraph: a kernel of both that is not launched in the same way.
@@ -355,7 +356,7 @@ class Kernel:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """What the launch reads and writes, in the order of its arguments."""
+        """The reads and writes of the launch, in the order of its arguments."""
         return tuple(access for argument in self.args for access in accesses(argument))
 
     @property
@@ -375,10 +376,10 @@ class Kernel:
 
 
 def _listed(values: Any) -> tuple[Any, ...]:
-    """A string is one value, not its letters."""
+    """Return values as a tuple; a string is one value, not its letters."""
     return (values,) if isinstance(values, str | os.PathLike) else tuple(values)
 
 
-def _maker(name: str) -> Any:
-    """A module of `kaas.code`, which stands above this one and brings compilers with it, on demand."""
+def _importer(name: str) -> Any:
+    """Import a module of `kaas.code` on demand: it stands above this one and brings compilers with it."""
     return import_module(f"kaas.code.{name}")

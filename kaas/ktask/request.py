@@ -1,7 +1,7 @@
-"""What an invocation brings, checked against its kTask: input bytes and scalar values.
+"""The inputs and scalars of an invocation, checked against its kTask.
 
-The driver checks what it can see before anything is sent; the executor checks the rest, once references are resolved,
-with the same functions.
+The driver checks arrays and scalars before anything is sent; the executor checks the inputs that were references, with
+the same functions.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kaas.ktask.dtypes import decode, dtype_name, encode
 from kaas.ktask.graph import KTask
 
 
-class Taker(Protocol):
-    """What is invoked: a kTask, or what is known of one that is elsewhere."""
+class Invocable(Protocol):
+    """A kTask, or the description of a kTask that is elsewhere."""
 
     @property
     def label(self) -> str:
@@ -66,13 +66,13 @@ class View:
         object.__setattr__(self, "offset_bytes", offset_bytes)
 
 
-def mapping(task: Taker, what: str, values: Any) -> Mapping[str, Any]:
-    """values, if they are given by name; None is nothing.
+def mapping(task: Invocable, what: str, values: Any) -> Mapping[str, Any]:
+    """Return values that are given by name; an empty mapping for None.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: they are not given by name.
     """
-    if type(values) is dict:  # nearly always, and asking whether it is a Mapping takes longer
+    if type(values) is dict:  # nearly always, and the test for a Mapping takes longer
         return values
     if values is None:
         return {}
@@ -93,7 +93,9 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
 def check_taken(
     what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str], scalars: Collection[str] = ()
 ) -> None:
-    """As `check_names`, for inputs that a kTask or something else takes, which `what` calls it and `label` names.
+    """Check names as `check_names` does, for the inputs of a kTask or of something else.
+
+    `what` describes the owner of the inputs in messages, and `label` is its name.
 
     Raises:
         MissingInput, UnexpectedInput
@@ -116,7 +118,7 @@ def check_taken(
 
 
 def input_bytes(buffer: Buffer, value: Any) -> memoryview:
-    """The bytes of an input, without a copy: flat, read as unsigned bytes, exactly as many as the buffer has.
+    """Return the bytes of an input, without a copy: flat, as unsigned bytes, exactly as many as the buffer has.
 
     value is an array of the buffer's dtype and shape in host memory, NumPy's or by DLPack, any other object with the
     buffer protocol (a plain byte string fits every dtype), or a View of one of these. `check_fit` says what else fits.
@@ -139,17 +141,17 @@ def check_fit(
     offset_bytes: int | None,
     shape: tuple[int, ...] | None = None,
 ) -> None:
-    """Check that an object fits as an input, by what is known of it without its bytes.
+    """Check that an object fits as an input, by its size, dtype and shape alone.
 
     An array has the buffer's shape, but for extents of 1. A flat array of the right size fits every shape, and every
     array of the right size a flat buffer. Of a View, and of other elements in a "uint8" buffer, only bytes count.
 
     Args:
-        buffer: which the object is to fill.
-        given_bytes: of the whole object.
-        dtype: of the object; None fits every buffer.
+        buffer: the buffer that the object is to fill.
+        given_bytes: bytes of the whole object.
+        dtype: the dtype of the object; None fits every buffer.
         offset_bytes: where a View of the object begins; None if all of it is the input.
-        shape: of the object; None fits every buffer.
+        shape: the shape of the object; None fits every buffer.
 
     Raises:
         WrongDtype, WrongSize, WrongShape
@@ -172,10 +174,10 @@ def check_fit(
 
 
 def _check_shape(buffer: Buffer, shape: tuple[int, ...]) -> None:
-    """Check that an array has a buffer's shape, extents of 1 aside.
+    """Check that an array has a buffer's shape, but for extents of 1.
 
     Raises:
-        WrongShape: it has another one.
+        WrongShape: the array has another shape.
     """
     expected, given = ([extent for extent in each if extent != 1] for each in (buffer.shape, shape))
     if expected != given and len(expected) > 1 and len(given) > 1:
@@ -208,7 +210,7 @@ class RawBytes(NamedTuple):
 
 
 def raw_bytes(buffer: Buffer, value: Any) -> RawBytes:
-    """All bytes of an object.
+    """Return all bytes of an object.
 
     Raises:
         NotContiguous: gaps, another order than C, or no bytes at all.
@@ -216,7 +218,9 @@ def raw_bytes(buffer: Buffer, value: Any) -> RawBytes:
     import numpy as np
 
     plain = False
-    masked = sys.modules.get("numpy.ma")  # who has a masked array has it; importing it takes 40 ms of a first request
+    masked = sys.modules.get(
+        "numpy.ma"
+    )  # loaded wherever a masked array exists; an import takes 40 ms of a first request
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise NotContiguous(f"input {buffer.name!r} is a masked array; pass its filled() values", buffer=buffer.name)
     if isinstance(value, np.ndarray):
@@ -245,7 +249,7 @@ def raw_bytes(buffer: Buffer, value: Any) -> RawBytes:
 
 
 def _no_array(buffer: Buffer, value: Any) -> NotContiguous:
-    """The error of an input that has no bytes, with what to give instead."""
+    """Return the error of an input that has no bytes, with a hint at an input that would do."""
     wanted = f"takes an array of {buffer.dtype}{list(buffer.shape)}"
     like = f"numpy.asarray(x, {buffer.dtype!r})"
     match value:
@@ -269,8 +273,8 @@ def _exported_bytes(buffer: Buffer, value: Any) -> RawBytes:
     return RawBytes(tensor.host_bytes().data, tensor.dtype, tensor.shape)
 
 
-def encode_scalars(task: Taker, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:
-    """The scalars of an invocation as the kernels receive them.
+def encode_scalars(task: Invocable, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """Return the scalars of an invocation as the kernels receive them.
 
     Raises:
         MissingScalar, WrongScalar: not exactly the kTask's scalars, a value that is not of its kind, no iterations.
@@ -284,7 +288,7 @@ def encode_scalars(task: Taker, scalars: Mapping[str, Any] | None) -> dict[str, 
     return {name: _encode_scalar(task, name, kind, given) for name, kind in task.scalars.items()}
 
 
-def _encode_scalar(task: Taker, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
+def _encode_scalar(task: Invocable, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
     if name not in given:
         raise MissingScalar(
             f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given; scalars={{{name!r}: ...}} gives it",
@@ -310,7 +314,7 @@ def _encode_scalar(task: Taker, name: str, kind: str, given: Mapping[str, Any]) 
 
 
 def iterations_of(task: KTask, scalars: Mapping[str, bytes]) -> int:
-    """How often the kernels run, given the encoded scalars of an invocation."""
+    """Return how often the kernels run, given the encoded scalars of an invocation."""
     if isinstance(task.iterations, Scalar):
         return int(decode(task.iterations.kind, scalars[task.iterations.name]))
     return task.iterations
@@ -318,5 +322,5 @@ def iterations_of(task: KTask, scalars: Mapping[str, bytes]) -> int:
 
 @lru_cache(maxsize=1024)
 def outputs_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    """The named tuple in which several outputs come back."""
+    """Return the type of the named tuple in which several outputs come back."""
     return namedtuple("Outputs", names, rename=True)

@@ -1,4 +1,4 @@
-"""What is known of a kernel beside its code: how its maker calls it, and how arguments become those of its code."""
+"""Signatures of kernels, as compilers give them: their parameters, and the arguments that the code takes for these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PointerParameter:
     """A parameter that takes In, Out, InOut, Pointers or Null.
 
     Fields:
-        dtype: of the buffer; None: any. divisor: of the address, in bytes: the code relies on it.
+        dtype: the dtype of the buffer; None for any. divisor: it divides the address in bytes, as the code relies on.
     """
 
     name: str
@@ -24,7 +24,7 @@ class PointerParameter:
     divisor: int = 1
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
-        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
+        """Return the kernel's arguments for a given one; raise InvalidGraph if it does not fit."""
         if given == Null or isinstance(given, Pointers):
             return (given,)
         access = _access(self.name, given)
@@ -42,7 +42,7 @@ class NumberParameter:
     """A parameter that takes a number: a Literal or Scalar of its kind, or any Python number that the kind can hold.
 
     Fields:
-        divisor: of the value: the code relies on it, so that a Scalar will not do.
+        divisor: it divides the value. The code relies on this, so that a Scalar cannot be given.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NumberParameter:
     divisor: int = 1
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
-        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
+        """Return the kernel's arguments for a given one; raise InvalidGraph if it does not fit."""
         match given:
             case Scalar():
                 if not _fits(given.kind, self.kind):
@@ -79,7 +79,7 @@ class ComplexParameter:
     kind: str
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
-        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
+        """Return the kernel's arguments for a given one; raise InvalidGraph if it does not fit."""
         if isinstance(given, Access | Struct | Pointers | Scalar):
             raise _wrong(self.name, f"takes a fixed number ({self.kind}), not {type(given).__name__}")
         if isinstance(given, Literal) and given.kind != self.kind:
@@ -103,7 +103,7 @@ class ArrayParameter:
     dimensions: int
 
     def expanded(self, given: Any) -> tuple[Argument, ...]:
-        """Return the kernel's arguments for what was given; raise InvalidGraph if it does not fit."""
+        """Return the kernel's arguments for a given one; raise InvalidGraph if it does not fit."""
         access = _access(self.name, given)
         buffer = access.buffer
         if buffer.dtype != self.dtype:
@@ -131,12 +131,12 @@ Parameter = PointerParameter | NumberParameter | ComplexParameter | ArrayParamet
 
 @dataclass(frozen=True, slots=True)
 class ScratchParameter:
-    """Memory that the code wants behind its parameters, so many bytes for each block; 0: it takes a null pointer."""
+    """Scratch memory that the code takes after its parameters: bytes for each block; with 0, a null pointer."""
 
     bytes_per_block: int
 
     def argument(self, symbol: str, blocks: int) -> Argument:
-        """Return the argument for a launch of so many blocks."""
+        """Return the argument for a launch of this number of blocks."""
         if not self.bytes_per_block:
             return Null
         return Out(Buffer(f"{symbol}.scratch{self.bytes_per_block}x{blocks}", self.bytes_per_block * blocks))
@@ -144,14 +144,14 @@ class ScratchParameter:
 
 @dataclass(frozen=True, slots=True)
 class KernelSignature:
-    """A kernel of a library, as its maker knows it. It counts in no hash: it only helps to write down a launch.
+    """A kernel of a library, as its compiler describes it. It counts in no hash: it only helps to write launches.
 
     Fields:
-        symbol: in the code image.
-        name: by which users know it: a C++ name such as "scale<float>", or that of a Python function.
-        block, shared_bytes: of every launch, where the code fixes them.
-        parameters: those that a user gives, in order; None: they are not known, and arguments pass as they are.
-        scratch: what follows the parameters.
+        symbol: the name in the code image.
+        name: the name for users: a C++ name such as "scale<float>", or that of a Python function.
+        block, shared_bytes: those of every launch, where the code fixes them.
+        parameters: those that a user gives, in order; None if they are not known: arguments then pass as they are.
+        scratch: the memory that follows the parameters.
     """
 
     symbol: str
@@ -180,7 +180,7 @@ def _literal(name: str, kind: str, given: Any) -> Literal:
 
 
 def _fits(kind: str, wanted: str) -> bool:
-    """Whether bytes of a kind pass for those of another: integers of one size do, signed or not."""
+    """Return True if bytes of a kind pass for those of another: integers of one size do, signed or not."""
     both_integers = is_integer_kind(kind) and is_integer_kind(wanted)
     return kind == wanted or (both_integers and KIND_BYTES[kind] == KIND_BYTES[wanted])
 

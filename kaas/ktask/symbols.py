@@ -46,7 +46,7 @@ def _of_cubin(data: bytes) -> Iterator[str]:
 
 
 def mangled_start(name: str) -> str:
-    """How the symbol of a C++ function, or of what a template makes, starts: "ns::k" -> "_ZN2ns1k"."""
+    """Return the start of the symbol of a C++ function, or of an instance of a template: "ns::k" -> "_ZN2ns1k"."""
     parts = [f"{len(part)}{part}" for part in name.split("::")]
     return f"_ZN{''.join(parts)}" if len(parts) > 1 else f"_Z{parts[0]}"
 
@@ -70,10 +70,10 @@ def unknown(library: str, symbol: str, known: Iterable[str]) -> UnknownSymbol:
 
 NO_BITS = 8  # the kind of a section without bytes in the file
 BROKEN = (struct.error, IndexError, ValueError, OverflowError)
-"""What reading raises where tables lead outside the file, or hold no names."""
+"""The errors of reading where tables lead outside the file, or hold no names."""
 
 _SECTION_TABLE = struct.Struct("<Q")  # at 40 in the header
-_SECTIONS = struct.Struct("<HHH")  # at 58: bytes of each entry, their number, which of them holds the names
+_SECTIONS = struct.Struct("<HHH")  # at 58: bytes of each entry, number of entries, number of the entry with the names
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, kind, flags, address, offset, bytes, link, info, align, entry bytes
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, other, section, value, bytes
 _SYMBOL_TABLE = 2  # the kind of a section
@@ -81,7 +81,7 @@ _SYMBOL_TABLE = 2  # the kind of a section
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """link: the number of another section; of a symbol table, that of its names."""
+    """A section of a cubin. link: the number of another section; of a symbol table, that of its names."""
 
     name: str
     kind: int
@@ -91,7 +91,7 @@ class Section:
 
 
 class Symbol(NamedTuple):
-    """kind: 1 is a variable, 2 a function. other: marks of the CUDA machine. section: the number of that it lies in."""
+    """A symbol of a cubin. kind: 1 is a variable, 2 a function. other: CUDA's marks. section: its number."""
 
     name: str
     kind: int
@@ -102,7 +102,7 @@ class Symbol(NamedTuple):
 
 
 def sections(data: bytes) -> list[Section]:
-    """Raises: one of BROKEN."""
+    """Return the sections of a cubin; raise one of BROKEN if its tables lead outside it."""
     (start,) = _SECTION_TABLE.unpack_from(data, 40)
     each, count, names_at = _SECTIONS.unpack_from(data, 58)
     headers = [_SECTION.unpack_from(data, start + number * each) for number in range(count)]
@@ -116,7 +116,7 @@ def sections(data: bytes) -> list[Section]:
 
 
 def symbols(among: list[Section]) -> Iterator[Symbol]:
-    """Those of all symbol tables. Raises: one of BROKEN."""
+    """Yield the symbols of all symbol tables; raise one of BROKEN if a table leads outside the file."""
     for table in among:
         if table.kind == _SYMBOL_TABLE:
             names = among[table.link].data

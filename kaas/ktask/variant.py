@@ -1,4 +1,4 @@
-"""A model for inputs of one shape, and which of several variants an invocation's inputs are for."""
+"""A model for inputs of one shape, and the choice between several variants by the inputs of an invocation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Variant:
 
     Args:
         task: its outputs are the model's, in the model's order; its inputs are some of these here, and constants.
-        inputs: what callers give, in the model's order. One that no kernel reads is taken, checked and dropped.
+        inputs: those that callers give, in the model's order. An input that no kernel reads is checked and dropped.
 
     Raises:
-        InvalidModel
+        InvalidModel: the task and the inputs do not fit each other.
     """
 
     task: KTask
@@ -51,7 +51,7 @@ class Variant:
 
     @property
     def constants(self) -> tuple[Buffer, ...]:
-        """What its kernels read beside the inputs."""
+        """The buffers that the kernels read in addition to the inputs."""
         return tuple(buffer for buffer in self.task.inputs if buffer not in self.inputs)
 
     def _invalid(self, what: str, buffer: Buffer) -> InvalidModel:
@@ -60,7 +60,7 @@ class Variant:
 
 
 def described(buffer: Buffer) -> str:
-    """As `float32[8, 4]`."""
+    """Return a buffer's dtype and shape, as `float32[8, 4]`."""
     return _shown(buffer.dtype, buffer.shape)
 
 
@@ -74,10 +74,10 @@ def _shown(dtype: str | None, shape: Iterable[int] | None) -> str:
 def by_position(
     label: str, taken: Mapping[str, Buffer], positional: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Inputs by name, of which the first are given in order. Whether all are there is not looked at.
+    """Return inputs by name, of which the first are given in order. Missing inputs are not checked.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: too many inputs are given, or one is given twice.
     """
     if len(positional) > len(taken):
         inputs = ", ".join(taken) or "none"
@@ -90,8 +90,8 @@ def by_position(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What can be seen of an input; None: it cannot."""
+class _InputFacts:
+    """The facts that are known of an input; None for those that are not."""
 
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -116,43 +116,46 @@ def choose(
     inputs: Mapping[str, Any],
     is_reference: Callable[[Any], bool] = lambda _: False,
 ) -> int:
-    """Which of the variants takes these inputs, as an index. The inputs of each variant are by name.
+    """Return the index of the variant that takes these inputs. The inputs of each variant are by name.
 
-    Shapes and dtypes decide. Of plain bytes, and of an array of another dtype where "uint8" is taken, the number of
-    bytes counts; of a View and of a reference nothing is known.
+    Shapes and dtypes decide. For plain bytes, and for an array of another dtype where "uint8" is taken, the number of
+    bytes counts; a View or a reference fits every variant.
 
     Raises:
-        MissingInput, UnexpectedInput: the given ones are not exactly those.
-        NoVariant: none takes them. UndecidedVariant: several would. NotContiguous
+        MissingInput, UnexpectedInput: the names are not those of the variants' inputs.
+        NoVariant: no variant takes the inputs. UndecidedVariant: several do. NotContiguous: an input has no bytes.
     """
     if inputs.keys() != variants[0].keys():
         check_taken(repr(label), label, variants[0].values(), inputs)
-    told = {name: _Told() if is_reference(value) else _told(variants[0][name], value) for name, value in inputs.items()}
-    return _fitting(label, variants, told)
+    facts = {
+        name: _InputFacts() if is_reference(value) else _facts_of(variants[0][name], value)
+        for name, value in inputs.items()
+    }
+    return _fitting(label, variants, facts)
 
 
 def of_shapes(label: str, variants: Sequence[Mapping[str, Buffer]], shapes: Mapping[str, int | Sequence[int]]) -> int:
-    """As `choose`, by shapes of some of the inputs, by name.
+    """Return the index of the variant for these shapes of some of the inputs, by name.
 
     Raises:
         InvalidRequest, UnexpectedInput, NoVariant, UndecidedVariant
     """
-    told: dict[str, _Told] = {}
+    facts: dict[str, _InputFacts] = {}
     for name, shape in shapes.items():
         extents = integers(shape)
         if extents is None:
             raise InvalidRequest(f"{label!r}: a shape is integers, not {shape!r}", task=label, buffer=name)
-        told[name] = _Told(shape=extents)
-    rest = dict.fromkeys(variants[0].keys() - told.keys(), _Told())
-    check_taken(repr(label), label, variants[0].values(), told | rest)
-    return _fitting(label, variants, {name: (told | rest)[name] for name in variants[0]})
+        facts[name] = _InputFacts(shape=extents)
+    rest = dict.fromkeys(variants[0].keys() - facts.keys(), _InputFacts())
+    check_taken(repr(label), label, variants[0].values(), facts | rest)
+    return _fitting(label, variants, {name: (facts | rest)[name] for name in variants[0]})
 
 
-def _fitting(label: str, variants: Sequence[Mapping[str, Buffer]], told: Mapping[str, _Told]) -> int:
-    fitting = [n for n, takes in enumerate(variants) if all(told[name].fits(takes[name]) for name in told)]
+def _fitting(label: str, variants: Sequence[Mapping[str, Buffer]], facts: Mapping[str, _InputFacts]) -> int:
+    fitting = [n for n, takes in enumerate(variants) if all(facts[name].fits(takes[name]) for name in facts)]
     if len(fitting) == 1:
         return fitting[0]
-    given = {name: str(seen) for name, seen in told.items()}
+    given = {name: str(fact) for name, fact in facts.items()}
     listed = fitting or range(len(variants))
     taken = tuple({name: described(buffer) for name, buffer in variants[n].items()} for n in listed)
     shown = " or ".join(map(_listed, taken))
@@ -173,18 +176,18 @@ def _listed(inputs: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {text}" for name, text in inputs.items())
 
 
-def _told(buffer: Buffer, value: Any) -> _Told:
+def _facts_of(buffer: Buffer, value: Any) -> _InputFacts:
     if isinstance(value, View):
-        return _Told()
+        return _InputFacts()
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None:
         data, name, shape = raw_bytes(buffer, value)
-        return _Told(name, None if hasattr(value, "__dlpack__") else shape, len(data))
-    return _Told(dtype_name(dtype) or _foreign_name(dtype), tuple(shape), getattr(value, "nbytes", None))
+        return _InputFacts(name, None if hasattr(value, "__dlpack__") else shape, len(data))
+    return _InputFacts(dtype_name(dtype) or _foreign_name(dtype), tuple(shape), getattr(value, "nbytes", None))
 
 
 def _foreign_name(dtype: Any) -> str:
-    """Of another library's dtype; PyTorch's are called torch.float32."""
+    """Return the name of another library's dtype; PyTorch's are called torch.float32."""
     text = str(dtype)
     plain = text.rpartition(".")[2]
     return plain if plain in DTYPE_BYTES else text

@@ -13,7 +13,7 @@ from kaas.ktask.dtypes import DTYPE_BYTES, KIND_BYTES, is_integer_kind
 PTX = ".version 9.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
 LIBRARIES = [kaas.Library.from_ptx(PTX + "// " + name) for name in "abc"]
 SCALARS = {f"s_{kind}": kind for kind in KIND_BYTES}
-"""Scalar names with their kinds: one kind a name, so that no two kernels disagree."""
+"""Kinds by scalar name: each name has one kind, so that no two kernels disagree."""
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 dtypes = st.sampled_from(sorted(DTYPE_BYTES))
@@ -37,7 +37,7 @@ scalars = st.builds(lambda name: kaas.Scalar(name, SCALARS[name]), st.sampled_fr
 
 @st.composite
 def structs(draw: st.DrawFn, pool: list[kaas.Buffer]) -> kaas.Struct:
-    """Fields on every 16th byte at most: apart and inside by construction."""
+    """Draw a struct with fields on every 16th byte at most, which cannot overlap or lie outside."""
     slots = draw(st.integers(1, 6))
     blob = draw(st.binary(min_size=16 * slots, max_size=16 * slots))
     fields = draw(st.lists(st.integers(0, slots - 1), unique=True, max_size=slots))

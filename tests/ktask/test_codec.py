@@ -57,7 +57,7 @@ def simple() -> kaas.KTask:
 
 
 def everything() -> kaas.KTask:
-    """Every kind of argument, and every field away from its default."""
+    """Return a kTask with every kind of argument, and with no field at its default."""
     zero = kaas.Buffer("zero", (), "float64", init="zero")
     table = kaas.Pointers([kaas.In(A), kaas.Out(C)])
     struct = kaas.Struct(bytes(range(64)), {0: kaas.In(A, 16), 8: table}, {40: kaas.Scalar("beta", "f64")}, align=64)
@@ -78,7 +78,7 @@ GOLDEN = {
     everything: "7ddb8d93b0b158983b9fb309488807308e2e0a0029d4d6a8ffc9823aa9fbcc99",
     repeated: "fa2790009d85ec93586e4f810158239109583ad51fd1b2edbb7c51358be654e1",
 }
-"""Content hashes as first released. Caches and stores are keyed by them: a change here orphans what users stored."""
+"""Content hashes as first released. They are the keys of caches and stores: a change here loses what users stored."""
 
 
 @pytest.mark.parametrize("make", GOLDEN, ids=lambda make: str(make.__name__))
@@ -200,7 +200,7 @@ JUNK = st.one_of(
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) inside nested dicts and lists."""
+    """Yield every (container, key) inside nested dicts and lists."""
     keys: list[Any] = (
         list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     )

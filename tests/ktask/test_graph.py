@@ -77,7 +77,7 @@ def test_edges(kernels: list[kaas.Kernel], edges: list[tuple[int, int]]) -> None
 
 
 def closure(pairs: set[tuple[int, int]], count: int) -> set[tuple[int, int]]:
-    """All pairs joined by a path."""
+    """Return all pairs that a path joins."""
     closed = set(pairs)
     for middle in range(count):
         into = [a for a, b in closed if b == middle]

@@ -17,7 +17,7 @@ from tests.ktask.strategies import PTX
 
 
 def cubin(sections: int = 4, machine: int = 190) -> bytes:
-    """An ELF header, then as many empty section headers as it announces."""
+    """Return an ELF header and as many empty section headers as it announces."""
     header = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     header += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 0, 64, 0, 64, 0, 0, 64, sections, 0)
     return header + bytes(64 * sections)
@@ -113,7 +113,7 @@ def test_provided_code_is_a_name() -> None:
         "sgemm_nn of blas 1.0, provided where it runs",
         f"ptx of {len(PTX)} bytes",
     ]
-    launch = named.kernel("sgemm", grid=1, block=32, args=[kaas.i32(1)])  # nobody here knows its kernels
+    launch = named.kernel("sgemm", grid=1, block=32, args=[kaas.i32(1)])  # its kernels are not known here
     assert (launch.library, launch.symbol) == (named, "sgemm")
 
 

@@ -1,4 +1,4 @@
-"""What an invocation brings: names, input bytes and scalars, each fault a typed error with its fields."""
+"""Inputs and scalars of an invocation: names, bytes and values; each fault is a typed error with its fields."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_names_must_be_the_inputs() -> None:
     ("buffer", "value"),
     [
         (FLOATS, SIX),
-        (FLOATS, SIX.reshape(-1)),  # the elements are meant in the order in which they lie
+        (FLOATS, SIX.reshape(-1)),  # its elements are in C order
         (FLOATS, SIX[None]),
         (kaas.Buffer("b", 6, "float32"), SIX),
         (FLOATS, SIX.tobytes()),
@@ -163,7 +163,7 @@ def test_subclasses_of_arrays() -> None:
 
 @pytest.mark.processes
 def test_inputs_do_not_wait_for_imports() -> None:
-    """A first request would pay for it: numpy.ma takes 40 ms, and whoever has a masked array has imported it."""
+    """A first request would take 40 ms longer for numpy.ma, which a program with a masked array has imported."""
     program = (
         "import sys, numpy, kaas, kaas.ktask.request\n"
         "kaas.ktask.request.input_bytes(kaas.Buffer('x', 4, 'float32'), numpy.zeros(4, numpy.float32))\n"

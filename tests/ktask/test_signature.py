@@ -1,4 +1,4 @@
-"""`Library.kernel`: names found, arguments expanded and checked, by what the library knows of its kernels."""
+"""`Library.kernel`: names found, arguments expanded and checked, by the signatures of the library."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def launch(parameter: Parameter, argument: Any) -> tuple[Argument, ...]:
     return library(parameter).kernel(grid=1, block=32, args=[argument]).args
 
 
-# --- which kernel
+# --- kernels by name
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_corrupt_cubin_says_so() -> None:
         kaas.Library.from_cubin(broken).kernel(grid=1, block=1, args=[])
 
 
-# --- what a launch is
+# --- launches
 
 
 def test_what_the_code_fixes_may_be_left_out_or_repeated() -> None:
@@ -162,7 +162,7 @@ def test_libraries_that_disagree_about_a_kernel_do_not_join() -> None:
         _ = one | two
 
 
-# --- what a parameter takes
+# --- parameters
 
 
 SCALAR = kaas.Scalar("n", "i32")

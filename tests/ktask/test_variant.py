@@ -1,4 +1,4 @@
-"""Which variant of a model an invocation's inputs are for."""
+"""The choice of a model's variant by the inputs of an invocation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chosen(x: Any, ids: Any = REFERENCE) -> int:
 
 
 class Tensor:
-    """An array as PyTorch has them: a dtype of its own, whose words end as ours."""
+    """An array as PyTorch's: its dtype has another type, whose text ends with our name."""
 
     def __init__(self, *shape: int, dtype: str = "torch.float32") -> None:
         self.shape, self.dtype = shape, dtype
