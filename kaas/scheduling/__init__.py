@@ -1,1 +1,1 @@
-"""Who runs next, and where: events in, decisions out. Pure; runs in the pool's process, and in the simulator."""
+"""The choice of the next request and its device: events in, decisions out. Pure; runs in the pool and the simulator."""

@@ -1,4 +1,4 @@
-"""A policy under guard: every event and decision is checked against what any policy must respect."""
+"""A checked policy: every event and decision is checked against the rules that hold for all policies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Worker:
     stopping: bool = False
     free: set[int] = field(default_factory=set)
     alone: bool = False
-    """What it runs must run alone."""
+    """It runs a request that must run alone."""
 
     @property
     def busy(self) -> bool:
@@ -66,15 +66,15 @@ Flow = tuple[WorkerKind, str, str]
 
 
 class CheckedPolicy:
-    """Wraps a policy and keeps its own books.
+    """A policy with a second state, by which all its events and decisions are checked.
 
-    Asserted: ids are known and new ones new; a request is dispatched once, only with its inputs ready, into a free
-    slot of a worker that is ready, not stopping, of its kind and there for its client and function; what must run alone
-    does; a client runs no more than max_running; a slot is freed only by RequestDone or WorkerGone; devices exist, have
-    one executor or as many eTask workers as they may, of which one runs; rejected requests were queued. For a policy
-    that says `work_conserving = True` also: no slot stays free while a ready request waits that it could run, but for
-    those of which its method `holds` says that limits hold them back, and for slots that are being cleared for requests
-    that must run alone.
+    Asserted: ids are known, and new ids are new. A request is dispatched once, only with its inputs ready, into a free
+    slot of a worker that is ready, not stopping, of its kind, and serves its client and function. A request that must
+    run alone does. A client runs no more than max_running. Only RequestDone and WorkerGone free a slot. Devices exist,
+    and have one executor or at most their number of eTask workers, of which one runs. Rejected requests were queued.
+    For a policy with `work_conserving = True` also: no slot stays free while a ready request waits that it could run,
+    but for requests that limits hold back, as the policy's method `holds` says, and for slots that are being cleared
+    for requests that must run alone.
 
     Raises:
         PolicyError: with the last events and decisions in `story`, from `handle`.
@@ -88,13 +88,13 @@ class CheckedPolicy:
         self._etask_workers = {device.index: device.etask_workers for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
         self._time_s = float("-inf")
-        self._waiting: dict[int, RequestArrived] = {}  # for their inputs
+        self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
-        self._flows: dict[Flow, dict[int, RequestArrived]] = {}  # those that are ready
+        self._flows: dict[Flow, dict[int, RequestArrived]] = {}  # the ready requests
         self._running: dict[int, tuple[int, int, str]] = {}
         self._workers: dict[int, _Worker] = {}
         self._started: set[int] = set()
-        self._usable: dict[int, None] = {}  # workers with slots that a policy could use: a check is rarely needed
+        self._usable: dict[int, None] = {}  # workers with slots to use; mostly none, which saves a check
         self._max_running: dict[str, int] = {}
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
 
@@ -105,7 +105,7 @@ class CheckedPolicy:
             PolicyError: the policy raised, or broke a rule; with the story of the last events.
         """
         self._story.append(event)
-        self._hear(event)
+        self._observe(event)
         try:
             decisions = list(self._policy.handle(event))  # it may be a generator
         except Exception as error:
@@ -119,19 +119,19 @@ class CheckedPolicy:
         except PolicyError:
             raise
         except Exception as error:  # a decision with a field of another type, or holds() raised
-            raise self._error(f"decided what cannot be checked: {type(error).__name__}: {error}") from error
+            raise self._error(f"made a decision that cannot be checked: {type(error).__name__}: {error}") from error
         return decisions
 
-    # --- events: what the pool may tell
+    # --- events: those that a pool may send
 
-    def _hear(self, event: Event) -> None:
+    def _observe(self, event: Event) -> None:
         if not event.time_s >= self._time_s:
-            self._fail("heard of a time that had passed")
+            self._fail("got an event of a time that had passed")
         self._time_s = event.time_s
         match event:
             case RequestArrived(request=request):
                 if request in self._ready or request in self._waiting or request in self._running:
-                    self._fail(f"heard of request {request} twice")
+                    self._fail(f"got request {request} twice")
                 if event.ready:
                     self._queue(event)
                 else:
@@ -139,18 +139,18 @@ class CheckedPolicy:
             case RequestDone():
                 place = (event.worker, event.slot)
                 if self._running.get(event.request, ())[:2] != place:
-                    self._fail(f"heard that {event.request} left {place}")
+                    self._fail(f"got the end of request {event.request}, which does not run at {place}")
                 self._end(event.request)
             case InputsReady(request=request):
-                self._require(request in self._waiting, f"heard of inputs for request {request}, which awaits none")
+                self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
                 self._queue(self._waiting.pop(request))
             case RequestCancelled(request=request):
                 known = self._drop(request) or request in self._running
-                self._require(known, f"heard of unknown request {request}")
+                self._require(known, f"got the cancellation of unknown request {request}")
             case WorkerReady(worker=worker):
                 starting = worker in self._workers and not self._workers[worker].slots
-                self._require(starting, f"heard of worker {worker}, which was not starting")
-                self._require(event.slots > 0, f"heard of worker {worker} without a slot")
+                self._require(starting, f"got a ready worker {worker}, which was not starting")
+                self._require(event.slots > 0, f"got worker {worker} without a slot")
                 self._workers[worker].slots = event.slots
                 self._workers[worker].free = set(range(event.slots))
                 if not self._workers[worker].stopping:
@@ -161,9 +161,9 @@ class CheckedPolicy:
                 self._lose(worker)
             case Residency(worker=worker):
                 up = worker in self._workers and self._workers[worker].slots > 0
-                self._require(up, f"heard of the caches of unknown worker {worker}")
+                self._require(up, f"got the objects of unknown worker {worker}")
             case Utilisation(device=device):
-                self._require(device in self._on_device, f"heard of unknown device {device}")
+                self._require(device in self._on_device, f"got the utilisation of unknown device {device}")
             case ClientKnown(client=client):
                 self._max_running.pop(client, None)
                 if event.max_running is not None:
@@ -178,7 +178,7 @@ class CheckedPolicy:
         self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
 
     def _take(self, request: int) -> RequestArrived | None:
-        """Take a ready request out of the queue, if it is there."""
+        """Remove a ready request from the queue and return it; None if it is not there."""
         queued = self._ready.pop(request, None)
         if queued is not None:
             flow = _flow(queued)
@@ -189,7 +189,7 @@ class CheckedPolicy:
         return queued
 
     def _drop(self, request: int) -> bool:
-        """As `_take`, of one that is ready or not; whether it was there."""
+        """Remove a request, ready or not. Return True if it was there."""
         return (self._waiting.pop(request, None) or self._take(request)) is not None
 
     def _end(self, request: int) -> None:
@@ -201,9 +201,9 @@ class CheckedPolicy:
             self._usable[number] = None
 
     def _adopt(self, event: WorkerAdopted) -> None:
-        self._require(event.worker not in self._started, f"heard of worker {event.worker} twice")
-        self._require(event.device in self._on_device, f"heard of unknown device {event.device}")
-        self._require(event.slots > 0, f"heard of worker {event.worker} without a slot")
+        self._require(event.worker not in self._started, f"got worker {event.worker} twice")
+        self._require(event.device in self._on_device, f"got a worker on unknown device {event.device}")
+        self._require(event.slots > 0, f"got worker {event.worker} without a slot")
         self._started.add(event.worker)
         worker = _Worker(event.kind, event.device, event.client, event.function, event.slots)
         self._workers[event.worker] = worker
@@ -215,13 +215,13 @@ class CheckedPolicy:
             self._usable[event.worker] = None
 
     def _lose(self, number: int) -> None:
-        self._require(number in self._workers, f"heard that unknown worker {number} ended")
+        self._require(number in self._workers, f"got the end of unknown worker {number}")
         for request in [request for request, (worker, _, _) in self._running.items() if worker == number]:
             del self._running[request]
         self._on_device[self._workers.pop(number).device].remove(number)
         self._usable.pop(number, None)
 
-    # --- decisions: what the policy may do
+    # --- decisions: those that a policy may make
 
     def _follow(self, decision: Decision) -> None:
         match decision:
@@ -240,7 +240,7 @@ class CheckedPolicy:
                 up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"changed the cache of unknown worker {worker}")
                 keys = all(isinstance(key, bytes) for key in decision.keys)
-                self._require(keys, f"named what is no key: {decision!r}")
+                self._require(keys, f"named keys that are no bytes: {decision!r}")
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
                 self._require(decision.time_s < math.inf, "asked to be woken never")
@@ -275,7 +275,7 @@ class CheckedPolicy:
             del self._usable[number]
 
     def _runs(self, client: str) -> int:
-        """How many requests of a client run."""
+        """Return the number of running requests of a client."""
         return sum(whose == client for _, _, whose in self._running.values())
 
     def _start(self, decision: StartWorker) -> None:
@@ -298,7 +298,7 @@ class CheckedPolicy:
         self._on_device[device].add(number)
 
     def _check_conserving(self) -> None:
-        """No slot is free for a request that waits. An eTask worker that shares its device may have to wait."""
+        """Check that no slot is free for a waiting request. An eTask worker that shares its device may have to wait."""
         for flow, requests in self._flows.items():
             able = [
                 number
@@ -317,7 +317,7 @@ class CheckedPolicy:
                     slots = [(number, slot) for number in able for slot in sorted(self._workers[number].free)]
                     self._fail(f"left slots {slots} free while requests {sorted(requests)} wait")
 
-    # --- failing
+    # --- errors
 
     def _require(self, holds: bool, broken: str) -> None:
         if not holds:
@@ -336,5 +336,5 @@ def _flow(request: RequestArrived) -> Flow:
 
 
 def _named(request: RequestArrived) -> str:
-    """It in words, for errors: no others are made, since this is on the way of every request."""
+    """Return a request in words, for errors only: the checks of a request must stay fast."""
     return f"request {request.request} of {request.client!r} for {request.function!r}, {request.kind.value}"

@@ -1,9 +1,9 @@
-"""What a policy hears and what it decides: immutable values, all times and sizes inside.
+"""The events that a policy gets and the decisions that it makes: immutable values with all times and sizes.
 
 Times are seconds on the pool's own monotonic clock. A request, a worker and a slot are small integers: requests count
 up as they arrive, workers are numbered by the policy that starts them, slots by the worker from 0.
 
-What is made for every request is a Struct, which takes a tenth of the time of a frozen dataclass.
+Values that each request needs are Structs, which take a tenth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 
 
 class WorkerKind(Enum):
-    """What a worker runs: kTasks, or Python functions with the device to themselves."""
+    """The kind of a worker: it runs kTasks, or Python functions that have the device to themselves."""
 
     EXECUTOR = "executor"
     ETASK = "etask"
 
-    __hash__ = object.__hash__  # Enum's own is a Python function, and books look up by kind for every request
+    __hash__ = object.__hash__  # Enum's own is a Python function, and each request needs look-ups by kind
 
 
 class Outcome(Enum):
-    """How a request left its slot."""
+    """The way in which a request left its slot."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -42,13 +42,13 @@ class PhysicalDevice:
     kind: str
     memory_bytes: int | None
     speed: float = 1.0
-    """How much faster than others it runs kernels."""
+    """Its speed at kernels, relative to other devices."""
     etask_workers: int = 1
-    """eTask workers that may live on it at a time; one of them runs."""
+    """eTask workers that may be on it at a time; one of them runs."""
 
 
 class ObjectUse(msgspec.Struct, frozen=True):
-    """An object that a request reads. key names it in caches; None is a plain value, which no cache keeps."""
+    """An object that a request reads. key: its name in caches; None for a plain value, which no cache keeps."""
 
     key: bytes | None
     nbytes: int
@@ -56,7 +56,7 @@ class ObjectUse(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request that a worker was running when it was adopted. ends_s: when it will have ended, if that is known."""
+    """A request that a worker was running when it was adopted. ends_s: the expected time of its end, if known."""
 
     request: int
     slot: int
@@ -70,16 +70,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ClientKnown:
-    """What the configuration, or an earlier epoch of the pool, says of a client; it replaces what was said before.
+    """A client's settings and past, by the configuration or an earlier epoch of the pool. The last event counts.
 
-    Others are known by their requests, with the defaults that stand here.
+    Other clients are known by their requests, with the defaults of this class.
 
     Fields:
-        weight: its part of the device time that clients compete for. priority: who has more goes first.
+        weight: its part of the device time that clients compete for. priority: the client of the highest goes first.
         max_running: how many of its requests may run at a time. max_share: of all devices' time, 0 to 1.
-        charged_s: device seconds that it has had; None: as before. mean_s: of one
-            request, as if one such had been measured.
-        devices: those that its data is on. present: it competes from now on, as if a request of it had been there.
+        charged_s: device seconds that it has had; None: as before. mean_s: device seconds of a request, as if one such
+            request had been measured.
+        devices: those that hold its data. present: it competes from now on, as if it had a request.
     """
 
     time_s: float
@@ -96,14 +96,14 @@ class ClientKnown:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """A client's program ended: it has nothing queued any more, and what it runs ends without a waiting caller."""
+    """A client's program ended: none of its requests is queued, and no caller waits for its running ones."""
 
     time_s: float
     client: str
 
 
 class RequestArrived(msgspec.Struct, frozen=True):
-    """A request to place; one whose worker died arrives again under its old id, with attempt counted up from 1."""
+    """A request to place. When its worker dies it arrives again under its id, with attempt counted up from 1."""
 
     time_s: float
     request: int
@@ -112,12 +112,12 @@ class RequestArrived(msgspec.Struct, frozen=True):
     inputs: tuple[ObjectUse, ...] = ()
     ready: bool = True
     deadline_s: float | None = None
-    """When it must have ended, on the same clock as time_s."""
+    """The time by which it must have ended, on the clock of time_s."""
     attempt: int = 1
     kind: WorkerKind = WorkerKind.EXECUTOR
-    """What it needs. An eTask worker serves one client and function only."""
+    """The kind of worker that it needs. An eTask worker serves one client and function only."""
     alone: bool = False
-    """It may have ended a device: nothing may run beside it on a worker."""
+    """It may have ended a device: its worker may run no other request at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class RequestDone(msgspec.Struct, frozen=True):
     """A request left its slot, which is free again.
 
     Fields:
-        device_s: seconds that the request had the device. Of a kTask these are its plan, its own loads, kernels and
-        copies, of
-            an eTask the whole call; and the start of the worker, if the worker was started for the request.
+        device_s: seconds that the request had the device. For a kTask these are its plan, its own loads, kernels
+            and copies, for an eTask the whole call; and the start of the worker, if the worker was started for the
+            request.
     """
 
     time_s: float
@@ -155,7 +155,7 @@ class RequestDone(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker that the policy started can be given requests. memory_bytes: that its cache may take."""
+    """A worker that the policy started can take requests. memory_bytes: the memory for its cache."""
 
     time_s: float
     worker: int
@@ -167,12 +167,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdopted:
-    """A worker that no StartWorker began is there: the worker outlived the pool that had started it.
+    """There is a worker without a StartWorker: it outlived the epoch of the pool that had started it.
 
     Fields:
         worker: an id that this epoch of the pool has not used. client, function: the requests that the worker serves,
-        as
-            StartWorker names them.
+            as in StartWorker.
     """
 
     time_s: float
@@ -190,8 +189,8 @@ class WorkerAdopted:
 class WorkerGone:
     """A worker ended, or never became ready. Requests that ran there are over; those to be retried arrive again.
 
-    device_s: device seconds that requests there are charged, behind their ids: of a request that ended the worker, or
-    whose caller had left. Others are not charged for the time that they lost with the worker.
+    device_s: pairs of a request and the device seconds that it is charged: only a request that ended the worker, or
+    whose caller had left. Other requests are not charged for the time that they lost with the worker.
     """
 
     time_s: float
@@ -202,7 +201,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Objects that a worker's device now holds, and that it holds no longer.
+    """Objects that were loaded to a worker's device, and those that left it.
 
     The event comes before the RequestDone of the request that moved the objects.
     """
@@ -224,7 +223,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: the first event of a pool, and the answer to WakeAt."""
+    """Time passed: the first event of a pool, and the event that follows WakeAt."""
 
     time_s: float
 
@@ -252,8 +251,8 @@ Event = (
 class StartWorker:
     """Start a worker on a device, under an id never used before.
 
-    An eTask worker serves one client and function, of which a request is queued. An executor may name them too, for
-    people.
+    An eTask worker serves one client and function, of which a request is queued. For an executor both are only a
+    remark for people.
     """
 
     worker: int
@@ -265,7 +264,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """End a worker; a busy one first finishes what it runs. WorkerGone follows."""
+    """End a worker; a busy one first finishes its requests. WorkerGone follows."""
 
     worker: int
 
@@ -280,10 +279,10 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load objects into a worker's cache ahead of their use: all of them, or none. Residency tells when they are there.
+    """Load objects into a worker's cache ahead of their use: all of them, or none. Residency follows.
 
-    keys: of inputs of requests that are queued or running, since these carry the references; one that none of them
-    reads, or none whose inputs are ready, is skipped.
+    keys: inputs of queued or running requests, since these carry the references. A key that no such request with ready
+    inputs reads is skipped.
     """
 
     worker: int
@@ -292,7 +291,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Drop objects from a worker's cache, but for what is in use or pinned. Residency tells which have gone."""
+    """Drop objects from a worker's cache, but for those in use or pinned. Residency names the dropped ones."""
 
     worker: int
     keys: tuple[bytes, ...]
@@ -300,7 +299,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer a queued request with an error: it will not be run."""
+    """End a queued request with an error: it will not run."""
 
     request: int
     reason: str
@@ -317,13 +316,13 @@ Decision = StartWorker | StopWorker | Dispatch | Prefetch | Evict | Reject | Wak
 
 
 class Policy(Protocol):
-    """What decides which request runs where and when. It does no I/O and reads no clock."""
+    """Decides when each request runs, and where. A policy does no I/O and reads no clock."""
 
     def handle(self, event: Event) -> list[Decision]:
-        """What to do about an event.
+        """Take in an event, and return the decisions that follow.
 
         Raises:
-            PolicyError: an id that it does not know.
+            PolicyError: the event names an unknown id.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Finds the policy that a configuration file or a command line says: a name, or module:Class of one's own."""
+"""Finds the policy of a configuration file or a command line: a name, or module:Class of a user's own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kaas.scheduling.events import PolicyFactory
 from kaas.scheduling.policies import POLICIES, factory
 
 
-def choose_policy(field: str, said: str | Mapping[str, Any]) -> str | PolicyFactory:
+def choose_policy(field: str, given: str | Mapping[str, Any]) -> str | PolicyFactory:
     """Return the policy as `kaas.Config` takes it.
 
     Args:
-        field: of the configuration, for errors.
-        said: a name of `POLICIES`, "module:Class", or an object with one of both as `name` and the policy's options.
+        field: the field of the configuration, for errors.
+        given: a name of `POLICIES`, "module:Class", or an object with either as `name` and the policy's options.
 
     Raises:
-        InvalidConfig: there is no such policy, or it has no such option. What importing its module raises.
+        InvalidConfig: there is no such policy, or it has no such option. Any error of its module's import.
     """
-    options = {} if isinstance(said, str) else {key: value for key, value in said.items() if key != "name"}
-    name = said if isinstance(said, str) else said.get("name")
+    options = {} if isinstance(given, str) else {key: value for key, value in given.items() if key != "name"}
+    name = given if isinstance(given, str) else given.get("name")
     if not isinstance(name, str):
         raise InvalidConfig(f"{field} is a policy's name, or an object with its name and options", field=field)
     found: str | PolicyFactory = name
@@ -32,7 +32,7 @@ def choose_policy(field: str, said: str | Mapping[str, Any]) -> str | PolicyFact
         check_target(field, name)
         found = find_target(field, name)
     elif name not in POLICIES:
-        message = f"{field}: no policy {name!r}; there are {', '.join(POLICIES)}, and module:Class of one's own"
+        message = f"{field}: no policy {name!r}; there are {', '.join(POLICIES)}, and module:Class of your own"
         raise InvalidConfig(message, field=field)
     made = factory(found)
     known = [key for key in inspect.signature(made).parameters if key != "devices"]

@@ -1,7 +1,7 @@
 """A pool's events and its policy's decisions as lines of JSON, and their replay through a fresh policy.
 
-A record has one line for each epoch of the pool, which says what the policy is made of, and one for each event, with
-the decisions about it. Each line is written before the decisions are carried out, so the record of a pool that was
+A record has one line for each epoch of the pool, with the policy and its options, and one for each event, with the
+decisions about it. Each line is written before the decisions are carried out, so the record of a pool that was
 killed is whole up to its last line.
 """
 
@@ -27,7 +27,7 @@ TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *ge
 
 @dataclass(frozen=True, slots=True)
 class PoolEpoch:
-    """How an epoch of a pool begins. policy: its name, None for one of the user's own, with its options."""
+    """The first line of an epoch. policy: its name, None for one of the user's own; options: those of the policy."""
 
     version: int
     policy: str | None
@@ -48,14 +48,14 @@ class _TypedJson(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _RecordedEvent:
     event: _TypedJson
     decisions: tuple[_TypedJson, ...]
     raised: bool = False
 
 
 class Recorder:
-    """Writes a record to a file, after what is there."""
+    """Writes a record, at the end of a file."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class Recorder:
         """Begin an epoch.
 
         Raises:
-            InvalidConfig: no such file can be written.
+            InvalidConfig: the file cannot be written, or a record cannot hold the policy's options.
         """
         try:
             file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - until close()
@@ -85,7 +85,7 @@ class Recorder:
         return recorder
 
     def write(self, event: Event, decisions: Sequence[Decision], *, raised: bool = False) -> None:
-        """An event and what the policy did about it.
+        """Write an event and the policy's decisions about it; raised: the policy raised instead.
 
         Raises:
             InvalidConfig: the file cannot be written any more.
@@ -112,7 +112,7 @@ def _typed(value: Event | Decision) -> Typed:
 
 
 def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any]]:
-    """A policy's name and options, as a record can say them."""
+    """Return a policy's name and options for a record; (None, {}) for one that no name is known of."""
     if isinstance(policy, str):
         return policy, {}
     options: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay went another way. line: of the record, from 1. None: the policy raised."""
+    """The first event with other decisions in a replay. line: of the record, from 1. None: the policy raised."""
 
     line: int
     event: Event
@@ -138,7 +138,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay has seen, up to its first difference."""
+    """The counts of a replay up to its first difference."""
 
     epochs: int
     events: int
@@ -147,68 +147,68 @@ class Replayed:
 
 
 def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Replayed:
-    """Tell a fresh policy what a record holds, and compare what it decides.
+    """Give a new policy the events of a record, and compare its decisions with the recorded ones.
 
     Args:
         path: of the record.
-        policy: instead of the recorded one; needed where that has no name.
+        policy: replaces the recorded one; needed if that has no name.
 
     Raises:
         InvalidRecord: the file is no record, or its policy has no name.
     """
     epochs = events = decisions = 0
-    tell: Callable[[Event], list[Decision]] | None = None
+    handle: Callable[[Event], list[Decision]] | None = None
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
             epochs += 1
-            tell = _fresh(path, number, entry, policy)
+            handle = _new_handler(path, number, entry, policy)
             continue
-        if tell is None:
-            raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
+        if handle is None:
+            raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         event, expected = entry
-        got = _ask(tell, event)
+        got = _decisions_of(handle, event)
         if got != expected:
             return Replayed(epochs, events, decisions, Difference(number, event, expected, got))
         events += 1
         decisions += len(expected or ())
     if not epochs:
-        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
+        raise InvalidRecord(f"{path}: no epoch of a pool in it", path=str(path), line=0)
     return Replayed(epochs, events, decisions)
 
 
 def recorded(path: str | Path) -> Recorded:
-    """What a record says of its requests, to be run on other devices or by another policy.
+    """Return the requests of a record, to be run on other devices or by another policy.
 
     Raises:
         InvalidRecord: the file is no record.
     """
-    told = Recorded()
+    requests = Recorded()
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
-            told.begin(entry.policy, entry.options, entry.devices)
-        elif not told.devices:
-            raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
+            requests.begin(entry.policy, entry.options, entry.devices)
+        elif not requests.devices:
+            raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         else:
-            told.hear(entry[0])
-    if not told.devices:
-        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
-    return told
+            requests.add(entry[0])
+    if not requests.devices:
+        raise InvalidRecord(f"{path}: no epoch of a pool in it", path=str(path), line=0)
+    return requests
 
 
-def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decision, ...] | None:
+def _decisions_of(handle: Callable[[Event], list[Decision]], event: Event) -> tuple[Decision, ...] | None:
     try:
-        return tuple(tell(event))
+        return tuple(handle(event))
     except PolicyError:
         return None
 
 
-def _fresh(
+def _new_handler(
     path: str | Path, line: int, epoch: PoolEpoch, policy: str | PolicyFactory | None
 ) -> Callable[[Event], list[Decision]]:
     if policy is not None:
         return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices).handle
     if epoch.policy is None:
-        raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=line)
+        raise InvalidRecord(f"{path}: it was a policy without a name: name one", path=str(path), line=line)
     try:
         return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices).handle
     except (KaasError, TypeError, ValueError, LookupError) as error:
@@ -240,7 +240,7 @@ def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decis
 
 
 def _cut_off(rest: Sequence[bytes]) -> bool:
-    """Whether a line before these can be the end of an epoch: nothing follows, or another epoch."""
+    """Return True if a line before these can be the end of an epoch: nothing follows, or another epoch."""
     following = next((line for line in rest if line), None)
     return following is None or following.startswith(b'{"version"')
 
@@ -251,7 +251,7 @@ def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None
         if epoch.version != VERSION:
             raise msgspec.ValidationError(f"version {epoch.version}, not {VERSION}")
         return epoch
-    entry = msgspec.json.decode(line, type=_Line)
+    entry = msgspec.json.decode(line, type=_RecordedEvent)
     decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)
     return _value(entry.event), decisions
 

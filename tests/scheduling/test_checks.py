@@ -1,4 +1,4 @@
-"""The guard around policies: what it lets pass, what it stops, and that first-come-first-served never meets it."""
+"""The checks of policies: allowed and refused decisions; first-come-first-served breaks no rule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEP_LIMIT = 2000
 
 @dataclass
 class Scripted:
-    """A policy that decides what it is told to."""
+    """A policy whose decisions are given in advance."""
 
     answers: Sequence[list[Decision]]
     work_conserving: bool = False
@@ -76,7 +76,7 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     "woken never": ([TICK], [[WakeAt(float("inf"))]]),
     "cannot be checked: TypeError": ([TICK], [[WakeAt("soon")]]),  # type: ignore[arg-type]
     "'start', which is no decision": ([TICK], [["start"]]),  # type: ignore[list-item]
-    "named what is no key": ([TICK, UP], [START, [Evict(0, ("a",))]]),  # type: ignore[arg-type]
+    "named keys that are no bytes": ([TICK, UP], [START, [Evict(0, ("a",))]]),  # type: ignore[arg-type]
     "raised TypeError": ([TICK], [None]),  # type: ignore[list-item]
 }
 
@@ -108,10 +108,10 @@ WRONG_EVENTS: dict[str, list[Event]] = {
     "request 5 twice": [NEW, NEW],
     "which awaits none": [NEW, InputsReady(0.0, 5)],
     "unknown request 9": [RequestCancelled(0.0, 9)],
-    "heard that 5 left": [NEW, RequestDone(0.0, 5, 0, 0, Outcome.SUCCEEDED, 0.0)],
+    "end of request 5, which does not run": [NEW, RequestDone(0.0, 5, 0, 0, Outcome.SUCCEEDED, 0.0)],
     "which was not starting": [WorkerReady(0.0, 1, EXECUTOR, 0, 1, 1)],
     "worker 0 without a slot": [TICK, WorkerReady(0.0, 0, EXECUTOR, 0, 0, 1)],
-    "unknown worker 4 ended": [WorkerGone(0.0, 4, "?")],
+    "end of unknown worker 4": [WorkerGone(0.0, 4, "?")],
     "a time that had passed": [Tick(2.0), Tick(1.0)],
 }
 
@@ -213,7 +213,7 @@ def test_error_of_the_policy_comes_with_the_story() -> None:
 
 
 class Machine:
-    """Workers and callers that do anything the contract allows, in an order that Hypothesis draws."""
+    """Workers and callers that do all that the contract allows, in an order that Hypothesis draws."""
 
     def __init__(self, draw: Callable[[int], int], devices: int) -> None:
         self.draw = draw
@@ -308,7 +308,7 @@ def test_fcfs_keeps_every_invariant_and_serves_everybody(data: st.DataObject, de
     for action in data.draw(st.lists(st.sampled_from(actions), max_size=40)):
         machine.time_s += 1.0
         action()
-    for _ in range(STEP_LIMIT):  # from here on nothing bad happens: all must be served
+    for _ in range(STEP_LIMIT):  # no failures from here on: all requests must run
         if not (machine.waiting or machine.queued or machine.running or machine.starting):
             return
         machine.inputs()

@@ -1,4 +1,4 @@
-"""A policy can be said in words: by a name, as module:Class of one's own, and with options."""
+"""A policy can be given as text: by a name, as module:Class of a user's own, and with options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of pools under load and failures: their replay decides the same, and says where it does not."""
+"""Records of pools under load and failures: a replay makes the same decisions, or names the first difference."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def call(chance: random.Random) -> WorkerCall:
 
 
 class Workers(FakeWorkers):
-    """Executors have two slots, eTask workers one."""
+    """Executors have two slots, eTask workers have one."""
 
     async def start(self, start: StartWorker) -> WorkerInfo:
         info = await super().start(start)
@@ -66,7 +66,7 @@ class Workers(FakeWorkers):
 
 
 def reply(chance: random.Random) -> WorkerReply:
-    """What a worker says: a value, an error, or that it ends."""
+    """Return the reply of a worker: a value, an error, or the end of the worker."""
     loaded, evicted = chance.sample(KEYS, 2)
     record = RunRecord({}, {}, [loaded], [evicted], chance.random())
     kind = chance.random()
@@ -76,7 +76,7 @@ def reply(chance: random.Random) -> WorkerReply:
 
 
 def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
-    """A pool of three devices under random load: requests with inputs that come later, cancelled ones, late ones,
+    """Run a pool of three devices under random load: requests with inputs that come later, cancelled ones, late ones,
     failing ones, eTasks, workers that die."""
 
     async def main() -> None:
@@ -131,7 +131,7 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", POLICIES)
 def test_another_process_decides_the_same(policy: str, tmp_path: Path) -> None:
-    """Where sets of names have another order."""
+    """In another process sets of names have another order."""
     path = tmp_path / "run.jsonl"
     load(path, policy, 7)
     for seed in ("1", "2"):
@@ -244,14 +244,14 @@ def test_a_policy_that_broke_breaks_again(tmp_path: Path) -> None:
 
 
 class Stubborn(FirstComeFirstServed):
-    """Starts the same worker once more for every request."""
+    """A policy that starts the same worker once more for every request."""
 
     def handle(self, event: Event) -> list[Decision]:
         again = [StartWorker(0, WorkerKind.EXECUTOR, 0)] if isinstance(event, RequestArrived) else []
         return super().handle(event) + again
 
 
-def test_a_later_life_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_later_epoch_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "r"
     record(path, *EVENTS)
     path.write_bytes(path.read_bytes()[:-10])
@@ -284,7 +284,7 @@ def test_what_is_no_record(lines: list[str], line: int, tmp_path: Path) -> None:
 def test_a_record_has_a_life(text: str, tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text(text)
-    with pytest.raises(InvalidRecord, match="no life"):
+    with pytest.raises(InvalidRecord, match="no epoch"):
         replay(path)
 
 

@@ -18,7 +18,7 @@ POLICIES: dict[str, PolicyFactory] = {
 
 
 def factory(policy: str | PolicyFactory) -> PolicyFactory:
-    """Return what makes a policy, by its name or given itself.
+    """Return the factory of a policy, which is given by its name or itself.
 
     Raises:
         InvalidConfig: no such name.

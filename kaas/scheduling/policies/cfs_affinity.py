@@ -16,19 +16,19 @@ from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import QueuedRequest, WorkerGroup, WorkerState
 
 PENALTY = 10.0
-"""Mean latencies that running elsewhere counts as: the paper's."""
+"""Mean latencies that a client counts for a device without its data: the paper's number."""
 AFFINITIES = ("bytes", "last")
 
 
 class CfsAffinity(Scheduler):
-    """Fair shares of device time, work-conserving, on executors that are never restarted for it.
+    """Fair shares of device time, work-conserving; no executor is ever restarted for a share.
 
     Args:
         affinity: "bytes": a client prefers the devices that hold at least half of what its oldest request reads; where
-            the request reads no objects, and with "last" always: the one that ran the client last, before it ran those
-            that `ClientKnown` says.
-        penalty: mean latencies that another device counts as.
-        queueing: whether the latency of a request counts from its arrival; else from its dispatch, as device time.
+            the request reads no objects, and with "last" always: the one that ran the client last, or those of
+            `ClientKnown` as long as none has.
+        penalty: mean latencies that a client counts for another device.
+        queueing: if True the latency of a request counts from its arrival; else from its dispatch, as device time.
     """
 
     work_conserving: ClassVar[bool] = True
@@ -70,16 +70,16 @@ class CfsAffinity(Scheduler):
         chosen: tuple[QueuedRequest, WorkerState | None] | None = None
         least: tuple[float, float, int] | None = None
         for queue in group.queues.values():
-            account = queue.account
-            if account.limited and self._accounts.held(account, self._now_s):
+            share = queue.share
+            if share.limited and self._fair_share.held(share, self._now_s):
                 continue
             head = queue.head
-            time_s = account.charged_s / account.weight
+            time_s = share.charged_s / share.weight
             devices = self._affine(head)
             worker = min(group.free_on(devices), key=self.rank, default=None) if devices else None
             if devices and worker is None:
-                time_s += self._penalty * (account.latency_s if self._queueing else account.mean_s)
-            key = (-account.priority, time_s, head.id)
+                time_s += self._penalty * (share.latency_s if self._queueing else share.mean_s)
+            key = (-share.priority, time_s, head.id)
             if least is None or key < least:
                 least, chosen = key, (head, worker)
         if chosen is None:
@@ -91,11 +91,11 @@ class CfsAffinity(Scheduler):
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups: by the least device time per weight of a waiting client."""
-        return min((-request.account.priority, request.account.time_s, request.id) for request in group.next(provided))
+        return min((-request.share.priority, request.share.time_s, request.id) for request in group.next(provided))
 
     def _affine(self, head: QueuedRequest) -> Collection[int]:
         """Return the devices that the request's client has an affinity to; none if all are equal for it."""
         if self._bytes and self._locality.reads(head):
             return self._locality.near(head)
-        account = head.account
-        return (account.last_device,) if account.last_device >= 0 else account.devices
+        share = head.share
+        return (share.last_device,) if share.last_device >= 0 else share.devices

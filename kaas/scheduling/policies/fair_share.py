@@ -1,4 +1,4 @@
-"""Shares of clients: their weights, their limits, and the device seconds that they are charged."""
+"""Clients' shares of device time: their weights, their limits, and the device seconds that they are charged."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from operator import attrgetter
 from kaas.scheduling.events import ClientKnown
 
 WINDOW_S = 1.0
-"""How much of its share of device time a client may save up: so long it may have all devices after a time without."""
-ACCOUNTS = 4096
-"""Accounts that are kept of clients who are away; beyond it those go that make no difference."""
+"""Seconds of its share of device time that a client may save up: so long it may have all devices after an absence."""
+MOST_SHARES = 4096
+"""Shares that are kept; beyond this number those of absent clients go that make no difference."""
 TOLERANCE_S = 1e-9
 """Below it, a difference of device seconds is rounding."""
 SHORTEST_WAIT_S = 1e-6
-"""A wait that any clock can tell from none."""
+"""The shortest wait that any clock can measure."""
 
 
 @dataclass(slots=True, eq=False)
 class ClientShare:
-    """One client.
+    """The share of one client.
 
     Fields:
-        weight, priority, max_running, max_share, devices: as in `ClientKnown`. charged_s: device seconds, the estimates
-        of
-            running requests included. mean_s: device seconds of a request. latency_s: seconds of a request from its
+        weight, priority, max_running, max_share, devices: as in `ClientKnown`. charged_s: device seconds, with the
+            estimates of running requests. mean_s: device seconds of a request. latency_s: seconds of a request from its
             arrival to its end. observations: requests that these means are of.
         last_device: the device that ran the client last; -1 if none did. pending: requests that are queued or run.
         savings_s: device seconds that max_share lets the client have at once, as of saved_s.
@@ -72,7 +71,7 @@ class ClientShare:
 
 _STARTED_S: Callable[[ClientShare], float] = attrgetter("started_s")
 NO_CLIENT = ClientShare("")
-"""Whose requests are, of which an earlier epoch of the pool has left no client; it is among no Accounts."""
+"""Stands for the client of a request whose client an earlier epoch of the pool has not left. No FairShare holds it."""
 
 
 class FairShare:
@@ -85,160 +84,157 @@ class FairShare:
     whenever an estimate is too high.
 
     Fields:
-        wake_s: when the first client that its share holds back may go on; None if none is held back.
+        wake_s: when the first client that its max_share holds back may go on; None if none is held back.
     """
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
-        self._accounts: dict[str, ClientShare] = {}
+        self._shares: dict[str, ClientShare] = {}
         self._present: dict[str, ClientShare] = {}
         self._floor_s = 0.0
         self.wake_s: float | None = None
-        """When the first client that its share holds back may go on."""
 
     def __getitem__(self, client: str) -> ClientShare:
-        account = self._accounts.get(client)
-        if account is None:
-            if len(self._accounts) >= ACCOUNTS:
+        share = self._shares.get(client)
+        if share is None:
+            if len(self._shares) >= MOST_SHARES:
                 self._forget()
-            account = self._accounts[client] = ClientShare(client)
-        return account
+            share = self._shares[client] = ClientShare(client)
+        return share
 
     def __len__(self) -> int:
-        return len(self._accounts)
+        return len(self._shares)
 
     def weight(self, client: str) -> float:
         """Return the weight of a client; 1 of an unknown one."""
-        account = self._accounts.get(client)
-        return 1.0 if account is None else account.weight
+        share = self._shares.get(client)
+        return 1.0 if share is None else share.weight
 
     def mean_s(self, client: str) -> float:
         """Return the mean device seconds of a client's requests; 0 of an unknown one."""
-        account = self._accounts.get(client)
-        return 0.0 if account is None else account.mean_s
+        share = self._shares.get(client)
+        return 0.0 if share is None else share.mean_s
 
     def know(self, event: ClientKnown) -> ClientShare:
         """Take in the weight, the limits and the past of a client."""
-        account = self[event.client]
-        account.weight, account.priority = event.weight, event.priority
-        if account.max_share != event.max_share:
-            account.max_share, account.saved_s = event.max_share, event.time_s
-            account.savings_s = self._most_saved_s(account)
-        account.max_running = event.max_running
+        share = self[event.client]
+        share.weight, share.priority = event.weight, event.priority
+        if share.max_share != event.max_share:
+            share.max_share, share.saved_s = event.max_share, event.time_s
+            share.savings_s = self._most_saved_s(share)
+        share.max_running = event.max_running
         if event.charged_s is not None:
-            account.charged_s = event.charged_s
+            share.charged_s = event.charged_s
         if event.mean_s is not None:
-            account.mean_s = account.latency_s = event.mean_s
-            account.observations = 1
-        account.devices, account.last_device = event.devices, -1
-        account.announced, account.known = event.present, True
-        if account.present:
-            self._present[account.client] = account
+            share.mean_s = share.latency_s = event.mean_s
+            share.observations = 1
+        share.devices, share.last_device = event.devices, -1
+        share.announced, share.known = event.present, True
+        if share.present:
+            self._present[share.client] = share
         else:
-            self._present.pop(account.client, None)
-        return account
+            self._present.pop(share.client, None)
+        return share
 
     def gone(self, client: str) -> None:
         """Forget a client, when its last request has ended at the latest."""
-        account = self._accounts.get(client)
-        if account is None:
+        share = self._shares.get(client)
+        if share is None:
             return
-        account.announced = account.known = False
-        if not account.pending:
-            if account.client in self._present:
-                self._absent(account)
-            del self._accounts[client]
+        share.announced = share.known = False
+        if not share.pending:
+            if share.client in self._present:
+                self._absent(share)
+            del self._shares[client]
 
     # --- presence
 
-    def arrived(self, account: ClientShare, *, again: bool = False) -> None:
+    def arrived(self, share: ClientShare, *, again: bool = False) -> None:
         """Count one more request. again: the request was here before and lost its worker."""
-        if account.client not in self._present:
+        if share.client not in self._present:
             least_s = self._least_s()
-            if not again and account.time_s < least_s:
-                account.charged_s = least_s * account.weight
-            self._present[account.client] = account
-        account.pending += 1
+            if not again and share.time_s < least_s:
+                share.charged_s = least_s * share.weight
+            self._present[share.client] = share
+        share.pending += 1
 
-    def ended(self, account: ClientShare) -> None:
+    def ended(self, share: ClientShare) -> None:
         """Count one request less."""
-        account.pending -= 1
-        if not account.pending:
-            account.announced = False
-            self._absent(account)
+        share.pending -= 1
+        if not share.pending:
+            share.announced = False
+            self._absent(share)
 
     def _least_s(self) -> float:
         """Return the time per weight at which a client begins."""
         return min(map(_STARTED_S, self._present.values())) if self._present else self._floor_s
 
-    def _absent(self, account: ClientShare) -> None:
-        self._present.pop(account.client, None)
+    def _absent(self, share: ClientShare) -> None:
+        self._present.pop(share.client, None)
         if not self._present:
-            self._floor_s = max(self._floor_s, account.time_s)
+            self._floor_s = max(self._floor_s, share.time_s)
 
     def _forget(self) -> None:
         """Forget clients that would come back at the time of the present clients, as a new client does."""
         least_s = self._least_s()
-        for client, account in list(self._accounts.items()):
-            if not account.present and not account.known and account.time_s <= least_s:
-                del self._accounts[client]
+        for client, share in list(self._shares.items()):
+            if not share.present and not share.known and share.time_s <= least_s:
+                del self._shares[client]
 
     # --- charges
 
-    def dispatched(self, account: ClientShare) -> float:
+    def dispatched(self, share: ClientShare) -> float:
         """Charge a request that begins with the client's mean, and return that estimate."""
-        account.running += 1
-        self._charge(account, account.mean_s)
-        return account.mean_s
+        share.running += 1
+        self._charge(share, share.mean_s)
+        return share.mean_s
 
-    def measured(
-        self, account: ClientShare, estimate_s: float | None, device_s: float, latency_s: float | None
-    ) -> None:
+    def measured(self, share: ClientShare, estimate_s: float | None, device_s: float, latency_s: float | None) -> None:
         """Charge an ended request with its device seconds instead of the estimate.
 
         Args:
-            account: the client's.
+            share: the share of the client.
             estimate_s: what `dispatched` returned.
             device_s: device seconds of the request.
             latency_s: seconds from arrival to end; None if the request tells nothing about the next ones.
         """
-        account.running -= 1
-        self._charge(account, device_s - (estimate_s or 0.0))
+        share.running -= 1
+        self._charge(share, device_s - (estimate_s or 0.0))
         if latency_s is not None:
-            account.observations += 1
-            account.mean_s += (device_s - account.mean_s) / account.observations
-            account.latency_s += (latency_s - account.latency_s) / account.observations
+            share.observations += 1
+            share.mean_s += (device_s - share.mean_s) / share.observations
+            share.latency_s += (latency_s - share.latency_s) / share.observations
 
-    def lost(self, account: ClientShare, estimate_s: float | None, device_s: float) -> None:
+    def lost(self, share: ClientShare, estimate_s: float | None, device_s: float) -> None:
         """Charge a request that ended with its worker. It tells nothing about the next ones."""
-        self.measured(account, estimate_s, device_s, None)
+        self.measured(share, estimate_s, device_s, None)
 
-    def _charge(self, account: ClientShare, device_s: float) -> None:
-        account.charged_s = max(0.0, account.charged_s + device_s)
-        account.savings_s -= device_s
+    def _charge(self, share: ClientShare, device_s: float) -> None:
+        share.charged_s = max(0.0, share.charged_s + device_s)
+        share.savings_s -= device_s
 
     # --- limits
 
-    def room(self, account: ClientShare) -> int | None:
+    def room(self, share: ClientShare) -> int | None:
         """Return how many more requests max_running lets the client run; None for any number."""
-        return None if account.max_running is None else account.max_running - account.running
+        return None if share.max_running is None else share.max_running - share.running
 
-    def held(self, account: ClientShare, now_s: float) -> bool:
-        """Return True if limits hold the client's next request back; `wake_s` is then when its share does not."""
-        if account.max_running is not None and account.running >= account.max_running:
+    def held(self, share: ClientShare, now_s: float) -> bool:
+        """Return True if limits hold the client's next request back; by max_share, `wake_s` is the end of its wait."""
+        if share.max_running is not None and share.running >= share.max_running:
             return True
-        if account.max_share is None:
+        if share.max_share is None:
             return False
-        rate = account.max_share * self._devices
-        most_s = self._most_saved_s(account)
-        account.savings_s = min(most_s, account.savings_s + rate * (now_s - account.saved_s))
-        account.saved_s = now_s
-        missing_s = min(account.mean_s, most_s) - account.savings_s
+        rate = share.max_share * self._devices
+        most_s = self._most_saved_s(share)
+        share.savings_s = min(most_s, share.savings_s + rate * (now_s - share.saved_s))
+        share.saved_s = now_s
+        missing_s = min(share.mean_s, most_s) - share.savings_s
         if missing_s <= TOLERANCE_S:
             return False
         wake_s = now_s + max(missing_s / rate, SHORTEST_WAIT_S)
         self.wake_s = wake_s if self.wake_s is None else min(self.wake_s, wake_s)
         return True
 
-    def _most_saved_s(self, account: ClientShare) -> float:
-        return (account.max_share or 0.0) * self._devices * WINDOW_S
+    def _most_saved_s(self, share: ClientShare) -> float:
+        return (share.max_share or 0.0) * self._devices * WINDOW_S

@@ -1,7 +1,7 @@
 """The bytes that a request moves on each device: those that it lacks there, and those that leave for them.
 
 All policies look it up here. The state comes from requests' inputs, from dispatches and from `Residency`: the objects
-of a dispatched request count as present, since they are on their way.
+of a dispatched request count as present, since the worker loads them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kaas.scheduling.events import PhysicalDevice, Residency
 from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, WorkerState
 
 COMPARED = 64
-"""Free workers that are compared for a request, beside as many of those whose devices have what it reads."""
+"""Free workers that are compared for a request, and as many of those whose devices have its objects."""
 RELOADS = 10.0
-"""How often an object that was used just now comes back if it is driven out; the older, the less often."""
+"""How often an object that was used just now is loaded again if it is evicted. Older ones count for less."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,7 @@ class _Memory:
 
     Fields:
         capacity_bytes: None if it is not known. used: the objects that the device holds or gets, each with the number
-        of
-            the dispatch that used it last. coming: objects on their way, with how many requests bring each.
+            of the dispatch that used it last. coming: objects on their way, with the number of requests that bring it.
     """
 
     capacity_bytes: int | None
@@ -41,12 +40,12 @@ class Locality:
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._memories = {device.index: _Memory(device.memory_bytes) for device in devices}
-        self._sizes: dict[bytes, int] = {}  # of what some device holds; 0 until a request says how large it is
+        self._sizes: dict[bytes, int] = {}  # of objects on devices; 0 until a request says the size
         self._holders: dict[bytes, set[int]] = {}
         self._dispatches = 0
         self._version = 1
 
-    # --- what happens
+    # --- events
 
     def ready(self, device: int, memory_bytes: int) -> None:
         """Take in that a worker with an empty cache of this size is up."""
@@ -94,7 +93,7 @@ class Locality:
         for key in list(memory.used):
             self._remove(key, device)
 
-    # --- what policies ask
+    # --- questions of policies
 
     def reads(self, request: QueuedRequest) -> bool:
         """Return True if the request reads objects that caches can hold."""
@@ -115,7 +114,7 @@ class Locality:
         """Return the free worker of a group for a request: the least busy one, on the device that suits it.
 
         Among equal devices the fastest is taken, then the one with most room, then the first by rank. Where objects
-        would be driven out, a busier worker on a device that has the request's objects does better. `best` is the
+        would be evicted, a busier worker on a device that has the request's objects does better. `best` is the
         group's first free worker by rank.
         """
         if len(group.open) == 1 or not self.reads(request) or self._holds(request, best.device.index):
@@ -132,7 +131,7 @@ class Locality:
             return *self._order(request, device), slowness, -self.free_bytes(device), last
 
         found = min(compared, key=order)
-        if near and found.device.index not in near and self._drives_out(request, found.device.index):
+        if near and found.device.index not in near and self._evicts(request, found.device.index):
             return min(group.free_on(near), key=rank, default=found)
         return found
 
@@ -147,8 +146,8 @@ class Locality:
         """Return True if a device has all objects that the request reads."""
         return self._read_by(request).keys() <= self._memories[device].used.keys()
 
-    def _drives_out(self, request: QueuedRequest, device: int) -> bool:
-        """Return True if an object leaves a device if a request runs there."""
+    def _evicts(self, request: QueuedRequest, device: int) -> bool:
+        """Return True if a device must evict an object to run a request."""
         return self._loss(self._read_by(request), self._memories[device], self._missing_bytes(request, device))[1] >= 0
 
     def _order(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
@@ -156,8 +155,8 @@ class Locality:
 
         First come devices that hold at least half of the request's bytes, if fewer bytes move there than the request
         reads: by the bytes that move. Then come all others, by their loss: none; or else, where the newest of the
-        leaving objects was used longest ago. So no request drives out objects that another one has just brought, as
-        long as there is a device with older ones. Among equals the device that lacks least comes first.
+        leaving objects was used longest ago. So no request evicts objects that another one has just brought, as long as
+        there is a device with older ones. Among equals the device that lacks least comes first.
         """
         sizes, memory = self._read_by(request), self._memories[device]
         all_bytes, missing_bytes = sum(sizes.values()), self._missing_bytes(request, device)
@@ -187,7 +186,7 @@ class Locality:
                 return reloaded_bytes, used[key]
         return math.inf, math.inf
 
-    # --- books
+    # --- state
 
     def _missing_bytes(self, request: QueuedRequest, device: int) -> int:
         sizes, used = self._read_by(request), self._memories[device].used

@@ -1,4 +1,4 @@
-"""Devices and the workers on them: which group starts a worker where, and which group gives a device up.
+"""Devices and their workers: the group that starts a worker on a device, and the group that gives a device up.
 
 A group whose requests wait takes a device without a worker, else one of the largest group if that stays no smaller than
 itself (the paper's Exclusive policy, §4.1.4). Such a device is reserved until the group's worker has run there once:
@@ -25,7 +25,7 @@ from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest
 from kaas.scheduling.policies.victims import Victims, leaving_workers
 
 FAILED_STARTS = 3
-"""Workers in a row that may fail to start: of a device before it is given up, of a group before its requests are."""
+"""Workers in a row that may fail to start before a device is given up, or the requests of a group."""
 
 
 class Placement:
@@ -37,21 +37,21 @@ class Placement:
         conserving: a group without requests gives its idle workers to any group that waits, whatever the sizes.
     """
 
-    def __init__(self, partitions: Iterable[Partition], accounts: FairShare, rank: Rank, *, conserving: bool) -> None:
+    def __init__(self, partitions: Iterable[Partition], fair_share: FairShare, rank: Rank, *, conserving: bool) -> None:
         self.partitions = list(partitions)
         self.devices = {device.index: device for partition in self.partitions for device in partition.devices}
         self.workers: dict[int, WorkerState] = {}
         self.groups: dict[Serves, WorkerGroup] = {}
         self.decisions: list[Decision] = []
-        self._accounts = accounts
+        self._fair_share = fair_share
         self._rank = rank
         self._conserving = conserving
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
-        self._victims = Victims(accounts, self.usable, conserving=conserving)
+        self._victims = Victims(fair_share, self.usable, conserving=conserving)
         self.reserved: dict[int, WorkerState] = {}
-        """Workers whose devices go to others."""
+        """Workers whose devices are reserved for other groups."""
         for partition in self.partitions:
             partition.free = {device.index for device in partition.devices}
             partition.shared_places = any(device.spec.etask_workers > 1 for device in partition.devices)
@@ -59,7 +59,7 @@ class Placement:
     def group(self, serves: Serves, partition: Partition, *, born: int | None = None) -> WorkerGroup:
         """Return the group that serves these requests in a partition; the group is new if none did.
 
-        `born` is the device of an adopted worker that tells of the group before any request does.
+        `born` is the device of an adopted worker, if the group is known from that worker before any request.
         """
         group = self.groups.get(serves)
         if group is None:
@@ -153,13 +153,13 @@ class Placement:
     def usable(self, device: DeviceState, group: WorkerGroup) -> bool:
         """Return True unless workers do not start on the device.
 
-        Failures of a single function alone count for that function only: they may be its own fault.
+        Failures of a single function alone count for that function only: the function may be the cause.
         """
         if device.failures < FAILED_STARTS:
             return True
         return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
-    def why_dead(self, group: WorkerGroup) -> str | None:
+    def no_start_reason(self, group: WorkerGroup) -> str | None:
         """Return the reason if no worker of a group can ever start, else None."""
         if group.workers or group.reserved:
             return None
@@ -178,8 +178,8 @@ class Placement:
     def offer(self, worker: WorkerState) -> None:
         """Give a worker its place among the workers of its group.
 
-        To be called after each change that may make the worker a better choice. `best` sees to changes that make it a
-        worse one.
+        Call it after each change that may make the worker a better choice. `best` handles changes that make the worker
+        a worse one.
         """
         worker.version += 1
         worker.busier = False
@@ -257,7 +257,7 @@ class Placement:
     def start(self, group: WorkerGroup, device: DeviceState) -> None:
         """Start a worker of a group on a device."""
         worker = self._add(self._next_worker, device, group)
-        worker.expected_s = self.now_s + self._accounts.mean_s(group.serves.client)
+        worker.expected_s = self.now_s + self._fair_share.mean_s(group.serves.client)
         group.coming += 1
         self.decisions.append(StartWorker(self._next_worker, group.serves.kind, device.index, *group.serves[1:]))
         self._next_worker += 1
@@ -273,7 +273,7 @@ class Placement:
         self._held_by(worker.group)
 
     def settle_reservations(self) -> None:
-        """Stop the workers that have run what they were started for, or for which nothing waits any more."""
+        """Stop the workers that have run what they were started for, or for which no request waits any more."""
         for worker in [worker for worker in self.reserved.values() if worker.served or not worker.group.ready]:
             self.stop(worker)
 
@@ -297,14 +297,14 @@ class Placement:
             for worker in [worker for worker in group.workers.values() if not worker.stopping]:
                 self.stop(worker)
 
-    # --- who gets a device
+    # --- giving devices to groups
 
     def wants(self, group: WorkerGroup) -> int:
         """Return how many workers a group lacks for its requests. Requests that limits hold back do not count."""
         waiting = len(group.alone)
         for queue in group.queues.values():
-            room = self._accounts.room(queue.account)
-            if not queue.account.limited or not self._accounts.held(queue.account, self.now_s):
+            room = self._fair_share.room(queue.share)
+            if not queue.share.limited or not self._fair_share.held(queue.share, self.now_s):
                 waiting += len(queue.requests) if room is None else min(room, len(queue.requests))
         return -(-waiting // group.slots) - group.coming - group.reserved
 

@@ -40,23 +40,23 @@ from kaas.scheduling.policies.state import Partition, QueuedRequest, Serves, Wor
 SHARED = Serves(WorkerKind.EXECUTOR)
 """The group of executors that run the kTasks of all clients."""
 GROUPS = 4096
-"""Groups without worker and request that are remembered, for when they last gave up a device."""
+"""Groups without worker and request that are kept, since they know when they last gave up a device."""
 
 
 class Scheduler:
-    """The part of a policy that keeps state: decisions follow from the state alone, so equal events give equal ones."""
+    """The stateful part of a policy. Decisions follow from the state alone, so equal events give equal decisions."""
 
     work_conserving: ClassVar[bool] = False
     fair: ClassVar[bool] = False
-    """Clients that always have requests waiting get device time by their weights. Tests hold a policy to it."""
+    """Clients that always have requests waiting get device time by their weights. Tests check it."""
     conserving_devices: ClassVar[bool] = True
     """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
-        self._accounts = FairShare(len(devices))
+        self._fair_share = FairShare(len(devices))
         self._locality = Locality(devices)
         self._placement = Placement(
-            self.partitions(devices), self._accounts, self.rank, conserving=self.conserving_devices
+            self.partitions(devices), self._fair_share, self.rank, conserving=self.conserving_devices
         )
         self._requests: dict[int, QueuedRequest] = {}
         self._dirty: dict[WorkerGroup, None] = {}
@@ -66,7 +66,7 @@ class Scheduler:
         self._now_s = 0.0
         self._wake_s: float | None = None
 
-    # --- what a policy says
+    # --- the parts of a policy
 
     def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
         """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
@@ -92,11 +92,11 @@ class Scheduler:
             return None
         best: QueuedRequest | None = None
         for queue in group.queues.values():
-            account = queue.account
-            if account.limited and self._accounts.held(account, self._now_s):
+            share = queue.share
+            if share.limited and self._fair_share.held(share, self._now_s):
                 continue
             head = queue.head
-            if best is None or (-account.priority, head.id) < (-best.account.priority, best.id):
+            if best is None or (-share.priority, head.id) < (-best.share.priority, best.id):
                 best = head
         if best is None:
             return None
@@ -105,14 +105,14 @@ class Scheduler:
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups, the least first; `provided` requests have workers on the way."""
-        return min((-request.account.priority, request.id) for request in group.next(provided))
+        return min((-request.share.priority, request.id) for request in group.next(provided))
 
     # --- events
 
     def handle(self, event: Event) -> list[Decision]:
         """Take an event into the state, and return the decisions that follow."""
         self._now_s = self._placement.now_s = event.time_s
-        self._accounts.wake_s = None
+        self._fair_share.wake_s = None
         if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
             self._wake_s = None
             self._mark_dirty_all()
@@ -134,7 +134,7 @@ class Scheduler:
             case WorkerAdopted():
                 self._adopt(event)
             case ClientKnown():
-                self._accounts.know(event)
+                self._fair_share.know(event)
                 self._mark_dirty_all()
             case ClientGone():
                 self._client_gone(event.client)
@@ -148,19 +148,19 @@ class Scheduler:
 
     def holds(self, request: int) -> bool:
         """Return True if limits of its client keep a ready request from running now."""
-        return self._accounts.held(self._requests[request].account, self._now_s)
+        return self._fair_share.held(self._requests[request].share, self._now_s)
 
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._requests:
             raise PolicyError(f"request {event.request} arrived twice")
-        account = self._accounts[event.client]
-        self._accounts.arrived(account, again=event.attempt > 1)
+        share = self._fair_share[event.client]
+        self._fair_share.arrived(share, again=event.attempt > 1)
         group = self._group(event.kind, event.client, event.function)
         request = QueuedRequest(
-            event.request, account, group, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
+            event.request, share, group, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
         )
         self._requests[request.id] = request
-        if (reason := self._placement.why_dead(group)) is not None:
+        if (reason := self._placement.no_start_reason(group)) is not None:
             self._reject([request], reason)
         elif event.ready:
             self._enqueue(request)
@@ -182,11 +182,11 @@ class Scheduler:
     def _dequeue(self, request: QueuedRequest) -> None:
         request.group.dequeue(request)
         if request.alone:
-            self._keep_none(request)
+            self._release_kept(request)
 
     def _cancel(self, number: int) -> None:
         request = self._known_request(number)
-        if request.worker is None:  # else its slot is free when the worker says so
+        if request.worker is None:  # else its slot is free only at RequestDone
             self._leave(request)
 
     def _leave(self, request: QueuedRequest) -> None:
@@ -195,33 +195,33 @@ class Scheduler:
             self._dequeue(request)
             self._mark_dirty(request.group)
         del self._requests[request.id]
-        self._accounts.ended(request.account)
+        self._fair_share.ended(request.share)
 
     def _done(self, event: RequestDone) -> None:
         request = self._known_request(event.request)
-        worker, account = request.worker, request.account
+        worker, share = request.worker, request.share
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         if request.brings:
             self._locality.ended(request, worker.device.index)
         del self._requests[request.id]
-        if account is not NO_CLIENT:
-            # what failed without having had the device says nothing of what it takes, nor what was begun elsewhere
+        if share is not NO_CLIENT:
+            # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             failed = event.outcome is Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
-            self._accounts.measured(account, request.estimate_s, event.device_s, latency_s if counts else None)
-            self._accounts.ended(account)
-        self._freed(worker, account)
+            self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
+            self._fair_share.ended(share)
+        self._freed(worker, share)
 
-    def _freed(self, worker: WorkerState, account: ClientShare) -> None:
+    def _freed(self, worker: WorkerState, share: ClientShare) -> None:
         """Mark the groups that may go on after a request or a worker has ended."""
         self._mark_dirty(worker.group)
         for other in worker.device.workers.values():
             if other is not worker:
                 self._mark_dirty(other.group)
-        if account.limited:
+        if share.limited:
             self._mark_dirty_all()
 
     def _adopt(self, event: WorkerAdopted) -> None:
@@ -237,16 +237,16 @@ class Scheduler:
         if event.kind is WorkerKind.EXECUTOR:
             self._locality.ready(event.device, event.memory_bytes)
         for running in event.running:
-            account = self._accounts[running.client] if running.client else NO_CLIENT
-            request = QueuedRequest(running.request, account, worker.group, worker=worker)
+            share = self._fair_share[running.client] if running.client else NO_CLIENT
+            request = QueuedRequest(running.request, share, worker.group, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
             worker.group.running += 1
-            if account is not NO_CLIENT:
-                self._accounts.arrived(account)
-                account.running += 1
+            if share is not NO_CLIENT:
+                self._fair_share.arrived(share)
+                share.running += 1
         self._placement.offer(worker)
-        if not fits:  # another policy started it, for whom this one has no use
+        if not fits:  # another policy started it, and this policy does not use such workers
             self._placement.stop(worker)
         self._mark_dirty(worker.group)
 
@@ -256,10 +256,10 @@ class Scheduler:
             worker.group.running -= 1
             del self._requests[request.id]
             self._locality.ended(request, worker.device.index)
-            if request.account is not NO_CLIENT:
-                self._accounts.lost(request.account, request.estimate_s, charged_s.get(request.id, 0.0))
-                self._accounts.ended(request.account)
-                self._freed(worker, request.account)
+            if request.share is not NO_CLIENT:
+                self._fair_share.lost(request.share, request.estimate_s, charged_s.get(request.id, 0.0))
+                self._fair_share.ended(request.share)
+                self._freed(worker, request.share)
         if not worker.device.workers:
             self._locality.emptied(worker.device.index)
         self._freed(worker, NO_CLIENT)
@@ -281,7 +281,7 @@ class Scheduler:
             group = request.group
             if request.worker is None and group.partition is where:
                 if group not in reasons:
-                    reasons[group] = self._placement.why_dead(group)
+                    reasons[group] = self._placement.no_start_reason(group)
                 if (reason := reasons[group]) is not None:
                     lost.append((request, reason))
         for request, reason in sorted(lost, key=lambda each: each[0].id):
@@ -294,7 +294,7 @@ class Scheduler:
 
     def _client_gone(self, client: str) -> None:
         """Stop the workers that only this client's requests could use."""
-        self._accounts.gone(client)
+        self._fair_share.gone(client)
         self._placement.stop_idle(client)
         self._mark_dirty_all()
 
@@ -317,7 +317,7 @@ class Scheduler:
                 placement.settle_reservations()
         self._touched.clear()
         decisions, placement.decisions = placement.decisions, []
-        wake_s = self._accounts.wake_s
+        wake_s = self._fair_share.wake_s
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             decisions.append(WakeAt(wake_s))
@@ -330,31 +330,31 @@ class Scheduler:
         while group.queues and group.offers and (chosen := self.choose(group)) is not None:
             request, worker = chosen
             if request.late(self._now_s):
-                self._dequeue(request)  # its caller has an answer, or is about to
+                self._dequeue(request)  # its caller has a reply, or gets one now
             else:
                 self._dispatch(request, worker)
 
     def _dispatch_alone(self, request: QueuedRequest) -> None:
-        """Keep the least busy worker free of others for a request that must run alone, and start it once that is."""
-        account = request.account
+        """Keep the least busy worker free of others for a request that must run alone; start it on a free worker."""
+        share = request.share
         if request.late(self._now_s):
             self._dequeue(request)
             return
-        if account.limited and self._accounts.held(account, self._now_s):
-            self._keep_none(request)
+        if share.limited and self._fair_share.held(share, self._now_s):
+            self._release_kept(request)
             return
         worker = request.group.least_busy_for(request)
         if worker is None:
             return
-        self._keep_none(request)
+        self._release_kept(request)
         if worker.running or worker.gated:
             worker.alone = request
             self._placement.offer(worker)
         else:
             self._dispatch(request, worker)
 
-    def _keep_none(self, request: QueuedRequest) -> None:
-        """The worker that is kept free for a request takes others again."""
+    def _release_kept(self, request: QueuedRequest) -> None:
+        """Let the worker that is kept free for a request take others again."""
         for worker in request.group.workers.values():
             if worker.alone is request:
                 worker.alone = None
@@ -363,19 +363,19 @@ class Scheduler:
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
         self._dequeue(request)
         request.worker = worker
-        account = request.account
+        share = request.share
         slot = self._placement.take_slot(worker, request)
-        request.estimate_s = self._accounts.dispatched(account)
+        request.estimate_s = self._fair_share.dispatched(share)
         request.ends_s = self._now_s + request.estimate_s
-        account.last_device = worker.device.index
+        share.last_device = worker.device.index
         if request.inputs:
             self._locality.dispatched(request, worker.device.index)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot))
 
-    # --- books
+    # --- state
 
     def _mark_dirty(self, group: WorkerGroup) -> None:
-        """Take in that something changed for the requests of a group."""
+        """Mark a group whose requests may go on after a change."""
         if group.ready:
             self._dirty[group] = None
         self._touched[group.partition] = None

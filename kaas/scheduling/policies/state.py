@@ -32,13 +32,13 @@ class QueuedRequest(msgspec.Struct, eq=False):
         ready: the request stands in a queue. worker: where the request runs. estimate_s: device seconds that the client
             was charged at the dispatch; None if an earlier epoch of the pool dispatched the request.
         ends_s: the time at which the request is expected to end.
-        reads, brings, near, near_version: of `Locality` alone. reads: bytes of the objects that the request reads, by
-            key; None until `Locality` looks. brings: keys of the objects that the request brings to its device. near:
+        reads, brings, near, near_version: used by `Locality` alone. reads: bytes of the objects that the request reads,
+            by key; None until `Locality` looks. brings: keys of the objects that it brings to its device. near:
             devices that hold most of these bytes, as of near_version.
     """
 
     id: int
-    account: ClientShare
+    share: ClientShare
     group: WorkerGroup
     inputs: tuple[ObjectUse, ...] = ()
     deadline_s: float | None = None
@@ -65,7 +65,7 @@ class Queue(msgspec.Struct, eq=False):
         order: heap of ids; ids that left `requests` are skipped.
     """
 
-    account: ClientShare
+    share: ClientShare
     requests: dict[int, QueuedRequest] = {}
     order: list[int] = []
 
@@ -115,8 +115,8 @@ class WorkerState:
             worker. last: the device is reserved for another group, which gets it after the request that the worker was
             started for. expected_s: the time at which that request is expected to end. used: number of the change at
             which the worker last got or ended a request.
-        version: of the worker's place among the offers of its group; each place has another one. busier: a slot was
-            taken since the worker got that place, so the place is too good now.
+        version: the version of the worker's entry among the offers of its group; each entry has another one. busier: a
+            slot was taken since that entry was made, so its rank is too good now.
     """
 
     id: int
@@ -201,9 +201,9 @@ class WorkerGroup:
         if request.alone:
             self.alone[request.id] = request
             return
-        queue = self.queues.get(request.account.client)
+        queue = self.queues.get(request.share.client)
         if queue is None:
-            queue = self.queues[request.account.client] = Queue(request.account)
+            queue = self.queues[request.share.client] = Queue(request.share)
         queue.push(request)
 
     def dequeue(self, request: QueuedRequest) -> None:
@@ -215,10 +215,10 @@ class WorkerGroup:
         if request.alone:
             del self.alone[request.id]
             return
-        queue = self.queues[request.account.client]
+        queue = self.queues[request.share.client]
         del queue.requests[request.id]
         if not queue.requests:
-            del self.queues[request.account.client]
+            del self.queues[request.share.client]
 
     def least_busy_for(self, request: QueuedRequest) -> WorkerState | None:
         """Return the least busy worker that may be kept for a request that must run alone."""
@@ -241,7 +241,7 @@ class WorkerGroup:
         return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
     def free_on(self, devices: Container[int]) -> Iterator[WorkerState]:
-        """Yield the workers with a free slot on some devices, but for those that wait for their turn there."""
+        """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
         return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
 
     @property
@@ -272,11 +272,11 @@ class Partition:
 
 
 Rank = Callable[[WorkerState], tuple[float, float, float]]
-"""The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""
+"""The order in which free workers are used: by their running requests, by slowness, and by the policy's own rule."""
 
 
 def partition(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, why_empty: str = "") -> Partition:
-    """Return devices that groups compete for, all free."""
+    """Return a partition of these devices, all free."""
     made = Partition(home=home, why_empty=why_empty)
     made.devices = [DeviceState(device, made) for device in devices]
     return made

@@ -1,4 +1,4 @@
-"""Static: each client has devices of its own, and no others, however idle they are: the baseline without sharing."""
+"""Static: each client has devices of its own, and no others, even if others are idle: the baseline without sharing."""
 
 from __future__ import annotations
 

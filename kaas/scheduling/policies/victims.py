@@ -1,4 +1,4 @@
-"""Which worker gives its device up for a group that waits: the paper's Exclusive rule (§4.1.4), by weight."""
+"""The choice of a worker that gives its device to a waiting group: the paper's Exclusive rule (§4.1.4), by weight."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Victims:
     """Chooses workers that give up their devices; changes nothing.
 
     Fields:
-        exhausted: after `choose` found none: no group has a device to give just now, since all are reserved.
+        exhausted: `choose` found no worker because all devices are reserved: no group has a device to give now.
     """
 
     def __init__(
-        self, accounts: FairShare, usable: Callable[[DeviceState, WorkerGroup], bool], *, conserving: bool
+        self, fair_share: FairShare, usable: Callable[[DeviceState, WorkerGroup], bool], *, conserving: bool
     ) -> None:
         """Take the clients' shares, and `usable`, which says if workers of a group may start on a device.
 
         A `conserving` policy gives idle workers of a group without requests to any group that waits, whatever the
         sizes.
         """
-        self._accounts = accounts
+        self._fair_share = fair_share
         self._usable = usable
         self._conserving = conserving
         self.exhausted = False
@@ -73,12 +73,10 @@ class Victims:
 
     def _weight(self, group: WorkerGroup) -> float:
         if group.serves.client:
-            return self._accounts.weight(group.serves.client)
-        clients = {queue.account for queue in group.queues.values()}
-        clients.update(
-            r.account for w in group.workers.values() for r in w.running.values() if r.account is not NO_CLIENT
-        )
-        return sum(account.weight for account in clients) or 1.0
+            return self._fair_share.weight(group.serves.client)
+        clients = {queue.share for queue in group.queues.values()}
+        clients.update(r.share for w in group.workers.values() for r in w.running.values() if r.share is not NO_CLIENT)
+        return sum(share.weight for share in clients) or 1.0
 
     def _may_go(self, worker: WorkerState, reservation: WorkerGroup) -> bool:
         """Return True if the device of a worker may be reserved for another group.

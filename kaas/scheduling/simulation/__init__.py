@@ -1,1 +1,1 @@
-"""What the simulator is made of: scenarios, their reading, virtual devices, and what came of it all."""
+"""The parts of the simulator: scenarios, their reading, virtual devices and results."""

@@ -1,4 +1,4 @@
-"""Virtual time, and what is to happen in it. Times are whole picoseconds: 0.1 s and then 0.2 s more are 0.3 s."""
+"""Virtual time and its agenda. Times are whole picoseconds: 0.1 s and then 0.2 s more are 0.3 s."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECOND_PS = 10**12
 
 
 class Turn(IntEnum):
-    """What comes first of what happens at one time."""
+    """The order of actions at one time."""
 
     COMPLETION = 0
     WORKER = 1
@@ -22,7 +22,7 @@ class Turn(IntEnum):
 
 
 class Clock:
-    """Goes from one thing that happens to the next."""
+    """Goes from one action to the next."""
 
     def __init__(self) -> None:
         self.now_ps = 0
@@ -34,16 +34,16 @@ class Clock:
         """The present time in seconds."""
         return seconds(self.now_ps)
 
-    def at(self, time_ps: int, turn: Turn, order: tuple[int, int], happen: Callable[[], None]) -> None:
-        """Have something happen; order decides within a turn, and then who asked first."""
-        heapq.heappush(self._agenda, (time_ps, turn, *order, next(self._entries), happen))
+    def at(self, time_ps: int, turn: Turn, order: tuple[int, int], action: Callable[[], None]) -> None:
+        """Put an action on the agenda; within a turn `order` decides, and then the order of these calls."""
+        heapq.heappush(self._agenda, (time_ps, turn, *order, next(self._entries), action))
 
     def step(self) -> Turn | None:
-        """Let the next thing happen; its turn, or None if there is nothing."""
+        """Run the next action and return its turn; None if the agenda is empty."""
         if not self._agenda:
             return None
-        self.now_ps, turn, _, _, _, happen = heapq.heappop(self._agenda)
-        happen()
+        self.now_ps, turn, _, _, _, action = heapq.heappop(self._agenda)
+        action()
         return turn
 
 
@@ -53,7 +53,7 @@ def picoseconds(time_s: float) -> int:
 
 
 def no_earlier_ps(time_s: float) -> int:
-    """The first picosecond whose seconds, as a float, are not before a time."""
+    """Return the first picosecond whose seconds, as a float, are not before a time."""
     return int(-(-Fraction(time_s) * SECOND_PS // 1))
 
 

@@ -1,4 +1,4 @@
-"""The memory of a device in virtual time: which functions have theirs there. Times are whole picoseconds."""
+"""The memory of a device in virtual time, by functions. Times are whole picoseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kaas.executor.cache.eviction import TwoSets
 
 @dataclass(frozen=True, slots=True)
 class FunctionPlace:
-    """A function has its memory on a device. ready_ps: when it is loaded; loaded: whether that began just now."""
+    """A function's memory on a device. ready_ps: the time at which it is loaded. loaded: its load begins now."""
 
     ready_ps: int
     loaded: bool
@@ -35,7 +35,7 @@ class SimulatedMemory:
         return tuple(self._sizes)
 
     def holds_from_start(self, key: bytes, size: int) -> None:
-        """It was there before time began, used twice."""
+        """Add the memory of a function that is there from the start, as if it had been used twice."""
         self._add(key, size, 0)
         self._eviction.used((key,))
         self._eviction.used((key,))
@@ -58,7 +58,7 @@ class SimulatedMemory:
         return FunctionPlace(max(now_ps, self._ready_ps[key]), loaded, evicted)
 
     def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
-        """Drop what must leave for all of these functions, some of which may be there.
+        """Drop the memory that must leave for all of these functions, some of which may be there.
 
         Return None, and drop nothing, if the running functions leave no room.
         """
@@ -78,7 +78,7 @@ class SimulatedMemory:
         self._running[key] -= 1
 
     def idle(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Those that are there and do not run."""
+        """Return the keys of the functions whose memory is there and that do not run."""
         return tuple(key for key in dict.fromkeys(keys) if key in self._sizes and not self._running[key])
 
     def drop(self, keys: Collection[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A record of a pool as a scenario: the same requests at the same times, on as many devices as one likes."""
+"""A record of a pool as a scenario: the same requests at the same times, on any number of devices."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from kaas.scheduling.simulation.start import MEGABYTE
 
 
 @dataclass(slots=True)
-class _Ran:
+class _RecordedRequest:
     """A request of a record.
 
     Fields:
-        arrived_s, ready_s: when the request came, and when its inputs existed. loaded: objects came to its device for
-        the
+        arrived_s, ready_s: when the request came, and when its inputs existed. loaded: objects were loaded for the
             request. done: the request ran to its end.
     """
 
@@ -49,21 +48,21 @@ class _Ran:
 
 @dataclass(slots=True)
 class Recorded:
-    """What a record says of requests and devices, event by event.
+    """The requests and devices of a record, added event by event.
 
-    A function's memory is what its requests read; its load is what a request took longer that loaded something than one
-    that found all of it there. Requests that never ran to an end are left out.
+    A function's memory is the bytes that its requests read. Its load is the time that requests with loads took longer
+    than others. Requests that never ran to an end are left out.
 
     Fields:
-        left_out: how many these are.
+        left_out: the number of these.
     """
 
     policy: PolicyChoice = field(default_factory=PolicyChoice)
     devices: tuple[PhysicalDevice, ...] = ()
     _slots: int = 1
     _memory_bytes: dict[int, int] = field(default_factory=dict)
-    _open: dict[int, _Ran] = field(default_factory=dict)
-    _ran: list[_Ran] = field(default_factory=list)
+    _open: dict[int, _RecordedRequest] = field(default_factory=dict)
+    _ran: list[_RecordedRequest] = field(default_factory=list)
     _weights: dict[str, float] = field(default_factory=dict)
     _loaded: dict[int, set[bytes]] = field(default_factory=dict)
     _shift_s: float = 0.0
@@ -71,7 +70,7 @@ class Recorded:
     _first: bool = True
 
     def begin(self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...]) -> None:
-        """An epoch of the pool begins: its clock may be another, and so are its numbers."""
+        """Begin an epoch of the pool, which may have another clock and numbers requests anew."""
         if policy is not None:
             self.policy = PolicyChoice(policy, dict(options))
         self.devices = devices
@@ -79,14 +78,14 @@ class Recorded:
         self._loaded.clear()
         self._first = True
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Take in the next event of the record."""
         if self._first:
             self._first, self._shift_s = False, self._last_s - event.time_s
         self._last_s = event.time_s + self._shift_s
         match event:
             case RequestArrived(request=request) if event.attempt == 1:
-                self._open[request] = _Ran(event, self._last_s, self._last_s)
+                self._open[request] = _RecordedRequest(event, self._last_s, self._last_s)
                 self._ran.append(self._open[request])
             case InputsReady(request=request) if request in self._open:
                 self._open[request].ready_s = self._last_s
@@ -109,9 +108,9 @@ class Recorded:
         return sum(not ran.done for ran in self._ran)
 
     def scenario(self, devices: int) -> Scenario:
-        """The requests on so many devices, like the recorded ones in turns."""
+        """Return the requests as a scenario on this number of devices, which repeat the recorded ones."""
         ran = [each for each in self._ran if each.done]
-        by_function: dict[str, list[_Ran]] = {}
+        by_function: dict[str, list[_RecordedRequest]] = {}
         for each in ran:
             by_function.setdefault(each.arrived.function, []).append(each)
         functions = {name: _function(own) for name, own in by_function.items()}
@@ -131,8 +130,8 @@ class Recorded:
         return made if nbytes is None else replace(made, memory_mb=nbytes / MEGABYTE)
 
 
-def _function(own: Sequence[_Ran]) -> ScenarioFunction:
-    """What its runs say of a function."""
+def _function(own: Sequence[_RecordedRequest]) -> ScenarioFunction:
+    """Return a function by its runs."""
     first = own[0].arrived
     nbytes = max(sum(use.nbytes for use in each.arrived.inputs if use.key is not None) for each in own)
     found = [each.device_s for each in own if not each.loaded]
@@ -143,8 +142,8 @@ def _function(own: Sequence[_Ran]) -> ScenarioFunction:
     return ScenarioFunction(nbytes / MEGABYTE, load_s, run_s, kind=kind, client=first.client)
 
 
-def _request(ran: _Ran, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
-    """A run that loaded something takes as long as others of its function, beside the load."""
+def _request(ran: _RecordedRequest, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
+    """Return a request for a run. A run with loads takes as long as others of its function, in addition to the load."""
     arrived, deadline_s = ran.arrived, None
     if arrived.deadline_s is not None:
         deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (ran.ready_s - ran.arrived_s))

@@ -1,4 +1,4 @@
-"""What came of a scenario: its dispatches, its rejections, and the figures that sum them up."""
+"""The result of a simulation: dispatches, rejections, and a summary in figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Start = Literal["hit", "load", "cold"]
-"""The function's memory was on the device; it was not; a worker was started for this request's function."""
+"""hit: the function's memory was on the device. load: it was not. cold: a worker started for the request's function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What one request took: latency from its arrival to its end."""
+    """A request that ran; its latency lasts from its arrival to its end."""
 
     client: str
     latency_s: float
@@ -51,7 +51,9 @@ class ClientSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies are of the requests that completed, quantiles by nearest rank, 0 where nothing completed.
+    """The figures of a simulation.
+
+    Latencies are those of completed requests, with quantiles by nearest rank; 0 if none completed.
 
     Fields:
         device_busy_s: seconds of starts, loads and runs on each device.
@@ -89,7 +91,7 @@ def summarise(
     charged_s: Mapping[str, float],
     weights: Mapping[str, float],
 ) -> Summary:
-    """The figures of one run. requests, charged_s, weights: by client, each with every client that is to be told of."""
+    """Return the figures of a run. requests, charged_s and weights are by client, for the same clients."""
     starts = Counter(dispatch.start for dispatch in dispatches)
     latencies = sorted(each.latency_s for each in completed)
     of_client: dict[str, list[float]] = {client: [] for client in requests}
@@ -113,7 +115,7 @@ def summarise(
 
 
 def jain(shares: Sequence[float]) -> float:
-    """(sum x)^2 / (n sum x^2): 1 for equal shares, and where no client had any."""
+    """Return (sum x)^2 / (n sum x^2): 1 for equal shares, and if no client had any."""
     squares = math.fsum(share * share for share in shares)
     return math.fsum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
@@ -123,5 +125,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _quantile(ordered: Sequence[float], percent: int) -> float:
-    """By nearest rank: the smallest value that at least so many percent do not exceed."""
+    """Return a quantile by nearest rank: the smallest value that at least so many percent do not exceed."""
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0

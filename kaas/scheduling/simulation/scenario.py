@@ -1,6 +1,6 @@
-"""What the simulator is asked: devices, functions, clients, requests and a policy, as values.
+"""The input of the simulator: devices, functions, clients, requests and a policy, as values.
 
-Seconds and megabytes (2**20 bytes). `reading.py` reads them; `docs/simulator.md` says what each means.
+Seconds and megabytes (2**20 bytes). `scenario_file.py` reads them; `docs/simulator.md` explains each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_SHARED_EXECUTORS = frozenset({ETASK_POLICY, "static"})
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose eTask worker holds a device; function None: the only one that the client has."""
+    """The client and function whose eTask worker holds a device. function None: the only one of the client."""
 
     client: str
     function: str | None = None
@@ -59,7 +59,7 @@ class ScenarioFunction:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioClient:
-    """A client of a scenario: its weight, and what it has had before."""
+    """A client of a scenario: its weight, its earlier device time and the devices with its data."""
 
     weight: float = 1.0
     runtime_s: float = 0.0
@@ -88,7 +88,7 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Devices, functions, clients and requests, and the policy that brings them together."""
+    """Devices, functions, clients and requests, and the policy that schedules them."""
 
     policy: PolicyChoice = PolicyChoice()
     seed: int = 0
@@ -98,7 +98,7 @@ class Scenario:
     requests: tuple[ScenarioRequest, ...] = ()
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
-        """A new policy as the scenario wishes it. The seed goes to one that takes it.
+        """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.
 
         Raises:
             InvalidScenario: the policy refuses its options.
@@ -113,24 +113,24 @@ class Scenario:
             raise InvalidScenario(f"policy: {error}", path="policy") from error
 
     def as_json(self) -> bytes:
-        """Return its text, as `reading.parse` takes it."""
-        told = msgspec.to_builtins(self)
-        told["policy"] = {"name": self.policy.name, **told["policy"]["options"]}
-        return msgspec.json.format(msgspec.json.encode(told))
+        """Return the JSON text that `scenario_file.parse` reads."""
+        data = msgspec.to_builtins(self)
+        data["policy"] = {"name": self.policy.name, **data["policy"]["options"]}
+        return msgspec.json.format(msgspec.json.encode(data))
 
     def client_of(self, request: ScenarioRequest) -> str:
         """Return the client of a request."""
         return request.client if request.client is not None else self.functions[request.function].client
 
     def kind_of(self, function: str) -> WorkerKind:
-        """What a request of the function needs under the scenario's policy."""
+        """Return the kind of worker that the function needs under the scenario's policy."""
         etask = self.policy.name == ETASK_POLICY or self.functions[function].kind == "etask"
         return WorkerKind.ETASK if etask else WorkerKind.EXECUTOR
 
     def owner_of(self, device: int) -> tuple[str, str] | None:
         """Return the client and the function whose eTask worker holds a device, or None.
 
-        None is returned too if that function is none that such a worker runs under the scenario's policy.
+        The result is None too if the function is no eTask under the scenario's policy.
         """
         owner = self.devices[device].owner
         if owner is None:
@@ -139,13 +139,13 @@ class Scenario:
         return (owner.client, function) if self.kind_of(function) is WorkerKind.ETASK else None
 
     def functions_of(self, client: str) -> tuple[str, ...]:
-        """Those that say so, or else those that it calls."""
+        """Return the functions that name the client; if there are none, those that its requests call."""
         own = [name for name, function in self.functions.items() if function.client == client]
         called = (request.function for request in self.requests if request.client == client)
         return tuple(own or dict.fromkeys(called))
 
     def weights(self) -> dict[str, float]:
-        """Of every client that is listed or named; one that is not listed has the weight of its functions."""
+        """Return the weight of every client that is listed or named; others have the weight of their functions."""
         weights = {name: client.weight for name, client in self.clients.items()}
         for function in self.functions.values():
             weights.setdefault(function.client, function.weight)

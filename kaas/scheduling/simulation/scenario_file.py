@@ -1,4 +1,4 @@
-"""Reads a scenario for the simulator from JSON; every mistake is named by its path."""
+"""Reads a scenario for the simulator from JSON; an error names the path of the mistake."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kaas.scheduling.simulation.scenario import (
 )
 
 LARGEST = 1e12
-"""Seconds, megabytes and whatever else a scenario counts."""
+"""The limit of seconds, megabytes and all other numbers of a scenario."""
 SMALLEST = 1e-12
-"""Of what must not be 0: what is divided by it stays a number."""
+"""The limit of numbers that must not be 0: quotients by it stay finite."""
 MOST_SLOTS = 1 << 16
 
 
 def parse(text: bytes | str) -> Scenario:
-    """A scenario from its JSON text.
+    """Return a scenario from its JSON text.
 
     Raises:
         InvalidScenario: no JSON, an unknown key or a value that cannot be, with its path.
@@ -43,14 +43,14 @@ def parse(text: bytes | str) -> Scenario:
 
 
 def read(value: Any) -> Scenario:
-    """A scenario from what its JSON holds; raises as `parse` does."""
+    """Return a scenario from its decoded JSON; raise as `parse` does."""
     scenario = Scenario(**_object("", value, _SCENARIO))
     _check_names(scenario)
     return scenario
 
 
 Reader = Callable[[str, Any], Any]
-"""A path and what stands there -> its value."""
+"""(path, JSON value there) -> the scenario's value."""
 
 
 def _wrong(path: str, message: str) -> InvalidScenario:
@@ -195,7 +195,7 @@ _SCENARIO: dict[str, Reader] = {
 }
 
 
-# --- what one part says of another
+# --- names that must exist
 
 
 def _check_names(scenario: Scenario) -> None:

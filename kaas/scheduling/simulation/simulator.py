@@ -1,7 +1,7 @@
-"""Drives a policy in virtual time: the scenario's events go in, what the policy decides takes the time that it says.
+"""Drives a policy in virtual time: events of the scenario go in, and decisions take the time of the scenario.
 
-Of what happens at one time, completions come first (by device and slot), then workers, arrivals in the order of the
-scenario, deadlines and wake-ups; the policy decides after each.
+At one time completions come first (by device and slot), then workers, arrivals in the order of the scenario, deadlines
+and wake-ups; the policy decides after each.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ WAKES_IN_A_ROW = 10_000
 
 
 def simulate(scenario: Scenario, policy: PolicyFactory | None = None) -> Simulated:
-    """Run a scenario to its end, under its own policy or another, which starts its workers by itself, as in a new pool.
+    """Run a scenario to its end, under its own policy or another.
+
+    Another policy starts its workers by itself, as in a new pool.
 
     Raises:
         InvalidScenario: the policy refuses its options.
-        PolicyError: the policy raised, broke an invariant, or left requests waiting for ever.
+        PolicyError: the policy raised, broke an invariant, or left requests without an end.
     """
     return _Simulation(scenario, policy).run()
 
@@ -73,10 +75,10 @@ class _Simulation:
 
     def run(self) -> Simulated:
         for client in start.clients(self._scenario):
-            self._tell(client)
+            self._send(client)
         for worker in start.adopted(self._scenario) if self._adopts else ():
             self._adopt(worker)
-        self._tell(Tick(0.0))
+        self._send(Tick(0.0))
         for request in self._requests:
             self._clock.at(request.arrived_ps, Turn.ARRIVAL, (request.index, 0), partial(self._arrive, request))
         while (turn := self._clock.step()) is not None:
@@ -86,14 +88,14 @@ class _Simulation:
             raise self._error(f"left requests {waiting[:10]} waiting with nothing more to come")
         return self._result()
 
-    # --- what happens
+    # --- events
 
-    def _tell(self, event: Event) -> None:
-        """Tell the policy, and then at once whatever follows from what it decides."""
-        told = deque([event])
-        while told:
-            for decision in self._policy.handle(told.popleft()):
-                told.extend(self._follow(decision))
+    def _send(self, event: Event) -> None:
+        """Send an event to the policy, and the events that follow at once from its decisions."""
+        events = deque([event])
+        while events:
+            for decision in self._policy.handle(events.popleft()):
+                events.extend(self._apply(decision))
 
     def _arrive(self, request: SimulatedRequest) -> None:
         if request.nbytes > max(device.memory.size_bytes for device in self._devices):
@@ -102,14 +104,14 @@ class _Simulation:
             return
         if request.deadline_ps is not None:
             self._clock.at(request.deadline_ps, Turn.DEADLINE, (request.index, 0), partial(self._expire, request))
-        self._tell(request.arrival)
+        self._send(request.arrival)
 
     def _expire(self, request: SimulatedRequest) -> None:
-        """Queued, or still waiting for room on its device, it goes; running, it goes on, and its slot is taken."""
+        """End a request that is queued or waits for memory. A running one goes on, and keeps its slot."""
         if request.answered:
             return
         self._reject(request, "deadline")
-        self._tell(RequestCancelled(self._clock.now_s, request.arrival.request))
+        self._send(RequestCancelled(self._clock.now_s, request.arrival.request))
         if request.place is None:
             self._open -= 1
         elif not request.began:
@@ -121,7 +123,7 @@ class _Simulation:
             return
         if self._wakes > WAKES_IN_A_ROW:
             raise self._error("does nothing but ask to be woken")
-        self._tell(Tick(self._clock.now_s))
+        self._send(Tick(self._clock.now_s))
 
     def _complete(self, request: SimulatedRequest, charged_ps: int) -> None:
         if not request.answered:
@@ -133,14 +135,14 @@ class _Simulation:
         self._leave(request, outcome, charged_ps)
 
     def _leave(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> None:
-        """It is on its device no longer: others may enter."""
+        """Take a request off its device: others may enter."""
         device = self._devices[self._workers[request.worker].device]
-        self._tell(self._left(request, outcome, charged_ps))
+        self._send(self._left(request, outcome, charged_ps))
         for event in self._enter(device):
-            self._tell(event)
+            self._send(event)
 
     def _left(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> RequestDone:
-        """Its slot is free; a worker that was only waiting for this ends."""
+        """Free the slot of a request; a stopping worker ends with its last request."""
         assert request.place is not None, "only what was dispatched leaves a slot"
         worker_id, slot = request.place
         self._open -= 1
@@ -155,10 +157,10 @@ class _Simulation:
         request.answered = True
         self._rejected.append(Rejected(request.index, self._clock.now_s, reason))
 
-    # --- what the policy decides
+    # --- decisions
 
-    def _follow(self, decision: Decision) -> list[Event]:
-        """Do what the policy decided; what it must be told of at once."""
+    def _apply(self, decision: Decision) -> list[Event]:
+        """Carry out a decision, and return the events that follow at once."""
         match decision:
             case Dispatch():
                 return self._dispatch(decision)
@@ -193,8 +195,8 @@ class _Simulation:
         return self._enter(device)
 
     def _enter(self, device: SimulatedDevice) -> list[Event]:
-        """Begin what was dispatched to a device, in that order, as far as there is room beside what runs."""
-        told: list[Event] = []
+        """Begin the requests dispatched to a device, in their order, while the memory of running ones leaves room."""
+        events: list[Event] = []
         while device.entering:
             request = device.entering[0]
             place = device.memory.place(request.key, request.nbytes, self._clock.now_ps, request.load_ps)
@@ -203,8 +205,8 @@ class _Simulation:
             device.entering.popleft()
             self._begin(request, device, place)
             if place.loaded:
-                told.append(Residency(self._clock.now_s, request.worker, (request.key,), place.evicted))
-        return told
+                events.append(Residency(self._clock.now_s, request.worker, (request.key,), place.evicted))
+        return events
 
     def _begin(self, request: SimulatedRequest, device: SimulatedDevice, place: FunctionPlace) -> None:
         assert request.place is not None, "only what was dispatched begins"
@@ -225,7 +227,7 @@ class _Simulation:
         self._clock.at(ends_ps, Turn.COMPLETION, (device.index, slot), partial(self._complete, request, used_ps))
 
     def _prefetch(self, decision: Prefetch) -> list[Event]:
-        """Load functions' memory one after the other, while others run: of all of them, or none."""
+        """Load the memory of all functions, or of none, one after the other and while others run."""
         device = self._devices[self._workers[decision.worker].device]
         named = ((key, self._scenario.functions.get(key.decode(errors="replace"))) for key in decision.keys)
         functions = {key: function for key, function in named if function is not None}
@@ -250,14 +252,14 @@ class _Simulation:
         for running in event.running:
             order = (event.device, running.slot)
             self._clock.at(device.free_ps, Turn.COMPLETION, order, partial(self._release, worker, running))
-        self._tell(event)
-        self._tell_held(worker)
+        self._send(event)
+        self._send_residency(worker)
 
     def _release(self, worker: SimulatedWorker, earlier: Running) -> None:
-        """The end of what kept a device busy when time began."""
+        """End a request that kept a device busy from the start."""
         worker.running -= 1
         self._end_if_stopping(worker)
-        self._tell(RequestDone(self._clock.now_s, earlier.request, worker.id, earlier.slot, Outcome.SUCCEEDED, 0.0))
+        self._send(RequestDone(self._clock.now_s, earlier.request, worker.id, earlier.slot, Outcome.SUCCEEDED, 0.0))
 
     def _start(self, decision: StartWorker) -> None:
         device = self._devices[decision.device]
@@ -273,12 +275,12 @@ class _Simulation:
         device = self._devices[worker.device]
         device.busy_ps += worker.cold_ps or 0
         memory_bytes = device.memory.size_bytes
-        self._tell(WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes))
-        self._tell_held(worker)
+        self._send(WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes))
+        self._send_residency(worker)
 
-    def _tell_held(self, worker: SimulatedWorker) -> None:
+    def _send_residency(self, worker: SimulatedWorker) -> None:
         if worker.id in self._workers and (held := self._devices[worker.device].memory.held):
-            self._tell(Residency(self._clock.now_s, worker.id, held, ()))
+            self._send(Residency(self._clock.now_s, worker.id, held, ()))
 
     def _end_if_stopping(self, worker: SimulatedWorker) -> None:
         if worker.stopping and not worker.running:
@@ -290,7 +292,7 @@ class _Simulation:
         device.workers.remove(worker.id)
         if not device.workers:
             device.memory.drop(device.memory.held)
-        self._tell(WorkerGone(self._clock.now_s, worker.id, "stopped"))
+        self._send(WorkerGone(self._clock.now_s, worker.id, "stopped"))
 
     # --- the end
 

@@ -1,4 +1,4 @@
-"""How a scenario begins: the clients, workers and requests that it tells of, as the policy will hear of them."""
+"""The start of a scenario: its clients, workers and requests, as events for the policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ MEGABYTE = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """index: its place in the scenario. arrival: what the policy hears, with its id, its place by arrival."""
+    """A request of a simulation.
+
+    Fields:
+        index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival.
+    """
 
     index: int
     arrival: RequestArrived
@@ -56,14 +60,18 @@ class SimulatedWorker:
     device: int
     slots: int
     cold_ps: int | None = None
-    """What its start took that its first request is charged; None: that has been, or nobody is."""
+    """Time of its start, to be charged to its first request; None if it was charged, or no request is."""
     stopping: bool = False
     running: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedDevice:
-    """free_ps: before this no worker starts. entering: dispatched requests that wait for room in memory."""
+    """A device of a simulation.
+
+    Fields:
+        free_ps: no worker starts before. entering: dispatched requests that wait for room in memory.
+    """
 
     index: int
     slots: int
@@ -75,7 +83,7 @@ class SimulatedDevice:
     entering: deque[SimulatedRequest] = field(default_factory=deque)
 
     def worker(self, id_: int, kind: WorkerKind) -> SimulatedWorker:
-        """A worker on it. An eTask worker has one slot: what runs there has the device to itself."""
+        """Return a new worker on the device. An eTask worker has one slot: its request has the device to itself."""
         self.workers.add(id_)
         return SimulatedWorker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
 
@@ -93,35 +101,35 @@ def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
 
 
 def devices(scenario: Scenario) -> list[SimulatedDevice]:
-    """The devices with what they hold."""
+    """Return the devices with the memory that they hold from the start."""
     made = []
-    for index, told in enumerate(scenario.devices):
-        memory = SimulatedMemory(to_bytes(told.memory_mb))
-        for name in told.cached:
+    for index, device in enumerate(scenario.devices):
+        memory = SimulatedMemory(to_bytes(device.memory_mb))
+        for name in device.cached:
             memory.holds_from_start(name.encode(), to_bytes(scenario.functions[name].memory_mb))
-        made.append(SimulatedDevice(index, told.slots, told.speed, picoseconds(told.busy_until_s), memory))
+        made.append(SimulatedDevice(index, device.slots, device.speed, picoseconds(device.busy_until_s), memory))
     return made
 
 
 def requests(scenario: Scenario) -> list[SimulatedRequest]:
-    """In the order of their arrival."""
+    """Return the requests in the order of their arrival."""
     made: list[SimulatedRequest] = []
     for index in sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].at_s):
-        told = scenario.requests[index]
-        function = scenario.functions[told.function]
-        nbytes, arrived_ps = to_bytes(function.memory_mb), picoseconds(told.at_s)
-        deadline_ps = None if told.deadline_s is None else arrived_ps + picoseconds(told.deadline_s)
-        key = told.function.encode()
+        request = scenario.requests[index]
+        function = scenario.functions[request.function]
+        nbytes, arrived_ps = to_bytes(function.memory_mb), picoseconds(request.at_s)
+        deadline_ps = None if request.deadline_s is None else arrived_ps + picoseconds(request.deadline_s)
+        key = request.function.encode()
         arrival = RequestArrived(
             time_s=seconds(arrived_ps),
             request=len(made),
-            client=scenario.client_of(told),
-            function=told.function,
+            client=scenario.client_of(request),
+            function=request.function,
             inputs=(ObjectUse(key, nbytes),),
             deadline_s=None if deadline_ps is None else seconds(deadline_ps),
-            kind=scenario.kind_of(told.function),
+            kind=scenario.kind_of(request.function),
         )
-        run_ps = picoseconds(function.run_s if told.run_s is None else told.run_s)
+        run_ps = picoseconds(function.run_s if request.run_s is None else request.run_s)
         made.append(
             SimulatedRequest(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps)
         )
@@ -129,7 +137,7 @@ def requests(scenario: Scenario) -> list[SimulatedRequest]:
 
 
 def clients(scenario: Scenario) -> Iterator[ClientKnown]:
-    """Those listed, which are present from the start, and what functions say of others."""
+    """Yield the listed clients, which are present from the start, and others whose functions have a weight."""
     for name, client in scenario.clients.items():
         yield ClientKnown(
             time_s=0.0,
@@ -148,29 +156,29 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
 def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
     """Yield the workers that are there when time begins.
 
-    These are the owners' eTask workers, and executors on all other devices under policies that share them. What keeps a
-    worker busy belongs to no client, and no client is charged for it.
+    These are the owners' eTask workers, and executors on all other devices under policies that share them. The request
+    that keeps a worker busy belongs to no client, and no client is charged for it.
     """
     workers, busy = count(), count(1)
-    for index, told in enumerate(scenario.devices):
+    for index, device in enumerate(scenario.devices):
         owner = scenario.owner_of(index)
         if owner is None and scenario.policy.name in NO_SHARED_EXECUTORS:
             continue
         client, function = owner or ("", "")
-        slots = 1 if owner else told.slots
+        slots = 1 if owner else device.slots
         yield WorkerAdopted(
             time_s=0.0,
             worker=next(workers),
             kind=WorkerKind.ETASK if owner else WorkerKind.EXECUTOR,
             device=index,
             slots=slots,
-            memory_bytes=to_bytes(told.memory_mb),
+            memory_bytes=to_bytes(device.memory_mb),
             client=client,
             function=function,
             running=tuple(
-                Running(-next(busy), slot, client, function, told.busy_until_s)
+                Running(-next(busy), slot, client, function, device.busy_until_s)
                 for slot in range(slots)
-                if told.busy_until_s
+                if device.busy_until_s
             ),
         )
 

@@ -1,4 +1,4 @@
-"""CFS-Affinity: these events, these decisions; and what it guarantees about clients' device time."""
+"""CFS-Affinity: these events, these decisions; and guarantees of clients' device time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kaas.errors import PolicyError
 from kaas.scheduling.events import Dispatch, ObjectUse, PhysicalDevice, Running, Tick, WorkerAdopted
 from kaas.scheduling.policies.cfs_affinity import PENALTY, CfsAffinity
-from kaas.scheduling.policies.fair_share import ACCOUNTS
+from kaas.scheduling.policies.fair_share import MOST_SHARES
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
 
@@ -270,16 +270,16 @@ COSTS = st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=3)
 def test_backlogged_clients_differ_by_a_request_and_the_penalty(
     devices: int, slots: int, clients: list[tuple[float, list[float]]]
 ) -> None:
-    """Whatever is charged as an estimate may be wrong by a request for each slot, which adds to that."""
+    """An estimate may be wrong by a request for each slot, which adds to the bound."""
     weights = {f"c{i}": weight for i, (weight, _) in enumerate(clients)}
     costs = {f"c{i}": each for i, (_, each) in enumerate(clients)}
     world = idle(devices, slots=slots)
     backlogged(world, weights, costs, requests=120)
-    accounts = [world.raw._accounts[client] for client in weights]  # type: ignore[attr-defined]
-    times = [account.time_s for account in accounts]
+    shares = [world.raw._fair_share[client] for client in weights]  # type: ignore[attr-defined]
+    times = [share.time_s for share in shares]
     largest = 2.0
-    error = max(largest * devices * slots / account.weight for account in accounts)
-    bound = max(largest / account.weight for account in accounts) + PENALTY * max(a.mean_s for a in accounts)
+    error = max(largest * devices * slots / share.weight for share in shares)
+    bound = max(largest / share.weight for share in shares) + PENALTY * max(share.mean_s for share in shares)
     assert max(times) - min(times) <= bound + error
 
 
@@ -291,7 +291,7 @@ def test_equal_requests_on_one_device_differ_by_one(devices: int, slots: int) ->
         world.known(client, mean_s=1.0, devices=tuple(range(devices)), present=True)
     costs = {client: [1.0] for client in ("a", "b", "c")}
     backlogged_known(world, costs, 200)
-    times = [world.raw._accounts[client].time_s for client in costs]  # type: ignore[attr-defined]
+    times = [world.raw._fair_share[client].time_s for client in costs]  # type: ignore[attr-defined]
     assert max(times) - min(times) <= 1.0 + (PENALTY if devices > 1 else 0.0)
 
 
@@ -339,7 +339,7 @@ def test_who_comes_back_gains_nothing_from_its_absence(
     for _ in range(60):
         world.arrive("away")
         world.arrive("busy")
-    mean = world.raw._accounts["busy"].mean_s  # type: ignore[attr-defined]
+    mean = world.raw._fair_share["busy"].mean_s  # type: ignore[attr-defined]
     while len(world.dispatched) < before + 40:
         world.time_s += 1.0
         world.finish(min(world.running), mean)
@@ -361,14 +361,14 @@ def test_absence_of_everybody_gives_nobody_credit() -> None:
     assert clients.count("long") >= 1
 
 
-def test_accounts_of_those_who_left_do_not_pile_up() -> None:
+def test_shares_of_clients_that_left_do_not_pile_up() -> None:
     world = idle(1)
-    for i in range(ACCOUNTS + 100):
+    for i in range(MOST_SHARES + 100):
         world.finish(world.arrive(f"c{i}"), 1.0)
-    assert len(world.raw._accounts) <= ACCOUNTS  # type: ignore[attr-defined]
+    assert len(world.raw._fair_share) <= MOST_SHARES  # type: ignore[attr-defined]
 
 
-def test_etasks_are_charged_to_the_same_account() -> None:
+def test_etasks_are_charged_to_the_same_share() -> None:
     world = idle(2)
     world.known("a", present=True)
     world.known("b", present=True)

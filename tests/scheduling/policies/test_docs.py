@@ -1,4 +1,4 @@
-"""The policy that docs/policies.md shows is one."""
+"""The policy that docs/policies.md shows works."""
 
 from __future__ import annotations
 

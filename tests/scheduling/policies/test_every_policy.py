@@ -1,4 +1,4 @@
-"""What every policy keeps, whatever happens: each request is answered once, and nothing that `Checked` guards."""
+"""Guarantees of every policy: each request ends once, and no rule of `CheckedPolicy` is broken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENTS = "abc"
 
 
 class Chaos:
-    """Draws what happens next."""
+    """Draws the next events."""
 
     def __init__(self, world: World, draw: Callable[[int], int]) -> None:
         self.world, self.draw = world, draw

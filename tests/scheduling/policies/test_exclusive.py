@@ -1,4 +1,4 @@
-"""Exclusive: these events, these decisions; no worker serves two functions, and devices are taken from larger crews."""
+"""Exclusive: these events, these decisions; no worker serves two functions, and larger groups give devices up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 def adopted(
     world: World, worker: int, device: int, client: str, *, ends_s: float | None = None, busy: bool = True
 ) -> None:
-    """A worker of a client, that runs request -1 - worker."""
+    """Return a worker of a client that runs request -1 - worker."""
     running = (Running(-1 - worker, 0, client, "f", ends_s),) if busy else ()
     world.workers[worker] = StartWorker(worker, ETASK, device, client, "f")
     world.running |= {each.request: (worker, 0) for each in running}
@@ -91,7 +91,9 @@ def test_first_of_the_largest_pools_and_then_the_least_recently_evicted() -> Non
         adopted(world, worker, worker, client, ends_s=[4.0, 3.0, 2.0, 1.0][worker])
     world.tick()
     world.arrive("x", "f", ETASK)
-    assert world.decided == [StopWorker(1)]  # both have two, none was evicted: who came first, what is free soonest
+    assert world.decided == [
+        StopWorker(1)
+    ]  # both have two, none was evicted: the first group, its worker that is free soonest
     world.arrive("y", "f", ETASK)
     assert world.decided[1:] == [StopWorker(3)]  # client 2 has more now
     world.arrive("z", "f", ETASK)
@@ -135,7 +137,7 @@ def test_a_busy_worker_finishes_what_it_runs() -> None:
 
 
 def test_what_was_taken_is_not_taken_back_before_it_was_used() -> None:
-    """Two requests and one device: without a promise to the heir they take it from each other for ever."""
+    """Two requests and one device: without a reservation their groups take it from each other for ever."""
     world = World(Exclusive, 1)
     world.tick()
     world.arrive("a", "f", ETASK)
@@ -144,7 +146,7 @@ def test_what_was_taken_is_not_taken_back_before_it_was_used() -> None:
     assert steps <= 6
 
 
-def test_a_promise_lapses_with_its_request() -> None:
+def test_a_reservation_ends_with_its_request() -> None:
     world = World(Exclusive, 1)
     world.tick()
     first = world.arrive("a", "f", ETASK)
@@ -247,24 +249,24 @@ Flow = tuple[WorkerKind, str, str]
 
 
 def judged(world: World) -> None:
-    """Has each promise of a device judged: it comes from the largest crew of those that can give one, and goes to one
-    that has fewer."""
+    """Check each reservation of a device: the largest group that can give a device gives it, and a smaller group gets
+    it."""
     placement: Any = world.raw._placement  # type: ignore[attr-defined]
     find = placement._find
 
     def judging(group: Any) -> bool:
         sizes = {other: other.size for other in placement.groups.values()}
-        heirs = {index: device.reservation for index, device in placement.devices.items()}
+        reservations = {index: device.reservation for index, device in placement.devices.items()}
         takeable = [
             worker for worker in placement.workers.values() if not worker.stopping and worker.device.reservation is None
         ]
         giving = {worker.group for worker in takeable} - {group}
         found = bool(find(group))
         for device in placement.devices.values():
-            if device.reservation is not heirs[device.index]:
+            if device.reservation is not reservations[device.index]:
                 victims = {worker.group for worker in device.workers.values()}
                 assert device.reservation is group
-                assert heirs[device.index] is None
+                assert reservations[device.index] is None
                 assert all(sizes[group] < sizes[victim] == max(sizes[other] for other in giving) for victim in victims)
         return found
 
@@ -281,8 +283,8 @@ FUNCTIONS = [("a", "f"), ("a", "g"), ("b", "f"), ("c", "f"), ("d", "f")]
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 3))
 def test_exclusive_in_any_order(data: st.DataObject, devices: int, slots: int) -> None:
-    """It never livelocks, no two functions share a worker, and devices come from the largest crews that can
-    give one, which were larger than that of somebody who waited."""
+    """The policy never livelocks, no two functions share a worker, and devices come from the largest groups that can
+    give one, which were larger than the waiting group."""
 
     def draw(n: int) -> int:
         return data.draw(st.integers(0, n - 1))

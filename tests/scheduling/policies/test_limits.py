@@ -1,4 +1,4 @@
-"""What holds for all policies: clients' limits, requests that run alone, deadlines, executors beside eTask workers."""
+"""Rules of all policies: clients' limits, requests that run alone, deadlines, executors and eTask workers."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ def test_a_limited_client_gets_its_share_in_the_long_run(name: str) -> None:
 def test_a_suspect_runs_alone_and_is_not_starved(name: str) -> None:
     world = idle(SHARING[name], devices=1, slots=3)
     before = [world.arrive() for _ in range(3)]
-    suspect = world.arrive(alone=True)
+    retried_alone = world.arrive(alone=True)
     after = [world.arrive() for _ in range(3)]
     for request in before:
-        assert suspect not in world.running
+        assert retried_alone not in world.running
         world.finish(request, 1.0)
-    assert list(world.running) == [suspect]
-    world.finish(suspect, 1.0)
+    assert list(world.running) == [retried_alone]
+    world.finish(retried_alone, 1.0)
     assert sorted(world.running) == after
 
 
@@ -149,15 +149,15 @@ def test_only_the_least_busy_worker_is_kept_for_a_suspect(name: str) -> None:
     where = dict(world.running)
     freed = min(requests)
     device = where[freed][0]
-    suspect = world.arrive(alone=True)
+    retried_alone = world.arrive(alone=True)
     world.finish(freed, 1.0)
     waits = world.arrive()
-    assert waits in world.queued  # the slot beside another request stays free for the suspect
+    assert waits in world.queued  # the slot beside another request stays free for the request that runs alone
     (other,) = [request for request in requests if request != freed and where[request][0] == device]
     world.finish(other, 1.0)
-    assert world.running[suspect][0] == device
+    assert world.running[retried_alone][0] == device
     assert waits in world.queued
-    elsewhere = min(request for request in world.running if request != suspect)
+    elsewhere = min(request for request in world.running if request != retried_alone)
     world.finish(elsewhere, 1.0)
     assert waits in world.running
 
@@ -165,9 +165,9 @@ def test_only_the_least_busy_worker_is_kept_for_a_suspect(name: str) -> None:
 def test_a_suspect_that_is_cancelled_keeps_nothing_free() -> None:
     world = idle(FirstComeFirstServed, slots=2)
     world.arrive()
-    suspect, next_one = world.arrive(alone=True), world.arrive()
+    retried_alone, next_one = world.arrive(alone=True), world.arrive()
     assert next_one in world.queued
-    world.cancel(suspect)
+    world.cancel(retried_alone)
     assert next_one in world.running
 
 
@@ -335,7 +335,7 @@ def test_a_client_is_charged_for_what_an_earlier_life_began() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_worker_that_another_policy_started_ends(name: str) -> None:
-    """A crew for one function is of use to exclusive only, one for everybody to all but that."""
+    """Only exclusive uses a worker for one function, and only exclusive does not use one for all clients."""
     serves = ("", "") if name == "exclusive" else ("a", "f")
     world = World(POLICIES[name], 1)
     world.workers[3] = StartWorker(3, EXECUTOR, 0, *serves)
@@ -347,14 +347,14 @@ def test_a_worker_that_another_policy_started_ends(name: str) -> None:
     world.settle(lambda _: 0)
 
 
-def test_a_suspect_moves_to_a_worker_that_is_free_sooner() -> None:
+def test_a_request_that_runs_alone_moves_to_a_worker_that_is_free_sooner() -> None:
     world = idle(FirstComeFirstServed, devices=2, slots=2)
     requests = [world.arrive() for _ in range(4)]
     where = {request: world.running[request][0] for request in requests}
-    suspect = world.arrive(alone=True)
+    retried_alone = world.arrive(alone=True)
     kept = next(worker.id for worker in world.raw._placement.workers.values() if worker.alone)  # type: ignore[attr-defined]
     for request in [request for request in requests if where[request] != kept]:
         world.finish(request, 1.0)
-    assert world.running[suspect][0] != kept
+    assert world.running[retried_alone][0] != kept
     world.finish(min(request for request in world.running if where.get(request) == kept), 1.0)
     assert world.arrive() in world.running

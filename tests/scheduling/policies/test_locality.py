@@ -1,4 +1,4 @@
-"""Where a request goes among free devices, under every policy that shares executors: these events, these decisions."""
+"""The free device for a request, under every policy that shares executors: these events, these decisions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reads(sizes: dict[str, int]) -> tuple[ObjectUse, ...]:
 
 
 def run(world: World, sizes: dict[str, int], *, evicted: tuple[bytes, ...] = (), loads: bool = True) -> int:
-    """A request from its arrival to its end; the device that it ran on."""
+    """Run a request from its arrival to its end, and return its device."""
     request = world.arrive(inputs=reads(sizes))
     worker = world.running[request][0]
     if loads:
@@ -82,7 +82,7 @@ def test_an_idle_device_is_used_before_a_second_slot_if_nothing_is_lost(factory:
 
 
 def test_what_never_came_is_not_there(factory: PolicyFactory) -> None:
-    """A request that fails has loaded nothing: its device is as empty as the others, and nobody's home."""
+    """A request that fails has loaded nothing: its device is as empty as the others, and near to no client."""
     world = idle(factory)
     request = world.arrive(inputs=reads({"a": 40}))
     failed_on = world.running[request][0]

@@ -1,4 +1,4 @@
-"""Workers and callers that do anything the contract allows: a policy under guard is told of it, event by event."""
+"""Workers and callers that do all that the contract allows, event by event, with a checked policy."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ STEP_LIMIT = 5000
 
 @dataclass
 class World:
-    """Fields: running: request -> (worker, slot). dispatched: requests in order. answered: how often each one was.
-    served: the flows that each worker ran. wakes: when the policy wants to hear of the time."""
+    """Fields: running: request -> (worker, slot). dispatched: requests in order. answered: replies of each request.
+    served: the flows that each worker ran. wakes: the times at which the policy wants a Tick."""
 
     factory: PolicyFactory
     devices: int = 1
@@ -146,8 +146,7 @@ class World:
     def gone(
         self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False, device_s: float = 0.0
     ) -> None:
-        """again: how many of the requests that ran there arrive once more, alone or not. device_s: that each of them is
-        charged."""
+        """again: how many of its requests arrive once more, alone or not. device_s: the charge of each request."""
         self.starting.pop(worker, None)
         self.workers.pop(worker, None)
         self.stopping.discard(worker)
@@ -184,14 +183,14 @@ class World:
         self.tell(Tick(self.time_s))
 
     def stopped(self) -> list[int]:
-        """Workers that have nothing left to run before they end."""
+        """Return the stopping workers without requests."""
         busy = {worker for worker, _ in self.running.values()}
         return sorted(self.stopping - busy)
 
-    # --- what Hypothesis drives
+    # --- steps, as Hypothesis draws them
 
     def step(self, pick: Callable[[int], int], device_s: float = 1.0) -> bool:
-        """One thing that goes on by itself; False when there is none."""
+        """Take a step that needs no caller; return False if there is none."""
         going: list[Callable[[], object]] = [lambda r=r: self.finish(r, device_s) for r in sorted(self.running)]  # type: ignore[misc]
         going += [lambda w=w: self.up(w) for w in sorted(self.starting) if w not in self.stopping]  # type: ignore[misc]
         going += [lambda w=w: self.gone(w, "stopped") for w in self.stopped()]  # type: ignore[misc]
@@ -203,13 +202,13 @@ class World:
         return bool(going)
 
     def wake(self) -> None:
-        """The first time that the policy asked for has come."""
+        """Let the first time pass at which the policy wants a Tick."""
         self.time_s = max(self.time_s, min(self.wakes))
         self.wakes.remove(min(self.wakes))
         self.tell(Tick(self.time_s))
 
     def settle(self, pick: Callable[[int], int], device_s: float = 1.0) -> int:
-        """From here on nothing bad happens: everything that is here must be answered, once. Returns the steps."""
+        """Take steps without failures until each request has ended, once; return their number."""
         steps = 0
         while self.waiting or self.queued or self.running:
             assert steps < STEP_LIMIT, f"requests are still there after {steps} steps: {sorted(self.queued)}"

@@ -97,7 +97,7 @@ def test_requests_keep_their_times_and_functions_learn_what_they_take(tmp_path: 
     assert parse(scenario.as_json()) == scenario
 
 
-def test_lives_follow_one_another(tmp_path: Path) -> None:
+def test_epochs_follow_one_another(tmp_path: Path) -> None:
     path = record(tmp_path / "r", *LIFE)
     record(path, *LIFE)
     assert [request.at_s for request in recorded(path).scenario(1).requests] == [0.0, 4.0, 6.0, 9.0, 13.0, 15.0]
@@ -108,7 +108,7 @@ def test_what_is_no_record_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidRecord):
         recorded(tmp_path / "r")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(InvalidRecord, match="no life"):
+    with pytest.raises(InvalidRecord, match="no epoch"):
         recorded(tmp_path / "empty")
 
 

@@ -1,4 +1,4 @@
-"""Scenarios: what a missing key means, and where a mistake is said to be."""
+"""Scenarios: the meaning of missing keys, and the paths of mistakes."""
 
 from __future__ import annotations
 

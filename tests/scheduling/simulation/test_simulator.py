@@ -1,4 +1,4 @@
-"""The simulator: scenarios small enough to calculate by hand, and what holds for all."""
+"""The simulator: scenarios small enough to calculate by hand, and invariants of all."""
 
 from __future__ import annotations
 
@@ -201,22 +201,22 @@ def test_a_deadline_while_it_waits_for_room() -> None:
     assert [(each.request, each.at_s) for each in result.rejected] == [(1, 1.0)]
 
 
-# --- what only policies of one's own do
+# --- decisions that only users' policies make
 
 
 class Scripted(FirstComeFirstServed):
-    """First come, first served, with something besides at the first worker."""
+    """First come, first served, with more decisions at the first worker."""
 
     work_conserving: ClassVar[bool] = False
-    besides: ClassVar[Sequence[Decision]] = ()
+    more: ClassVar[Sequence[Decision]] = ()
 
     def handle(self, event: Event) -> list[Decision]:
         decided = super().handle(event)
-        return [*decided, *self.besides] if isinstance(event, WorkerReady) else decided
+        return [*decided, *self.more] if isinstance(event, WorkerReady) else decided
 
 
 def script(*decisions: Decision) -> type[Scripted]:
-    return type("Script", (Scripted,), {"besides": decisions})
+    return type("Script", (Scripted,), {"more": decisions})
 
 
 def test_prefetch_loads_ahead_and_evict_drops() -> None:
@@ -310,11 +310,11 @@ def test_the_seed_goes_to_a_policy_that_takes_it(monkeypatch: pytest.MonkeyPatch
     assert Seeded.seen == [5, 9]
 
 
-# --- whatever the scenario
+# --- invariants of all scenarios
 
 
 class Witness:
-    """A policy that writes down what it hears and says."""
+    """A policy that keeps its events and decisions."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -20,7 +20,7 @@ def run(policy: Told | str, **told: Any) -> Simulated:
 
 
 def places(result: Simulated) -> list[Place]:
-    """Request, device, when and how, of each dispatch."""
+    """Return request, device, time and kind of start of each dispatch."""
     return [(each.request, each.device, each.at_s, each.start) for each in result.dispatches]
 
 
@@ -137,7 +137,7 @@ def test_loads_are_charged_too() -> None:
     assert result.summary.per_client["a"].charged_s == 5.0
 
 
-def test_etasks_and_ktasks_share_devices_and_accounts() -> None:
+def test_etasks_and_ktasks_of_a_client_have_one_share() -> None:
     functions = {"K": {"client": "a", "run_s": 1}, "E": {"client": "b", "run_s": 1, "cold_s": 0.5, "kind": "etask"}}
     told = requests((0, "K"), (0, "E"), (5, "E"))
     result = run("cfs_affinity", devices=[{}, {}], functions=functions, requests=told)
@@ -243,7 +243,7 @@ def test_of_busy_workers_the_one_that_is_free_soonest_goes() -> None:
     assert places(result) == [(0, 1, 2.5, "cold")]
 
 
-def test_a_device_is_promised_to_its_reservation() -> None:
+def test_a_device_is_kept_for_its_reservation() -> None:
     """c's second request gets it back only once x has run there; what stops empties the device."""
     devices = [{"owner": "c", "cached": ["C"]}]
     told = requests((0, "C"), (0, "X"), (0, "C"))
