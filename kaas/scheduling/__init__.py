@@ -1,1 +1,1 @@
-"""The choice of the next request and its device: events in, decisions out. Pure; runs in the pool and the simulator."""
+"""Who runs next, and where: events in, decisions out. Pure; runs in the pool's process, and in the simulator."""

@@ -137,7 +137,7 @@ def test_loads_are_charged_too() -> None:
     assert result.summary.per_client["a"].charged_s == 5.0
 
 
-def test_etasks_and_ktasks_of_a_client_have_one_share() -> None:
+def test_etasks_and_ktasks_share_devices_and_are_charged() -> None:
     functions = {"K": {"client": "a", "run_s": 1}, "E": {"client": "b", "run_s": 1, "cold_s": 0.5, "kind": "etask"}}
     told = requests((0, "K"), (0, "E"), (5, "E"))
     result = run("cfs_affinity", devices=[{}, {}], functions=functions, requests=told)
