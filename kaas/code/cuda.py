@@ -29,7 +29,7 @@ def library(
     include_paths: tuple[str | os.PathLike[str], ...],
     name: str,
 ) -> Library:
-    """See `Library.from_cuda`. One compilation gives the machine code of its architecture, and its PTX."""
+    """Return the library of `Library.from_cuda`. A compilation gives an architecture's machine code and PTX."""
     wanted = target.parse(arch)
     if not isinstance(source, str):
         raise refused("NVRTC", name, f"the source is a string, not {type(source).__name__}{_READ}")
@@ -45,7 +45,7 @@ def library(
     architectures = [f"sm_{capability}" for capability in wanted.cubins]
     if wanted.ptx is not None and wanted.ptx not in wanted.cubins:
         architectures.append(f"compute_{wanted.ptx}")
-    with ThreadPoolExecutor(len(architectures)) as threads:  # NVRTC compiles beside itself, and lets go of Python
+    with ThreadPoolExecutor(len(architectures)) as threads:  # NVRTC compiles in parallel, and releases the GIL
         made = dict(zip(architectures, threads.map(compiled, architectures), strict=True))
     images = [Image("cubin", made[f"sm_{capability}"].cubin) for capability in wanted.cubins]
     if wanted.ptx is not None:

@@ -1,4 +1,4 @@
-"""`Library.from_cupy`: what a RawKernel or RawModule was made of, compiled without CuPy."""
+"""`Library.from_cupy`: the source of a RawKernel or RawModule, compiled without CuPy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kaas.code.refusal import refused, title
 from kaas.ktask.library import Library
 
 _AS_CUPY = ("-ftz=true", "--device-as-default-execution-space")
-"""Options that CuPy gives to NVRTC beside those of the kernel."""
+"""Options that CuPy gives to NVRTC in addition to those of the kernel."""
 
 
 def library(kernel: Any, arch: str) -> Library:
-    """See `Library.from_cupy`."""
-    cupy: Any = sys.modules.get("cupy")  # it is there if the kernel is one of its own
+    """Return the library of `Library.from_cupy`."""
+    cupy: Any = sys.modules.get("cupy")  # loaded if the kernel is one of CuPy's
     compiler = f"CuPy {cupy.__version__}" if cupy else "CuPy"
     if cupy is None or not isinstance(kernel, cupy.RawKernel | cupy.RawModule):
         raise refused(compiler, title(kernel), f"a {type(kernel).__name__} is neither a RawKernel nor a RawModule")

@@ -30,7 +30,7 @@ _PARAMETER = re.compile(r"_param_\d+$")
 
 
 def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bounds: Any) -> Library:
-    """See `Library.from_numba`."""
+    """Return the library of `Library.from_numba`."""
     wanted = target.parse(arch)
     if wanted.cubins or wanted.ptx is None:
         raise InvalidTarget(f'numba-cuda compiles to PTX, not for {arch!r}: "ptx" or compute_N', target=arch)
@@ -60,15 +60,17 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
             )
     except Exception as error:
         raise _failed(compiler, name, error) from error
-    symbol = re.sub(r"\W", "_", name, flags=re.ASCII)  # that of a lambda, say, is no name for PTX
+    symbol = re.sub(r"\W", "_", name, flags=re.ASCII)  # the name of a lambda, for example, is no name for PTX
     images = Library.from_ptx(_named(ptx, symbol)).images
     return Library(images, entries=[KernelSignature(symbol, name, parameters=parameters)])
 
 
 @contextmanager
 def _as_if_on(capability: tuple[int, int]) -> Iterator[None]:
-    """numba-cuda compiles the device functions that a kernel calls for the device of this process, which need not
-    exist; meanwhile it is told that it is one of the capability that is wanted."""
+    """Give numba-cuda a device of this capability for a while.
+
+    numba-cuda compiles the device functions that a kernel calls for the device of this process, which need not exist.
+    """
     dispatcher: Any = import_module("numba.cuda.dispatcher")
     lock: Any = import_module("numba.cuda.core.compiler_lock")
     with lock.global_compiler_lock:
@@ -81,8 +83,10 @@ def _as_if_on(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _named(ptx: str, name: str) -> str:
-    """The PTX with a name for its kernel, and short ones for all else that numba numbers as it compiles: the same
-    function gives the same code, whatever was compiled before."""
+    """Return the PTX with a name for its kernel, and short ones for all names that numba numbers as it compiles.
+
+    So the same function gives the same code, independent of earlier compilations.
+    """
     (kernel,) = re.findall(r"\.entry\s+([\w$]+)", ptx)
     short = {kernel: name}
     for symbol in dict.fromkeys(_PARAMETER.sub("", found) for found in _COUNTED.findall(ptx)):
@@ -96,7 +100,7 @@ def _named(ptx: str, name: str) -> str:
 
 
 def _failed(compiler: str, name: str, error: Exception) -> CompileFailed | MissingPackage:
-    """numba's error in our words."""
+    """Return numba's error as one of KaaS."""
     log = str(error).strip()
     if type(error).__name__ in ("DynamicLibNotFoundError", "NvvmSupportError"):
         return missing("NVVM, with which numba-cuda compiles,", _INSTALL)

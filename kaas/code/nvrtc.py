@@ -16,7 +16,7 @@ from kaas.errors import CompileFailed, InvalidTarget, MissingPackage
 _INSTALL = "nvidia-cuda-nvrtc"
 _ERROR = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?error: ")
 _NAMES = "__nv_name_map"
-"""What NVRTC calls the source that it makes of name expressions."""
+"""NVRTC's name of the source that it makes of name expressions."""
 _NO_HEADER = re.compile(r'(?:could not open|cannot open) source file "([^"]+)"')
 _BUNDLED = "what CUDA C++ and CCCL include comes with NVRTC 13.3 and later or a CUDA toolkit, else by include_paths"
 _BUILT_IN = ("cuda_runtime.h", "device_launch_parameters.h", "stdio.h", "cstdio", "math.h", "assert.h", "cassert")
@@ -26,10 +26,10 @@ _LEAVE_OUT = "leave the line out: NVRTC has built in what kernels need of it, pr
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What NVRTC makes of a source for one architecture.
+    """The output of NVRTC for one architecture.
 
     Fields:
-        cubin: empty where only PTX was asked for. names: name expression -> symbol. log: warnings.
+        cubin: empty if only PTX was wanted. names: name expression -> symbol. log: warnings.
     """
 
     ptx: str
@@ -41,17 +41,20 @@ class Compiled:
 def compiled(
     source: str, arch: str, name: str, options: Sequence[str], headers: Mapping[str, str], names: Sequence[str]
 ) -> Compiled:
-    """
+    """Compile a source for one architecture.
+
     Args:
+        source: CUDA C++.
         arch: "sm_80" makes PTX and a cubin, "compute_80" only PTX.
-        name: what the source is called in messages.
-        headers: what `#include` finds before it looks into a folder: name -> text.
+        name: the name of the source in messages.
+        options: of NVRTC, but for the architecture.
+        headers: name -> text, which `#include` finds before it searches folders.
         names: C++ names whose symbols are wanted; a template's are instantiated: "scale<float>".
 
     Raises:
         MissingPackage: no NVRTC.
-        InvalidTarget: it does not know the architecture.
-        CompileFailed: it does not take the source, an option or a name.
+        InvalidTarget: NVRTC does not know the architecture.
+        CompileFailed: NVRTC refuses the source, an option or a name.
     """
     nvrtc = _library()
     _check_known(arch)
@@ -60,7 +63,7 @@ def compiled(
     try:
         for expression in names:
             _done(nvrtc.nvrtcAddNameExpression(program, expression.encode()), name)
-        flags = [option.encode() for option in (f"--gpu-architecture={arch}", *_alone(), *options)]
+        flags = [option.encode() for option in (f"--gpu-architecture={arch}", *_no_cache(), *options)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).strip()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -74,8 +77,10 @@ def compiled(
 
 
 def include_paths() -> tuple[str, ...]:
-    """Folders with the headers that come with NVRTC (cuda_fp16.h, cooperative_groups.h, cuda/std, cub, …), which are
-    unpacked once, into the folder in which KaaS caches; if it brings none, those of the CUDA toolkit that is here."""
+    """Return folders with NVRTC's headers (cuda_fp16.h, cooperative_groups.h, cuda/std, cub, …).
+
+    They are unpacked once, into KaaS's cache folder. If NVRTC brings none, the CUDA toolkit's are taken.
+    """
     nvrtc = _library()
     try:
         if not _done(nvrtc.nvrtcGetBundledHeadersInfo()[:2], "headers").available:
@@ -90,7 +95,7 @@ def include_paths() -> tuple[str, ...]:
 
 
 def _of_toolkit() -> tuple[str, ...]:
-    """Folders with the headers of a CUDA toolkit, in packages or on the machine; none without one."""
+    """Return folders with the headers of a CUDA toolkit, in packages or on the machine; none without a toolkit."""
     found = (pathfinder.find_nvidia_header_directory(part) for part in ("cudart", "cccl"))
     return tuple(folder for folder in found if folder is not None)
 
@@ -117,6 +122,7 @@ def _version() -> tuple[int, int]:
 
 
 def compiler() -> str:
+    """Return the compiler's name and version."""
     return "NVRTC {}.{}".format(*_version())
 
 
@@ -125,8 +131,8 @@ def _known() -> tuple[str, ...]:
     return tuple(str(n) for n in _done(_library().nvrtcGetSupportedArchs(), "architectures"))
 
 
-def _alone() -> tuple[str, ...]:
-    """What keeps NVRTC from asking the driver for results of earlier compilations, by calls that are private to it."""
+def _no_cache() -> tuple[str, ...]:
+    """Return options that keep NVRTC from searching the driver's cache of compilations, by calls that are private."""
     return ("--no-cache",) if _version() >= (12, 9) else ()
 
 
@@ -139,7 +145,7 @@ def _check_known(arch: str) -> None:
 
 
 def _failed(source: str, log: str) -> CompileFailed:
-    """The error that a log tells of; its first error is the message, and the rest a field."""
+    """Return the error of a log: the first error is the message, the whole log a field."""
     first = _ERROR.search(log)
     said = next((line for line in log.splitlines() if "error" in line), log)
     absent = _NO_HEADER.search(log)
@@ -153,7 +159,11 @@ def _failed(source: str, log: str) -> CompileFailed:
 
 
 def _done(answer: tuple[Any, ...], source: str) -> Any:
-    """What a call gives beside its result code."""
+    """Return the value of a call after its result code.
+
+    Raises:
+        CompileFailed: the result code is an error.
+    """
     result, *values = answer
     if int(result) != 0:
         raise CompileFailed(
@@ -167,7 +177,7 @@ def _done(answer: tuple[Any, ...], source: str) -> Any:
 
 def _bytes(size: Callable[[Any], Any], read: Callable[[Any, bytes], Any], program: Any) -> bytes:
     content = bytes(_done(size(program), "output"))
-    _done(read(program, content), "output")  # which fills the bytes that it is given
+    _done(read(program, content), "output")  # the call writes into these bytes
     return content
 
 

@@ -1,4 +1,4 @@
-"""Code that is named in a kTask and given, where it runs, by an installed package: once in each process."""
+"""Code that a kTask names, and that an installed package provides where it runs: once in each process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ GROUP = "kaas.libraries"
 """The group of entry points. Each is a function: (name, version) -> the `kaas.Library` with the code."""
 
 BUILD = "KAAS_BUILD_PROVIDED"
-"""The environment of a process in which providers start no compiler, and give only what is there, says "0"."""
+"""Environment variable; "0" in a process in which providers start no compiler, and return only finished code."""
 
 KEPT = 64
-"""Answers kept in a process; beyond it the oldest one is given up, and asked for again if it is needed."""
+"""Provided code that a process keeps; beyond it the oldest is dropped, and requested again if needed."""
 
-_answers: dict[Provided, tuple[Image, ...]] = {}
+_provided: dict[Provided, tuple[Image, ...]] = {}
 _providers: dict[str, Any] = {}
-_asking: dict[Provided, threading.Lock] = {}
+_code_locks: dict[Provided, threading.Lock] = {}
 _lock = threading.Lock()
 
 
 def code(image: Image) -> tuple[Image, ...]:
-    """The image itself, or the code that it names. Threads that want the same code wait for one of them to ask; a
-    failure is not kept.
+    """Return the image itself, or the code that it names.
+
+    Of the threads that need the same code one calls the provider, and the others wait. A failure is not kept.
 
     Raises:
         MissingProvider, NotProvided, ProviderFailed
@@ -37,33 +38,33 @@ def code(image: Image) -> tuple[Image, ...]:
         return (image,)
     named = Provided.of(image)
     with _lock:
-        asking = _asking.setdefault(named, threading.Lock())
-    with asking:
+        lock = _code_locks.setdefault(named, threading.Lock())
+    with lock:
         try:
-            answer = _answers.get(named)
-            if answer is None:
-                answer = _asked(named)
-                _keep(named, answer)
-            return answer
+            images = _provided.get(named)
+            if images is None:
+                images = _requested(named)
+                _keep(named, images)
+            return images
         finally:
             with _lock:
-                _asking.pop(named, None)
+                _code_locks.pop(named, None)
 
 
 def folders(names: Container[str] | None = None) -> tuple[str, ...]:
-    """Where the packages lie that provide libraries. names: of entry points; None for all."""
+    """Return the folders of the packages that provide libraries. names: of entry points; None for all."""
     found = (entry for entry in entry_points(group=GROUP) if names is None or entry.name in names)
     return tuple(dict.fromkeys(str(entry.dist.locate_file("")) for entry in found if entry.dist is not None))
 
 
-def _keep(named: Provided, answer: tuple[Image, ...]) -> None:
+def _keep(named: Provided, images: tuple[Image, ...]) -> None:
     with _lock:
-        _answers[named] = answer
-        if len(_answers) > KEPT:
-            del _answers[next(iter(_answers))]
+        _provided[named] = images
+        if len(_provided) > KEPT:
+            del _provided[next(iter(_provided))]
 
 
-def _asked(named: Provided) -> tuple[Image, ...]:
+def _requested(named: Provided) -> tuple[Image, ...]:
     try:
         library = _provider(named)(named.name, named.version)
     except Unprovided as error:
@@ -84,7 +85,7 @@ def _asked(named: Provided) -> tuple[Image, ...]:
 
 def _provider(named: Provided) -> Any:
     known = _providers.get(named.provider)
-    if known is not None:  # to look through all that is installed takes longer than most code does to load
+    if known is not None:  # a search of all installed packages takes longer than most code does to load
         return known
     installed = {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}  # the first of a name
     if named.provider not in installed:

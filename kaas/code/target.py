@@ -1,4 +1,4 @@
-"""For which devices code is compiled: "sm_80+sm_90+ptx" taken apart."""
+"""The devices for which code is compiled: "sm_80+sm_90+ptx" taken apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kaas.errors import InvalidTarget
 
 _PART = re.compile(r"(sm|compute)_(\d+[af]?)|(ptx)")
 _OLDEST = "80"
-"""What plain "ptx" is compiled for."""
+"""The compute capability of plain "ptx"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Target:
     """Compute capabilities as CUDA writes them, "80" or "90a".
 
     Fields:
-        cubins: of the machine code, in the order in which a device is offered it.
+        cubins: of the machine code; a device tries it in this order.
         ptx: of the PTX, which devices of this capability and newer ones can run; None: no PTX is wanted.
     """
 
@@ -26,11 +26,13 @@ class Target:
 
 
 def parse(arch: str) -> Target:
-    """`sm_N` asks for machine code (a cubin), `compute_N` for PTX, `ptx` for PTX of the oldest sm_N beside it, or of
-    compute_80; several are joined by "+".
+    """Return the target of a text of parts joined by "+".
+
+    `sm_N` stands for machine code (a cubin), `compute_N` for PTX, `ptx` for PTX of the oldest sm_N in the text, or else
+    of compute_80.
 
     Raises:
-        InvalidTarget: it is none of these, or asks for PTX twice.
+        InvalidTarget: a part is none of these, or PTX is named twice.
     """
     cubins: list[str] = []
     ptx: list[str] = []

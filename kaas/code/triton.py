@@ -39,7 +39,7 @@ _DTYPES = {
     "fp8e4nv": "float8_e4m3fn",
     "fp8e4b15": "uint8",
 }
-"""What Triton's pointers point to -> dtypes."""
+"""Element types of Triton's pointers -> dtypes."""
 
 
 def library(
@@ -49,7 +49,7 @@ def library(
     arch: str,
     options: Mapping[str, Any],
 ) -> Library:
-    """See `Library.from_triton`."""
+    """Return the library of `Library.from_triton`."""
     try:
         import triton
     except ImportError as error:
@@ -81,7 +81,7 @@ def library(
 def _types(
     name: str, parameters: list[str], signature: str | Iterable[str] | Mapping[str, str], constants: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The type of each parameter that is no constant, in order."""
+    """Return the type of each parameter that is no constant, in order."""
     open_ = [parameter for parameter in parameters if parameter not in constants]
     if isinstance(signature, Mapping):
         given = {key: kind for key, kind in signature.items() if kind != "constexpr" and key not in constants}
@@ -126,7 +126,7 @@ def _compiled(
     chosen = {"enable_fp_fusion": True} | {key: value for key, value in options.items() if value is not None}
     device = GPUTarget("cuda", int(capability.rstrip("af")), 32)
     known = {part.name for part in fields(type(make_backend(device).parse_options({})))}
-    if unknown := [key for key in chosen if key not in known]:  # Triton itself would leave them out without a word
+    if unknown := [key for key in chosen if key not in known]:  # Triton itself ignores them without an error
         raise refused(compiler, title(kernel), f"it has no option {', '.join(unknown)}")
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # else code holds paths of this machine
@@ -151,7 +151,7 @@ def _entry(name: str, parameters: tuple[Parameter, ...], made: Any, compiler: st
     sizes = [metadata.global_scratch_size, metadata.profile_scratch_size]
     trailing = listed.count(".param") - len(parameters)
     if trailing not in (0, 1, 2):
-        raise refused(compiler, name, f"its code takes {trailing} parameters beside those of the function")
+        raise refused(compiler, name, f"its code takes {trailing} parameters in addition to those of the function")
     if metadata.profile_scratch_size:
         raise refused(compiler, name, "it is compiled for a profiler, which gives it memory")
     return KernelSignature(

@@ -1,7 +1,7 @@
-"""A model's constants as a safetensors file: which of its dtypes stands for which of ours.
+"""A model's constants as a safetensors file, and the dtypes of its format for those of buffers.
 
-Of ours the format lacks a few; arrays of those are bytes there, with one dimension more for the bytes of an element,
-and the caller keeps their dtypes.
+The format lacks a few dtypes of buffers. Arrays of these are bytes there, with one dimension more for the bytes of an
+element, and the caller keeps their dtypes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
-"""The format's dtypes that are ours too."""
+"""The format's dtypes -> those of buffers."""
 _FOREIGN = DTYPE_BYTES.keys() - _DTYPES.values()
 
 
 def foreign(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The dtypes of those arrays whose dtype safetensors lacks."""
+    """Return the dtypes of those arrays whose dtype safetensors lacks, by name."""
     found = {name: str(dtype_name(array.dtype)) for name, array in sorted(arrays.items())}
     return {name: dtype for name, dtype in found.items() if dtype in _FOREIGN}
 
@@ -55,7 +55,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
     specs = {name: _spec(array, name in lacking) for name, array in arrays.items()}
     try:
         serialize_file(specs, path)
-    except SafetensorError as error:  # as which it tells what the system refused; specs it has checked before
+    except SafetensorError as error:  # it stands for an error of the system: the specs were checked before
         raise OSError(str(error)) from error
 
 
@@ -65,19 +65,20 @@ def _spec(array: Array, as_bytes: bool) -> TensorSpec:
 
 
 def arrays_of(data: bytes, dtypes: Mapping[str, str]) -> dict[str, Array]:
-    """The arrays of a file, read-only.
+    """Return the arrays of a file, read-only.
 
     Args:
-        dtypes: of those whose dtype safetensors lacks.
+        data: the bytes of the file.
+        dtypes: of those whose dtype safetensors lacks, by name.
 
     Raises:
-        safetensors.SafetensorError: this is no such file, or not all of one.
-        ValueError: its tensors are no arrays of our dtypes.
+        safetensors.SafetensorError: data is no such file, or a part of one.
+        ValueError: its tensors are no arrays of buffers' dtypes.
     """
     tensors = dict(deserialize(data))
     unknown = dtypes.keys() - tensors.keys()
     if unknown:
-        raise ValueError(f"no tensor {min(unknown)!r}, of which a dtype is told")
+        raise ValueError(f"no tensor {min(unknown)!r}, for which a dtype is given")
     return {name: _array(name, tensors[name], dtypes.get(name)) for name in sorted(tensors)}
 
 

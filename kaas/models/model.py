@@ -36,17 +36,17 @@ class CompiledModel:
     """A model as kTasks, one for each shape of inputs that it was compiled for.
 
     Args:
-        name: for people; its functions are told apart by content.
+        name: for people; content identifies its functions.
         variants: in any order; all with inputs and outputs of the same names, and with kernels of one library.
         constants: by buffer name, NumPy arrays (ml_dtypes' for bfloat16 and float8), which must not be changed any
             more. Each is read by some variant.
-        about: how it was made: compiler, target, ... For people.
+        about: facts for people: compiler, target, ...
 
     Fields:
         variants: those for the smallest inputs first. constants: read-only.
 
     Raises:
-        InvalidModel
+        InvalidModel: variants, inputs and constants do not fit each other.
     """
 
     name: str
@@ -77,7 +77,7 @@ class CompiledModel:
         object.__setattr__(self, "about", MappingProxyType(about))
         object.__setattr__(self, "library", _library(name, variants))
         _check_alike(name, variants)
-        object.__setattr__(self, "_number", next(_numbers))  # never used again, unlike an address
+        object.__setattr__(self, "_number", next(_numbers))  # unique in the process, unlike an address
         object.__setattr__(self, "_sources", {})
 
     @property
@@ -92,10 +92,11 @@ class CompiledModel:
 
     @property
     def constant_bytes(self) -> int:
+        """Bytes of all constants."""
         return sum(array.nbytes for array in self.constants.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a .kaas file, which `kaas.load` reads.
+        """Write the model to a .kaas file, which `kaas.load` reads.
 
         Raises:
             InvalidRequest: the file cannot be written.
@@ -108,20 +109,20 @@ class CompiledModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledModel:
-        """A model from a .kaas file, all of which is read: the file may be changed or removed later.
+        """Return a model from a .kaas file, which is read whole: the file may be changed or removed later.
 
         Raises:
-            InvalidRequest: there is no such file. CorruptModel: it holds no model, or a damaged one.
+            InvalidRequest: there is no such file. CorruptModel: the file holds no model, or a damaged one.
         """
         try:
             parts = model_file.read(path)
         except OSError as error:
             raise InvalidRequest(f"cannot read {os.fspath(path)}: {error}") from error
-        with model_file.told_as_corrupt(path):
+        with model_file.raising_corrupt_model(path):
             return cls(parts.name, parts.variants, parts.constants, parts.about)
 
     def choose(self, inputs: Mapping[str, Any]) -> Variant:
-        """The variant for inputs by name.
+        """Return the variant for inputs by name.
 
         Raises:
             NoVariant, UndecidedVariant
@@ -130,7 +131,7 @@ class CompiledModel:
         return self.variants[choose(self.name, taken, inputs)]
 
     def register(self) -> Function:
-        """A function: the constants go into Ray's store once, and each invocation takes the variant for its inputs.
+        """Register a function: the constants go into Ray's store once, and inputs choose the variant.
 
         Raises:
             NotInitialized, PoolStopped
@@ -140,25 +141,28 @@ class CompiledModel:
         return register_variants(self.name, self.variants, self.constants)
 
     def run_local(self, *arrays: Any, device: Device | int | None = None, **named: Any) -> Any:
-        """Runs it in this process, without Ray. The constants stay on the device for the next time.
+        """Run the model in this process, without Ray. The constants stay on the device for the next run.
 
         Args:
-            arrays, named: the inputs in the model's order, by name, or both. One called "device" goes by its place.
-            device: as of `kaas.run_local`.
+            *arrays: inputs in the model's order. An input called "device" can be given only in this way.
+            device: as in `kaas.run_local`.
+            **named: the other inputs, by name.
 
         Returns:
             The output's array; of several outputs a named tuple of them.
 
         Raises:
-            NoVariant, UndecidedVariant, and as `kaas.run_local`.
+            NoVariant, UndecidedVariant; all errors of `kaas.run_local`.
         """
         taken = {buffer.name: buffer for buffer in self.variants[0].inputs}
         outputs = self.run(by_position(self.name, taken, arrays, named), device=device).outputs
         return outputs_type(tuple(outputs))(*outputs.values()) if len(outputs) > 1 else next(iter(outputs.values()))
 
     def run(self, inputs: Mapping[str, Any], *, device: Device | int | None = None, profile: bool = False) -> RunResult:
-        """As run_local, for inputs by name; the result has the times of the stages too and, with profile, those of the
-        kernels."""
+        """Run the model as `run_local` does, for inputs by name.
+
+        The result has the times of the stages too and, with profile, those of the kernels.
+        """
         from kaas.executor import local
         from kaas.executor.executor import RunRequest
 
@@ -173,7 +177,7 @@ class CompiledModel:
         return local.interruptible(local.executor_for(device), RunRequest(variant.task, sources, {}, profile=profile))
 
     def _constant_sources(self, variant: Variant) -> Mapping[str, InputSource]:
-        """Where the constants come from in this process, under keys by which devices find them the next time."""
+        """Return the constants as inputs, under keys by which devices find them at the next run."""
         from kaas.executor.inputs import InputSource
 
         sources = self._sources.get(variant)
@@ -211,7 +215,7 @@ def _library(name: str, variants: tuple[Variant, ...]) -> Library:
 
 
 def _constants(name: str, variants: tuple[Variant, ...], constants: Mapping[str, Array]) -> dict[str, Array]:
-    """The constants, read-only and without gaps, in the order of their names."""
+    """Return the constants, read-only and without gaps, in the order of their names."""
     import numpy as np
 
     kept: dict[str, Array] = {}
@@ -246,9 +250,10 @@ def _constants(name: str, variants: tuple[Variant, ...], constants: Mapping[str,
 
 
 def _check_alike(name: str, variants: tuple[Variant, ...]) -> None:
-    """
+    """Check that the variants form one model.
+
     Raises:
-        InvalidModel: variants that a caller cannot take for one model, or cannot choose from.
+        InvalidModel: their inputs or outputs differ in names, two are for the same shapes, or one takes scalars.
     """
     seen: dict[tuple[tuple[Any, ...], ...], Variant] = {}
     for variant in variants:
@@ -262,7 +267,7 @@ def _check_alike(name: str, variants: tuple[Variant, ...]) -> None:
         if variant.task.scalars:
             scalars = ", ".join(variant.task.scalars)
             raise InvalidModel(
-                f"model {name!r}: its kernels want scalars ({scalars}), which a model has not", model=name
+                f"model {name!r}: its kernels take scalars ({scalars}), which a model does not have", model=name
             )
         shapes = tuple((buffer.dtype, buffer.shape) for buffer in variant.inputs)
         if seen.setdefault(shapes, variant) is not variant:

@@ -1,7 +1,7 @@
 """The .kaas file: a compiled model as a zip of manifest, code and constants. docs/models.md describes it.
 
-It holds no pickles and nothing is unpacked to disk, so that a file of unknown origin can be opened; whether its kernels
-are to be trusted is another matter.
+It holds no pickles and nothing is unpacked to disk, so that a file of unknown origin can be opened. Its kernels are
+code: run only those of a trusted origin.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMAT = 1
 MANIFEST, CONSTANTS = "manifest.json", "constants.safetensors"
 MANIFEST_BYTES = 256 << 20
 CODE_BYTES = 1 << 30
-"""No manifest, nor all the code together, is larger when it is unpacked."""
+"""The largest manifest, and the most code, after decompression."""
 COPIED_BYTES = 1 << 20
 
 _ZIP = b"PK"
@@ -56,12 +56,12 @@ _MEANINGLESS = (
     struct.error,
     zlib.error,
 )
-"""What reading bytes and values of any kind may raise where they are not as expected."""
+"""Errors that reading unexpected bytes and values may raise."""
 _FIELDS = {"kaas_model", "name", "about", "code", "dtypes", "variants"}
 
 
 class ModelParts(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     name: str
     variants: tuple[Variant, ...]
@@ -71,7 +71,7 @@ class ModelParts(NamedTuple):
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a zip, as models are, and not JSON, as a kTask can be."""
+    """Return True if a file is a zip, as models are, and not JSON, as a kTask can be."""
     with Path(path).open("rb") as file:
         return file.read(len(_ZIP)) == _ZIP
 
@@ -80,8 +80,10 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 
 def write(path: str | os.PathLike[str], parts: ModelParts) -> None:
-    """Write a file, or replace it: who reads it has all of the old one or all of the new. The same parts are the same
-    bytes, so far as zlib and safetensors are the same. The folder has to have room for the constants twice.
+    """Write a file, or replace it as a whole: a reader sees the old file or the new one.
+
+    Equal parts give equal bytes, as long as zlib and safetensors are the same. The folder needs room for the constants
+    twice.
 
     Raises:
         OSError
@@ -134,13 +136,13 @@ def _entry(archive: zipfile.ZipFile, name: str, data: IO[bytes], compression: in
 
 
 def read(path: str | os.PathLike[str]) -> ModelParts:
-    """What a file holds; the constants are read-only.
+    """Return the content of a file; the constants are read-only.
 
     Raises:
-        OSError: there is no such file, or none that can be read.
-        CorruptModel
+        OSError: there is no such file, or it cannot be read.
+        CorruptModel: the file is no model.
     """
-    with told_as_corrupt(path), Path(path).open("rb") as file:
+    with raising_corrupt_model(path), Path(path).open("rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         if not file_bytes:
             raise _corrupt(path, "it is empty")
@@ -149,8 +151,8 @@ def read(path: str | os.PathLike[str]) -> ModelParts:
 
 
 @contextmanager
-def told_as_corrupt(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What reading raises for a file that is none of ours, as the one error that says so."""
+def raising_corrupt_model(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CorruptModel for all errors of reading a file that is no model."""
     try:
         yield
     except CorruptModel:
@@ -172,7 +174,7 @@ def _corrupt(path: str | os.PathLike[str], reason: str) -> CorruptModel:
 
 
 def _no_zip(path: str | os.PathLike[str], error: zipfile.BadZipFile) -> str:
-    """What to say of a file that the zip module does not read."""
+    """Return the reason for a file that the zip module does not read."""
     if is_model(path):
         return f"its end is missing or it is damaged ({error}); copy it again"
     return "it is no zip file, as `kaas compile` and CompiledModel.save write them"
@@ -193,7 +195,7 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: in
         raise _corrupt(path, f"entries that the manifest does not name: {', '.join(map(repr, sorted(unknown)))}")
     if CONSTANTS not in entries:
         raise _corrupt(path, f"it has no {CONSTANTS}")
-    if entries[CONSTANTS].compress_type != zipfile.ZIP_STORED:  # so that they are no more than the file
+    if entries[CONSTANTS].compress_type != zipfile.ZIP_STORED:  # so that they are no larger than the file
         raise _corrupt(path, f"{CONSTANTS} has to be stored, not compressed")
     data = _unpacked(path, archive, entries[CONSTANTS], file_bytes)
     constants = constants_file.arrays_of(data, manifest.get("dtypes", {}))
@@ -241,7 +243,7 @@ def _unpacked(path: str | os.PathLike[str], archive: zipfile.ZipFile, entry: zip
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise _corrupt(path, f"{entry.filename} is neither stored nor deflated")
     with archive.open(entry) as file:
-        data = file.read(entry.file_size)  # asked for all, it would unpack all there is, whatever size was announced
+        data = file.read(entry.file_size)  # without a size it would unpack all data, even beyond the announced size
     if len(data) < entry.file_size:
         raise _corrupt(path, f"{entry.filename} ends after {len(data)} of {entry.file_size} bytes")
     return data

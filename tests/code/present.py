@@ -1,4 +1,4 @@
-"""Which of the packages that makers need are here, with the libraries that those load."""
+"""The installed packages of importers, with the libraries that these load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kaas.errors import MissingPackage
 
 
 def present(package: str) -> bool:
-    """Whether a package is installed and, if it is numba-cuda, finds what it compiles with."""
+    """Return True if a package is installed; numba-cuda must also find the libraries with which it compiles."""
     if importlib.util.find_spec(package) is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled by NVRTC: targets, names, headers, and what is said of a source that does not compile."""
+"""CUDA C++ compiled by NVRTC: targets, names, headers, and errors of a source that does not compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CuPy's kernels: source, options and names are those of the object; what cannot be a kTask's kernel is refused."""
+"""CuPy's kernels: source, options and names are those of the object; others than a kTask's kernels are refused."""
 
 from __future__ import annotations
 

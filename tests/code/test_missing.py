@@ -1,4 +1,4 @@
-"""What makers say where the packages that they need are not installed."""
+"""Errors of importers whose packages are not installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ except kaas.errors.MissingPackage as error:
 
 
 def kernel() -> None:
-    """Nothing."""
+    """An empty stand-in."""
 
 
 @pytest.mark.parametrize(

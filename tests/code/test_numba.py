@@ -1,4 +1,4 @@
-"""numba-cuda's kernels: parameters of every type, code that does not depend on what was compiled before, refusals."""
+"""numba-cuda's kernels: parameters of every type, code that does not depend on earlier compilations, refusals."""
 
 # mypy: ignore-errors
 

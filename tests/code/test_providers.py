@@ -1,4 +1,4 @@
-"""Code that is named only: asked for where it runs, once, and told of where it cannot be had."""
+"""Provided code: requested once where it runs, with an error where no provider has it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NAMED = kaas.Library.provided("shapes", "round", "2")
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str, str], Any]], None]:
-    """Installs a provider `shapes` that answers as it is told."""
-    monkeypatch.setattr(providers, "_answers", {})
+def install_provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str, str], Any]], None]:
+    """Return a function that installs a provider `shapes` with given results."""
+    monkeypatch.setattr(providers, "_provided", {})
     monkeypatch.setattr(providers, "_providers", {})
 
     def install_it(images: Callable[[str, str], Any]) -> None:
@@ -35,13 +35,13 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
 
 
 class Recorder:
-    """A provider that writes down what it is asked for."""
+    """A provider that keeps its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
 
     def __call__(self, name: str, version: str) -> kaas.Library:
-        self.asked.append((name, version))
+        self.requests.append((name, version))
         return kaas.Library.from_ptx(PTX)
 
 
@@ -55,14 +55,14 @@ def test_other_images_are_themselves() -> None:
     assert providers.code(image) == (image,)
 
 
-def test_a_provider_is_asked_once(answers: Any) -> None:
+def test_a_provider_is_asked_once(install_provider: Any) -> None:
     provider = Recorder()
-    answers(provider)
+    install_provider(provider)
     assert code(NAMED) == code(NAMED) == kaas.Library.from_ptx(PTX).images
-    assert provider.asked == [("round", "2")]
+    assert provider.requests == [("round", "2")]
 
 
-def test_threads_wait_for_one_that_asks(answers: Any) -> None:
+def test_threads_wait_for_one_that_asks(install_provider: Any) -> None:
     asked, started, go_on = [], threading.Event(), threading.Event()
 
     def images(name: str, _: str) -> kaas.Library:
@@ -71,7 +71,7 @@ def test_threads_wait_for_one_that_asks(answers: Any) -> None:
         go_on.wait(PATIENCE_S)
         return kaas.Library.from_ptx(PTX)
 
-    answers(images)
+    install_provider(images)
     found: list[tuple[Image, ...]] = []
     threads = [threading.Thread(target=lambda: found.append(code(NAMED))) for _ in range(4)]
     for thread in threads:
@@ -84,17 +84,17 @@ def test_threads_wait_for_one_that_asks(answers: Any) -> None:
     assert asked == ["round"]
 
 
-def test_answers_are_bounded(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_code_is_bounded(install_provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Recorder()
-    answers(provider)
+    install_provider(provider)
     monkeypatch.setattr(providers, "KEPT", 2)
     for name in ("a", "b", "c", "b", "a"):
         code(kaas.Library.provided("shapes", name, "2"))
-    assert [name for name, _ in provider.asked] == ["a", "b", "c", "a"]
+    assert [name for name, _ in provider.requests] == ["a", "b", "c", "a"]
 
 
-def test_no_such_provider(answers: Any) -> None:
-    answers(lambda *_: kaas.Library.from_ptx(PTX))
+def test_no_such_provider(install_provider: Any) -> None:
+    install_provider(lambda *_: kaas.Library.from_ptx(PTX))
     with pytest.raises(errors.MissingProvider, match=r"'colours'.*shapes") as caught:
         code(kaas.Library.provided("colours", "red", "1"))
     error = caught.value
@@ -102,11 +102,11 @@ def test_no_such_provider(answers: Any) -> None:
     assert "shapes" in error.installed
 
 
-def test_what_a_provider_does_not_know_is_told_with_what_was_asked(answers: Any) -> None:
+def test_what_a_provider_does_not_know_is_told_with_what_was_asked(install_provider: Any) -> None:
     def images(name: str, version: str) -> kaas.Library:
         raise errors.NotProvided(f"no {name} {version}", has=("1",))
 
-    answers(images)
+    install_provider(images)
     with pytest.raises(errors.NotProvided, match="no round 2") as caught:
         code(NAMED)
     assert caught.value.fields == {"provider": "shapes", "name": "round", "version": "2", "has": ("1",)}
@@ -117,7 +117,9 @@ def test_what_a_provider_does_not_know_is_told_with_what_was_asked(answers: Any)
     ("failure", "words"),
     [(OSError("disk full"), "OSError: disk full"), (errors.MissingPackage("no nvcc", package="nvcc"), "2: no nvcc")],
 )
-def test_a_failure_of_a_provider_is_translated_and_not_kept(answers: Any, failure: Exception, words: str) -> None:
+def test_a_failure_of_a_provider_is_translated_and_not_kept(
+    install_provider: Any, failure: Exception, words: str
+) -> None:
     outcomes: list[Any] = [failure]
 
     def images(*_: str) -> kaas.Library:
@@ -125,7 +127,7 @@ def test_a_failure_of_a_provider_is_translated_and_not_kept(answers: Any, failur
             raise outcomes.pop()
         return kaas.Library.from_ptx(PTX)
 
-    answers(images)
+    install_provider(images)
     with pytest.raises(errors.ProviderFailed, match=words) as caught:
         code(NAMED)
     assert type(caught.value.__cause__) is type(failure)
@@ -135,14 +137,14 @@ def test_a_failure_of_a_provider_is_translated_and_not_kept(answers: Any, failur
 
 
 @pytest.mark.parametrize(("answer", "words"), [(NAMED, "another name"), (b"code", "gave bytes"), (None, "NoneType")])
-def test_what_is_no_code_is_refused(answers: Any, answer: Any, words: str) -> None:
-    answers(lambda *_: answer)
+def test_what_is_no_code_is_refused(install_provider: Any, answer: Any, words: str) -> None:
+    install_provider(lambda *_: answer)
     with pytest.raises(errors.ProviderFailed, match=words):
         code(NAMED)
 
 
-def test_a_provider_that_cannot_be_imported(answers: Any, tmp_path: Path) -> None:
-    answers(lambda *_: kaas.Library.from_ptx(PTX))
+def test_a_provider_that_cannot_be_imported(install_provider: Any, tmp_path: Path) -> None:
+    install_provider(lambda *_: kaas.Library.from_ptx(PTX))
     (entry_points,) = tmp_path.glob("*.dist-info/entry_points.txt")
     entry_points.write_text("[kaas.libraries]\nshapes = no_such_module:images\n")
     with pytest.raises(errors.ProviderFailed, match="no_such_module"):

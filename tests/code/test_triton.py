@@ -1,4 +1,4 @@
-"""Triton's kernels: signatures, what a launch is told of them, what is refused; right on the software GPU."""
+"""Triton's kernels: signatures, their launches, refusals; right results on the software GPU."""
 
 # mypy: ignore-errors
 # ruff: noqa: E402, N803 constants have capitals in this language

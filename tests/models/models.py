@@ -1,4 +1,4 @@
-"""Small models made by hand, of kernels that nothing runs here, and Hypothesis' random ones."""
+"""Small models made by hand, of kernels that do not run here, and random ones by Hypothesis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = LIBRARIES[0]
 
 
 def variant(batch: int, **options: Any) -> kaas.Variant:
-    """y from x of (batch, 4), ids that no kernel reads, and the constant w."""
+    """Return a variant: y from x of (batch, 4), ids that no kernel reads, and the constant w."""
     x, ids = kaas.Buffer("x", (batch, 4), "float32"), kaas.Buffer("ids", batch, "int64")
     w, y = kaas.Buffer("w", (4, 2), "float32"), kaas.Buffer("y", (batch, 2), "float32")
     kernel = kaas.Kernel(options.get("library", LIBRARY), "k", 1, 32, [kaas.In(x), kaas.In(w), kaas.Out(y)])
@@ -30,7 +30,7 @@ def model(*batches: int, name: str = "small") -> kaas.CompiledModel:
 
 
 def _bits(dtype: str) -> st.SearchStrategy[np.ndarray[Any, Any]]:
-    """Arrays of any bits; of bool, of those that it has."""
+    """Draw arrays of any bits that the dtype allows."""
     shapes = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
     if dtype == "bool":
         return arrays.arrays(np.bool_, shapes)
@@ -45,7 +45,7 @@ constants = st.sampled_from(sorted(DTYPE_BYTES)).flatmap(_bits)
 
 @st.composite
 def models(draw: st.DrawFn) -> kaas.CompiledModel:
-    """One or more variants, whose kernel reads some of the inputs and of the constants."""
+    """Draw one or more variants, whose kernel reads some of the inputs and of the constants."""
     inputs = draw(st.lists(names, min_size=1, max_size=3, unique=True))
     bound = draw(st.dictionaries(tensor_names.filter(lambda name: name not in [*inputs, "out"]), constants, max_size=4))
     read = draw(st.lists(st.sampled_from(inputs), unique=True))

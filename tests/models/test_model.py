@@ -1,4 +1,4 @@
-"""What a compiled model holds, what it refuses, and that it travels."""
+"""Compiled models: their content, refusals and pickles."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def with_output(name: str) -> kaas.Variant:
         ),
         (lambda: kaas.CompiledModel("m", [variant(1), scaled()], {"w": WEIGHTS}), "inputs of its variants differ"),
         (lambda: kaas.CompiledModel("m", [variant(1), with_output("z")], {"w": WEIGHTS}), "outputs .* differ: y and z"),
-        (lambda: kaas.CompiledModel("m", [scaled()], {}), "want scalars"),
+        (lambda: kaas.CompiledModel("m", [scaled()], {}), "take scalars"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], object], words: str) -> None:

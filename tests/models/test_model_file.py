@@ -1,4 +1,4 @@
-"""The .kaas file: all of a model comes back, the same bytes for the same model, and one error for whatever is wrong."""
+"""The .kaas file: all of a model comes back, the same bytes for the same model, and one error for all damage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_other_tools_read_the_constants(tmp_path: Path) -> None:
 
 
 def test_a_model_of_large_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size from which zip files have another header, brought down."""
+    """Lower the size from which zip files have another header."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
     path = tmp_path / "m.kaas"
     model().save(path)
@@ -124,7 +124,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def manifest(change: Callable[[dict[str, Any]], object]) -> Change:
-    """A change of the manifest's fields."""
+    """Return a change of the manifest's fields."""
 
     def changed(entries: Entries) -> Entries:
         data = json.loads(entries["manifest.json"])
@@ -202,7 +202,7 @@ def test_what_is_no_zip(saved: Path) -> None:
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @once_a_function
 def test_a_bit_that_changed(tmp_path: Path, at: float, bit: int) -> None:
-    """Either it says so, or the bit means nothing: a date, or what pads."""
+    """A changed bit raises, or means nothing: in a date, or in padding."""
     path = tmp_path / "m.kaas"
     model().save(path)
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Kernels that ship with KaaS: CUDA sources, each beside the PTX that nvcc made of it."""
+"""Kernels that ship with KaaS: CUDA sources, each with the PTX that nvcc made of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parent
 
 
 def library(name: str) -> Library:
-    """The library of a file of this folder, by its stem: library("nearest_neighbours").
+    """Return the library of a file in this folder, by its stem, as "nearest_neighbours".
 
     Raises:
         FileNotFoundError: no such file.
@@ -21,10 +21,10 @@ def library(name: str) -> Library:
 
 
 def provided(name: str, version_wanted: str) -> Library:
-    """The same for those who only name it: `kaas.Library.provided("kaas", "nearest_neighbours", kaas' version)`.
+    """Return the code of `kaas.Library.provided("kaas", "nearest_neighbours", kaas' version)`.
 
     Raises:
-        NotProvided
+        NotProvided: KaaS ships no such kernels, or those of another version.
     """
     known = sorted(path.stem for path in _FOLDER.glob("*.ptx"))
     if name not in known:
