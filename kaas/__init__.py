@@ -129,7 +129,7 @@ _ON_DEMAND = {
     "call": "kaas.api.calls",
     "run_local": "kaas.executor.local",
 }
-"""Names that bring Ray or the CUDA driver's bindings with them, or may, and the modules that hold them."""
+"""Names whose modules load Ray or the CUDA driver's bindings, or may, and these modules."""
 
 _ON_RAY = ("kaas.api.etasks", "kaas.wire.resident")
 """Modules that need Ray."""
@@ -144,7 +144,9 @@ def __getattr__(name: str) -> Any:
         from kaas.optional_ray import check_ray
 
         check_ray()
-    value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once
+    value = globals()[name] = getattr(
+        import_module(_ON_DEMAND[name]), name
+    )  # the next access finds it without this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""Where KaaS keeps what it compiles: kernels, headers, models."""
+"""The folder of compiled kernels, headers and models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from kaas.errors import DeviceUnavailable
 
 
 def cache_root() -> Path:
-    """Return `kaas` below $XDG_CACHE_HOME or ~/.cache; where neither can be written, a folder of this user among the
-    temporary files. It exists, belongs to this user, and no other user can write there.
+    """Return KaaS's cache folder: `kaas` below $XDG_CACHE_HOME or ~/.cache.
+
+    Where neither can be written, it is a folder of this user among the temporary files. The folder exists, belongs to
+    this user, and no other user can write there.
 
     Raises:
         DeviceUnavailable: there is no such folder and none can be made.

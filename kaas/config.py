@@ -1,4 +1,4 @@
-"""How a pool is set up: its devices, its policy and its limits, as values that can be compared."""
+"""The configuration of a pool: its devices, its policy and its limits, as values that can be compared."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
 POLICY_NAMES = ("fcfs", "cfs_affinity", "exclusive", "static")
-"""Of `kaas.scheduling.policies.POLICIES`, which stand above this file."""
+"""The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
 QUEUE_LIMIT = 50_000
-"""Requests that a pool queues unless told otherwise."""
+"""Requests that a pool queues by default."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
-"""Of weights of clients, and of speeds."""
+"""Limits of clients' weights and of speeds."""
 SEEDS = 1 << 64
 """Seeds lie below this."""
 SHOWN_LENGTH = 80
@@ -33,18 +33,18 @@ SHOWN_LENGTH = 80
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that a pool is to have.
+    """A device of a pool.
 
     Args:
         kind: "gpu", an NVIDIA GPU that Ray hands out, or "software", KaaS's own on the CPU.
         memory_bytes: how much of its memory KaaS may use; None: all of a GPU, `SOFTWARE_GPU_BYTES` of a software one.
-        model: time that copies and kernels of a software one are to take (`softgpu.Model`).
-        faults: that a software one is to have (`softgpu.Fault`), counted from each start of its executor.
-        strict: seed of strict mode on a software one (`softgpu.set_strict`).
-        memcheck: whether a software one checks every access of kernels to memory, at many times the cost.
-        speed: how much faster than the pool's other devices it runs kernels, for policies that compare them.
+        model: time that copies and kernels take on a software device (`softgpu.Model`).
+        faults: faults of a software device (`softgpu.Fault`), counted from each start of its executor.
+        strict: seed of strict mode on a software device (`softgpu.set_strict`).
+        memcheck: if True a software device checks every access of kernels to memory, at many times the cost.
+        speed: speed of kernels relative to the pool's other devices, for policies that compare them.
 
-    What is None of model, strict and memcheck is as the executor's environment says (softgpu/docs/softgpu.md).
+    For model, strict and memcheck None means the setting in the executor's environment (softgpu/docs/softgpu.md).
     """
 
     kind: str = "software"
@@ -72,7 +72,7 @@ class Device:
                 raise InvalidConfig(f"only a software device has {name}, no GPU", field=name)
 
     def sized(self) -> Device:
-        """This device with the size that a software one has unless told."""
+        """Return this device; a software one without a size gets `SOFTWARE_GPU_BYTES`."""
         if self.kind == "software" and self.memory_bytes is None:
             return replace(self, memory_bytes=SOFTWARE_GPU_BYTES)
         return self
@@ -80,14 +80,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a pool grants to one client.
+    """The rights of one client in a pool.
 
     Args:
-        weight: its part of the device time that clients compete for: with 2 it gets twice what another gets with 1.
-        priority: clients of a higher one go first, always; equal ones compete.
+        weight: its part of the device time that clients compete for: a client with 2 gets twice as much as one with 1.
+        priority: clients of a higher priority always go first; those of an equal one compete.
         max_running: requests of it that may run at a time; None: as many as there are slots.
-        max_share: of the time of all devices together, above 0 to 1, that it may have; None: all.
-        max_queued: requests of it that may be queued at a time, beyond which they are refused with `QueueFull`.
+        max_share: its part, above 0 to 1, of the time of all devices together; None: all.
+        max_queued: requests of it that may be queued at a time; further ones are refused with `QueueFull`.
     """
 
     weight: float = 1.0
@@ -109,31 +109,31 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What one pool is made of; every driver that attaches to it sees the same.
+    """The configuration of a pool, the same for every driver that attaches to it.
 
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
         policy: a name of `kaas.scheduling.policies.POLICIES`, or a callable that makes a policy from the devices: a
-            class, or one with options by `functools.partial`. A server's `pool` has 'cfs_affinity' unless told
-            otherwise, which is fair to its clients.
+            class, or one with options by `functools.partial`. The default of a server's
+            `pool` is 'cfs_affinity', which is fair to its clients.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
         slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
             of another, and kernels that leave room on the device run beside each other.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
-        host_cache_bytes: page-locked host memory that they may take beside it, so that what a device gave up comes back
+        host_cache_bytes: page-locked host memory for cached objects, so that objects evicted from a device come back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
-        clients: what is granted to clients, by name; others have the defaults of `ClientSettings`.
-        queue_limit: requests that may be queued at a time; beyond it they are refused with `QueueFull`.
-        etask_workers: processes of eTasks that may live on a device at a time; only one of them runs.
+        clients: settings of clients, by name; others have the defaults of `ClientSettings`.
+        queue_limit: requests that may be queued at a time; further ones are refused with `QueueFull`.
+        etask_workers: processes of eTasks that may be on a device at a time; only one of them runs.
         faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
         client_faults_allowed: devices that requests of one client may end within an hour; with one more its requests
             wait until fewer count. None for any number; a server's `pool` has 8.
-        record: file, on the machine of the pool, to which it writes what its policy hears and decides.
-        store: SQLite file of what outlives the pool's process, functions and accounts, or a `kaas.store.Store`. Of one
-            that is given, the functions outlive the pool too. None: a file in Ray's folder of this session, on the
+        record: file, on the machine of the pool, to which it writes its policy's events and decisions.
+        store: SQLite file, or a `kaas.store.Store`, with the functions and accounts that outlive the pool's process. In
+            a given store the functions outlive the pool too. None: a file in Ray's folder of this session, on the
             machine of the pool.
     """
 
@@ -158,7 +158,7 @@ class Config:
             object.__setattr__(self, "devices", _devices(self.devices))
         if not callable(self.policy) and not isinstance(self.policy, str):
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
-        # what is no plain name is a policy's code as a running pool describes it
+        # a text that is no plain name is a policy's code as a running pool describes it
         if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
             there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair"
             raise InvalidConfig(f"no policy {self.policy!r}; {there}", field="policy")
@@ -186,16 +186,19 @@ class Config:
             _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
 
     def resolved(self, gpus: int) -> Config:
-        """This configuration with its devices named, given how many GPUs the cluster has."""
+        """Return this configuration with its devices named, for a cluster with this number of GPUs."""
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
         return replace(self, devices=tuple(device.sized() for device in devices))
 
     def refuse_other(self, pool: str, running: Config | Mapping[str, str]) -> None:
-        """Refuse to attach with this wish to a pool that runs with another configuration; running: its own, or that as
-        it was described.
+        """Refuse to attach with this configuration to a pool that runs with another one.
+
+        Args:
+            pool: the name of the pool.
+            running: the configuration of the pool, or its `described()`.
 
         Raises:
-            ConfigMismatch
+            ConfigMismatch: they differ.
         """
         if isinstance(running, Config):
             there: Mapping[str, str] = running.described()
@@ -205,9 +208,11 @@ class Config:
         if not differences:
             return
         here = self.described()
-        told = "; ".join(f"{name} is {_short(there[name])} there and {_short(here[name])} here" for name in differences)
+        shown = "; ".join(
+            f"{name} is {_short(there[name])} there and {_short(here[name])} here" for name in differences
+        )
         raise ConfigMismatch(
-            f"pool {pool!r} runs already, with another configuration: {told}. To join it as it is, call kaas.init() "
+            f"pool {pool!r} runs already, with another configuration: {shown}. To join it as it is, call kaas.init() "
             f"without {' and '.join(differences)}; to have a pool of your own beside it, with another name=...; to "
             "replace it, end it first: kaas.shutdown() where it was started",
             pool=pool,
@@ -215,17 +220,17 @@ class Config:
         )
 
     def differences(self, running: Config) -> tuple[str, ...]:
-        """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
+        """Return the names of fields that differ from those of a running pool; devices that are None do not count."""
         return self._differences(
             _identity, {each.name: _identity(getattr(running, each.name)) for each in fields(self)}
         )
 
     def described(self) -> dict[str, str]:
-        """Its fields as text, in which code is there by its name only."""
+        """Return the fields as text, with code by its name only."""
         return {each.name: described(getattr(self, each.name)) for each in fields(self)}
 
     def differences_from(self, running: Mapping[str, str]) -> tuple[str, ...]:
-        """As `differences`, from a configuration that is known as it was described."""
+        """Return the `differences` from a configuration that is known by its `described()`."""
         return self._differences(described, running)
 
     def _differences(self, identity: Callable[[Any], Any], running: Mapping[str, Any]) -> tuple[str, ...]:
@@ -242,7 +247,7 @@ def _short(text: str) -> str:
 
 
 def described(value: Any) -> str:
-    """What a value of a configuration is compared by, as text; code is there by its name."""
+    """Return the text by which a value of a configuration is compared; code is named in it."""
     if isinstance(value, partial):
         entries = [described(value.func), *map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
         return f"partial({', '.join(entries)})"
@@ -250,7 +255,7 @@ def described(value: Any) -> str:
 
 
 def _identity(value: Any) -> Any:
-    """What a value is compared by; a function that was sent here is another object than the one that is."""
+    """Return the value to compare with: a function by its name, since a pickled copy is another object."""
     if isinstance(value, partial):
         return _identity(value.func), value.args, value.keywords
     return (value.__module__, value.__qualname__) if isinstance(value, FunctionType | type) else value
@@ -269,7 +274,7 @@ def _require_positive(name: str, value: Any, kind: Any) -> None:
 
 
 def _require_factor(name: str, value: Any) -> None:
-    """What is divided by it stays a number."""
+    """Require a number by which quotients stay finite."""
     _require_positive(name, value, int | float)
     if not SMALLEST_FACTOR <= value <= LARGEST_FACTOR:
         message = f"{name} is a number from {SMALLEST_FACTOR:g} to {LARGEST_FACTOR:g}, not {value!r}"

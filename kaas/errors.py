@@ -1,4 +1,4 @@
-"""Every error a user of KaaS can meet: one tree, with fields, that survives pickling and Ray."""
+"""All errors that users of KaaS can meet: one tree, with fields, that survives pickling and Ray."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 PRINTED_BYTES = 16 << 10
-"""Of what kernels have printed, what an error carries at most."""
+"""Bytes of kernels' printed output that an error carries at most."""
 MEMCHECK_TELLS_MORE = '; SOFTGPU_MEMCHECK=1 or kaas.Device("software", memcheck=True) names the access and the buffer'
-"""The end of a bad access's message. It is for those who own the device: a server's clients cannot check there."""
+"""The end of a bad access's message, for owners of the device: a server's clients cannot set this."""
 
 
 class KaasError(Exception):
     """Base of all errors of KaaS.
 
-    The message says what is wrong in one sentence; what a program may want to act on stands in fields, declared as
-    annotations by each subclass. Plain classes on purpose: slotted or frozen ones lose their type in Ray.
+    The message says in one sentence what is wrong. Facts for programs are in fields, which each subclass declares as
+    annotations. These are plain classes, since slotted or frozen ones lose their type in Ray.
     """
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -30,18 +30,21 @@ class KaasError(Exception):
         self._sealed: bytes | None = None
 
     def seal_cause(self, cause: bytes) -> None:
-        """Give it a pickled cause, which is `__cause__` where this error arrives and stays unopened on its way there:
-        who passes it on need not know its class, nor trust it."""
+        """Attach a pickled cause, which becomes `__cause__` where this error arrives.
+
+        On its way it stays pickled: processes that pass it on need not know its class, nor trust it.
+        """
         self._sealed = cause
 
     @property
     def message(self) -> str:
+        """The text of the error."""
         return str(self.args[0])
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that were given, by name."""
-        # by attribute, not by __dict__: what Ray raises is a subclass that passes attributes on to the original error
+        # by attribute, not by __dict__: Ray raises a subclass that gets its attributes from the original error
         return {name: getattr(self, name) for name in sorted(declared(type(self))) if hasattr(self, name)}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,7 +52,7 @@ class KaasError(Exception):
 
 
 def declared(cls: type) -> set[str]:
-    """The fields that errors of a class may have."""
+    """Return the names of the fields that errors of a class may have."""
     return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
 
 
@@ -61,20 +64,20 @@ def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], sealed:
 
 
 def opened(error: KaasError) -> KaasError:
-    """The same error, its sealed cause made anew: only of an error that comes from a trusted process."""
+    """Return the error with its sealed cause unpickled; only for an error from a trusted process."""
     if error._sealed is not None:
-        with suppress(Exception):  # of a class that is not here, say; it may be known where this error goes next
+        with suppress(Exception):  # its class may be missing here, and known where this error goes next
             error.__cause__, error._sealed = pickle.loads(error._sealed), None
     return error
 
 
 def sealed_cause(error: KaasError) -> bytes | None:
-    """Its cause as it travels; None without one, or if it cannot: a foreign exception may hold anything."""
+    """Return an error's pickled cause; None without a cause, or if it cannot be pickled."""
     if error._sealed is not None or error.__cause__ is None:
         return error._sealed
     try:
         return pickle.dumps(error.__cause__)
-    except Exception:  # noqa: BLE001 - whatever a foreign __reduce__ raises, the answer is no
+    except Exception:  # noqa: BLE001 - a foreign __reduce__ may raise anything
         return None
 
 
@@ -82,7 +85,7 @@ def sealed_cause(error: KaasError) -> bytes | None:
 
 
 class InvalidGraph(KaasError, ValueError):
-    """A kTask, kernel, buffer or argument that cannot mean anything."""
+    """A kTask, kernel, buffer or argument that has no meaning."""
 
     task: str
     kernel: str
@@ -168,7 +171,7 @@ class Unprovided(InvalidCode):
     """Code of a provided library that its provider did not give.
 
     Fields:
-        provider, name, version: what was asked for, as in `kaas.Library.provided`.
+        provider, name, version: those of `kaas.Library.provided`.
     """
 
     provider: str
@@ -183,7 +186,7 @@ class MissingProvider(Unprovided):
 
 
 class NotProvided(Unprovided):
-    """A provider that is here does not know the library, or not in that version; providers raise it themselves.
+    """An installed provider does not know the library, or not in that version; providers raise this error.
 
     Fields:
         has: the versions that it has, if it knows the library.
@@ -193,8 +196,7 @@ class NotProvided(Unprovided):
 
 
 class ProviderFailed(Unprovided):
-    """A provider that could not give what it knows, such as code that it has to compile first; its error is the
-    cause."""
+    """A provider that failed to give code that it knows, for example to compile it; its error is the cause."""
 
 
 class ArgumentMismatch(InvalidCode):
@@ -207,11 +209,11 @@ class ArgumentMismatch(InvalidCode):
     given_count: int
 
 
-# --- code that is made here
+# --- code that is compiled here
 
 
 class InvalidTarget(KaasError, ValueError):
-    """A compilation for devices that do not exist, or that the compiler does not know; `known` are those it does."""
+    """A compilation for devices that do not exist, or that the compiler does not know; it knows those in `known`."""
 
     target: str
     known: tuple[str, ...]
@@ -221,8 +223,8 @@ class CompileFailed(KaasError):
     """A source that its compiler refuses.
 
     Fields:
-        compiler: with its version. source: what the source is called. line: of the first error, if the compiler says.
-        log: all that the compiler said.
+        compiler: with its version. source: the name of the source. line: of the first error, if the compiler says.
+        log: the whole output of the compiler.
     """
 
     compiler: str
@@ -232,7 +234,7 @@ class CompileFailed(KaasError):
 
 
 class MissingPackage(KaasError):
-    """Something that is to be compiled or read by a package that is not installed; `install` is what pip calls it."""
+    """A package that must compile or read something is not installed; `install` is its name for pip."""
 
     package: str
     install: str
@@ -288,7 +290,8 @@ class NoVariant(InvalidRequest):
     """Inputs of shapes or dtypes for which a model was not compiled.
 
     Fields:
-        given: what is known of the inputs, by name, as `float32[8, 4]`. variants: likewise, of each that there is.
+        given: dtype and shape of the inputs as far as known, by name, as `float32[8, 4]`. variants: the same of all
+            variants.
     """
 
     given: dict[str, str]
@@ -296,8 +299,11 @@ class NoVariant(InvalidRequest):
 
 
 class UndecidedVariant(InvalidRequest):
-    """Inputs that fit several variants of a model, since the shapes of references cannot be known here. Fields as
-    above, of those that they fit."""
+    """Inputs that fit several variants of a model, since the shapes of references are not known here.
+
+    Fields:
+        given, variants: as in `NoVariant`, of the variants that they fit.
+    """
 
     given: dict[str, str]
     variants: tuple[dict[str, str], ...]
@@ -320,7 +326,7 @@ class InputFailed(InvalidRequest):
     reason: str
 
 
-# --- the device cannot
+# --- the device fails
 
 
 class DeviceError(KaasError):
@@ -343,10 +349,10 @@ class LaunchLimit(DeviceError):
 
 
 class OutOfDeviceMemory(DeviceError):
-    """Device memory that could not be had although the request fits the device.
+    """Device memory that could not be allocated although the request fits the device.
 
     Fields:
-        buffer, buffer_bytes: the largest that the request needs there, if it is about a whole request.
+        buffer, buffer_bytes: the largest buffer of the request, if the error is about a whole request.
     """
 
     needed_bytes: int
@@ -356,7 +362,7 @@ class OutOfDeviceMemory(DeviceError):
 
 
 class RequestTooLarge(DeviceError):
-    """A request that no empty device of this size could hold. buffer, buffer_bytes: the largest that it needs there."""
+    """A request that no empty device of this size can hold. buffer, buffer_bytes: the largest buffer of the request."""
 
     buffer: str
     buffer_bytes: int
@@ -373,9 +379,9 @@ class DeviceLost(DeviceError):
     """An error that sticks: the process that owns the device must end.
 
     Fields:
-        kernel: the one that failed, where the driver says so: the software GPU does.
-        printed: what kernels have printed while it ran, the newest `PRINTED_BYTES` of it, where that can be had: of the
-            software GPU. Nothing tells the kernels of one request from those that ran beside it.
+        kernel: the kernel that failed, if the driver names it, as the software GPU does.
+        printed: output of kernels while it ran, the newest `PRINTED_BYTES` of it, from the software GPU only. It is
+            not known which of several running requests printed it.
     """
 
     printed: str
@@ -389,7 +395,7 @@ class NotInitialized(KaasError):
 
 
 class InvalidConfig(KaasError, ValueError):
-    """A configuration that no pool can have."""
+    """An invalid configuration."""
 
     field: str
 
@@ -402,16 +408,16 @@ class ConfigMismatch(KaasError, ValueError):
 
 
 class PoolStopped(KaasError):
-    """A request that met a pool on its way down."""
+    """A request to a pool that stops or has stopped."""
 
     pool: str
 
 
 class Unreachable(KaasError, ConnectionError):
-    """A server that a remote client cannot speak to: no server is there, or one of both does not take the other's key.
+    """A server that a remote client cannot reach: there is no server, or one of both refuses the other's key.
 
     Fields:
-        reason: what the last attempt met.
+        reason: the error of the last attempt.
     """
 
     address: str
@@ -419,10 +425,10 @@ class Unreachable(KaasError, ConnectionError):
 
 
 class QueueFull(KaasError):
-    """A request that the pool has no room to queue: too many wait already, of all clients or of this one.
+    """A request that the pool cannot queue: too many wait already, of all clients or of this one.
 
     Fields:
-        client: whose limit it is; not there if it is that of the pool. limit, queued: in requests.
+        client: the client of the limit; absent for the limit of the pool. limit, queued: in requests.
     """
 
     client: str
@@ -435,24 +441,27 @@ class Cancelled(KaasError):
 
 
 class UnknownSession(KaasError):
-    """A question of a remote client that has not said Hello, or not for long: it does, and asks again."""
+    """A request of a remote client that has no session, or no more: it begins one, and repeats the request."""
 
 
 class StepFailed(KaasError):
-    """A cTask of the server, before or after a remote client's kTask, raised something; `error_type` is its class's
-    name, "" if the step's process has ended."""
+    """A cTask of the server, before or after a remote client's kTask, raised an exception.
+
+    Fields:
+        error_type: the name of the exception's class; "" if the step's process has ended.
+    """
 
     step: str
     error_type: str
 
 
 class QuotaExceeded(KaasError):
-    """Something of a remote client's that is beyond what its key grants it.
+    """A remote client needs more than its key grants.
 
     Fields:
-        client: whose quota it is. quota: which, as in `kaas.server.usage.quotas.Quotas`. limit, used: in its unit.
-        needed: how much more was asked for. retry_s: when it will be taken in; not there if only the client can make
-            room.
+        client: the client of the quota. quota: its name in `kaas.server.usage.quotas.Quotas`. limit, used: in its unit.
+        needed: the additional amount of the request. retry_s: seconds until there is room; absent if only the client
+            can make room.
     """
 
     client: str
@@ -464,17 +473,17 @@ class QuotaExceeded(KaasError):
 
 
 class UsageUnavailable(KaasError):
-    """What clients use cannot be written down, so that nothing is given either, or not be read; `path` says where."""
+    """The file of clients' usage at `path` cannot be read, or cannot be written; then no request is served either."""
 
     path: str
     reason: str
 
 
 class KeyReused(InvalidRequest):
-    """A request came under the idempotency key of another one: another function, other inputs or scalars.
+    """A request with the idempotency key of another one, which had another function, other inputs or other scalars.
 
     Fields:
-        key: of idempotency. function: as the earlier request named it.
+        key: the idempotency key. function: the name of the function in the earlier request.
     """
 
     key: str
@@ -482,47 +491,54 @@ class KeyReused(InvalidRequest):
 
 
 class UnknownFunction(InvalidRequest):
-    """A remote client has registered nothing by this name or key."""
+    """A function that the remote client has not registered, by name or key."""
 
     function: str
 
 
 class UnknownObject(InvalidRequest):
-    """A remote client has put nothing under this name."""
+    """An object that the remote client has not put, by name."""
 
     object: str
 
 
 class MissingContent(InvalidRequest):
-    """Libraries or a value that a remote client names by their hashes, and has not uploaded, or not all of them; an
-    upload that is used for nothing gives way to newer ones."""
+    """Libraries or a value that a remote client names by hash, and has not uploaded, or not completely.
+
+    Newer uploads replace unused ones.
+    """
 
     hashes: tuple[str, ...]
 
 
 class WrongContent(InvalidRequest):
-    """An upload whose bytes are not what was announced: `found` is their SHA-256, `hash` the announced one. The server
-    has forgotten it."""
+    """An upload with other bytes than announced: `found` is their SHA-256, `hash` the announced one.
+
+    The server has dropped it.
+    """
 
     hash: str
     found: str
 
 
 class NotAllowed(KaasError):
-    """Code that this server does not take from remote clients: a kTask, by its key, that is neither on its list nor
-    signed by a key that it trusts, a library by its hash, or one of a provider that it does not offer."""
+    """Code that this server does not accept from remote clients.
+
+    It is a kTask, by its key, that is neither on the server's list nor signed by a trusted key; a library, by its hash;
+    or a library of a provider that the server does not offer.
+    """
 
     library: str
     task: str
 
 
 class Quarantined(KaasError):
-    """A function that is not run any more, since it ended devices; `story` says when, where and how. Or a client, whose
-    functions ended too many devices within an hour.
+    """A function that does not run any more, since it ended devices, or a client whose functions ended too many.
 
     Fields:
-        function: its label; "" if all requests of the client wait. client, retry_s: whose, and in how many seconds its
-            requests run again; only then.
+        function: its label; "" if all requests of the client wait, whose functions ended too many devices within an
+            hour. client, retry_s: the client, and the seconds until its requests run again; only in that case.
+        story: when, where and how the devices ended.
     """
 
     function: str
@@ -536,7 +552,7 @@ class ETaskFailed(KaasError):
     """A Python function or method that raised; its exception is `__cause__` if it can travel.
 
     Fields:
-        error_type: the exception's type by name. traceback: as Python prints it.
+        error_type: the name of the exception's type. traceback: as Python prints it.
     """
 
     function: str
@@ -545,7 +561,7 @@ class ETaskFailed(KaasError):
 
 
 class ExecutorDied(KaasError):
-    """The executor's process ended while it ran the request, each time it was tried."""
+    """The executor's process ended while it ran the request, at each attempt."""
 
     executor: str
     attempts: int
@@ -553,7 +569,7 @@ class ExecutorDied(KaasError):
 
 
 class ResultLost(KaasError):
-    """A finished result that is gone, with the pool's process say, and could not be computed anew."""
+    """A finished result that is lost, for example with the pool's process, and could not be computed again."""
 
     device: int
     reason: str
@@ -563,8 +579,8 @@ class DeadlineExceeded(KaasError, TimeoutError):
     """A request that did not end in time.
 
     Fields:
-        deadline_s: how long it had. waited_s: since it arrived, if it was the pool that gave up.
-        kernels: those that ran when an executor ended it, where the driver says so. printed: as of DeviceLost.
+        deadline_s: the time that it had. waited_s: the time since its arrival, if the pool ended it.
+        kernels: those that ran when an executor ended it, if the driver names them. printed: as in DeviceLost.
     """
 
     deadline_s: float
@@ -575,14 +591,17 @@ class DeadlineExceeded(KaasError, TimeoutError):
 
 
 class InvalidScenario(KaasError, ValueError):
-    """A scenario for the simulator that cannot mean anything; `path` says where, as `functions.A.memory_mb` or
-    `requests[3]`."""
+    """An invalid scenario for the simulator.
+
+    Fields:
+        path: the place of the mistake, as `functions.A.memory_mb` or `requests[3]`.
+    """
 
     path: str
 
 
 class InvalidRecord(KaasError, ValueError):
-    """A file that is no record of a pool's events, from this line on."""
+    """A file that is no record of a pool's events; `line` is the first wrong line."""
 
     path: str
     line: int

@@ -1,7 +1,7 @@
-"""The answer to a call, which need not have come yet: to be waited for, awaited or cancelled.
+"""Futures of calls: a reply that may still be on its way, to be waited for, awaited or cancelled.
 
-Answers are received by the thread that waits for one. `concurrent.futures.wait` and `as_completed` wait for an event
-that they register with each future, and asyncio for a callback: a `Future` notices both, and has a thread receive.
+A thread that waits for a reply receives replies. `concurrent.futures.wait` and `as_completed` wait for an event that
+they register with each future, and asyncio for a callback: a `Future` notices both, and lets a thread receive.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ if TYPE_CHECKING:
 
 
 class ReplySource(Protocol):
-    """Where an answer comes from."""
+    """The connection from which replies come."""
 
     lock: threading.Lock
-    """Guards what is known of each."""
+    """Guards the state of each `PendingReply`."""
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
-        """Until it has ended, or the time is up; with 0, what has already come is taken."""
+        """Wait for the end of a call, or for timeout_s seconds; with 0, take only replies that have come."""
         ...
 
     def watch(self, pending: PendingReply) -> None:
-        """A caller wants to hear when it ends, and does not wait. Called with the lock held."""
+        """Receive the reply although no caller waits, since a callback needs its end. Call it with the lock held."""
         ...
 
     def forget(self, pending: PendingReply) -> None:
-        """It was cancelled."""
+        """Take in that a call was cancelled."""
         ...
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Call what waited for an end, where it may wait for others in turn."""
+        """Call callbacks in a thread in which they may wait for other calls."""
         ...
 
 
 class PendingReply:
-    """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
-    are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
+    """The reply to a call, or its place until it comes.
+
+    Fields:
+        number: that of the call. ended: True once there are frames or an error, or the call was cancelled.
+        waiting: events of the waiting threads, which are set at the end.
+    """
 
     __slots__ = ("__weakref__", "callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
 
@@ -66,7 +70,7 @@ class PendingReply:
         self.waiting: list[threading.Event] = []
 
     def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
-        """This came of it; whether nothing had."""
+        """End the call with frames, an error or a cancellation. Return True if it had not ended before."""
         with self.source.lock:
             if self.ended:
                 return False
@@ -78,8 +82,10 @@ class PendingReply:
     def settle(
         self, frames: Sequence[Any], error: BaseException | None, cancelled: bool = False
     ) -> Sequence[Callable[[], Any]]:
-        """As `end`, of what had not ended, with the lock held. Returns its callbacks, to be called without it; they are
-        forgotten here, since they refer to futures that refer to this."""
+        """End a call that has not ended, with the lock held, and return its callbacks, to be called without the lock.
+
+        The callbacks are dropped here, since they refer to futures that refer to this object.
+        """
         self.frames, self.error, self.cancelled = frames, error, cancelled
         self.ended = True
         for event in self.waiting:
@@ -88,6 +94,7 @@ class PendingReply:
         return callbacks
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
+        """Call a callback at the end of the call, or now if it has ended."""
         with self.source.lock:
             if not self.ended:
                 self.callbacks.append(callback)
@@ -98,40 +105,43 @@ class PendingReply:
 
 
 class Future(concurrent.futures.Future[Any]):
-    """What `kaas.call` and `kaas.Client.call` give: a `concurrent.futures.Future` that can be awaited too, by any
-    number of threads and event loops.
+    """The result of `kaas.call` and `kaas.Client.call`: a `concurrent.futures.Future` that can be awaited too.
 
-    Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order. All of
-    `concurrent.futures` and asyncio takes it, but for what takes coroutines only, `asyncio.create_task` say.
+    Any number of threads and event loops may wait for it. Its value is the output's array, read-only; for several
+    outputs a named tuple of them, in declared order. All functions of `concurrent.futures` and asyncio take it, except
+    those that take coroutines only, as `asyncio.create_task`.
     """
 
     def __init__(self, pending: PendingReply, make: Callable[[Sequence[Any]], Any]) -> None:
-        # not as its base is made: `__getattr__` does that for those that need it
+        # without the base's __init__: `__getattr__` calls it for futures that need it
         self._pending = pending
         self._make = make
         self._made: tuple[Any, BaseException | None] | None = None
         self._watched = False
 
     def __getattr__(self, name: str) -> Any:
-        """What is inherited is made when something first looks at it. It takes several times as long as all else here,
-        and most futures are only waited for by `result` and `await`."""
+        """Make the inherited attributes at the first access.
+
+        They take several times as long as the rest of a future, and most futures only need `result` and `await`.
+        """
         if name not in _INHERITED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self._pending.source.lock:
-            if name not in self.__dict__:  # all at once: others may look at it already
+            if name not in self.__dict__:  # all at once: other threads may access them already
                 made = concurrent.futures.Future[Any]()
                 self.__dict__.update({**vars(made), "_waiters": _Waiters(self)})
         return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
-        """The value, once it is there.
+        """Wait for the value, and return it.
 
         Args:
             timeout: seconds to wait at most; the call goes on after it.
 
         Raises:
-            KaasError: of the call, with its fields and its cause. TimeoutError: the time is up; of a deadline it is
-                `DeadlineExceeded`, which is one too. concurrent.futures.CancelledError
+            KaasError: the error of the call, with its fields and its cause.
+            TimeoutError: the timeout is over. `DeadlineExceeded`, the error of a deadline, is a TimeoutError too.
+            concurrent.futures.CancelledError: the call was cancelled.
         """
         self._wait(timeout)
         value, error = self._outcome()
@@ -143,7 +153,7 @@ class Future(concurrent.futures.Future[Any]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` raises for the call itself; None if there is a value.
+        """Wait for the end of the call, and return its error; None if there is a value.
 
         Raises:
             TimeoutError, concurrent.futures.CancelledError
@@ -152,22 +162,23 @@ class Future(concurrent.futures.Future[Any]):
         return self._outcome()[1]
 
     def done(self) -> bool:
-        """Whether there is a value or an error, or it was cancelled."""
+        """Return True if there is a value or an error, or the call was cancelled."""
         pending = self._pending
         if not pending.ended:
             pending.source.wait(pending, 0)
         return pending.ended
 
     def running(self) -> bool:
-        """False: it can be cancelled for as long as it has no answer."""
+        """Return False: a call can be cancelled as long as it has no reply."""
         return False
 
     def cancelled(self) -> bool:
+        """Return True if the call was cancelled."""
         return self._pending.cancelled
 
     @property
     def traceparent(self) -> str:
-        """The W3C traceparent of the server's span, once its answer is here, of a call with `trace`; else ""."""
+        """The W3C traceparent of the server's span, after the reply to a call with `trace`; else ""."""
         return self._pending.traceparent
 
     def cancel(self) -> bool:
@@ -181,8 +192,10 @@ class Future(concurrent.futures.Future[Any]):
         return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
-        """Have fn called with this future when it has ended: in the event loop, if one runs here; else in whichever
-        thread notices. If it has ended, fn is called at once."""
+        """Call fn with this future when the call has ended, or at once if it has.
+
+        fn runs in the event loop that runs here; if none does, in the thread that receives the reply.
+        """
         if self._pending.ended:
             self._settle()
             super().add_done_callback(fn)  # type: ignore[arg-type]
@@ -192,7 +205,7 @@ class Future(concurrent.futures.Future[Any]):
         self._watch()
 
     def remove_done_callback(self, fn: Callable[[Future], Any]) -> int:
-        """Have fn not called, as asyncio's futures do it; returns how often it was to be."""
+        """Remove fn from the callbacks, as asyncio's futures do, and return how often it was among them."""
         unwanted = (fn, _OnLoop(fn, None))
         with self._condition:
             callbacks: list[Any] = vars(self)["_done_callbacks"]
@@ -202,7 +215,7 @@ class Future(concurrent.futures.Future[Any]):
         return removed
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """In any event loop. Cancelling who awaits it cancels the call."""
+        """Await the value in any event loop. A cancelled awaiter cancels the call."""
         import asyncio
 
         if not self._pending.ended:
@@ -219,7 +232,8 @@ class Future(concurrent.futures.Future[Any]):
         return self.result()
 
     def _wait(self, timeout: float | None) -> None:
-        """
+        """Wait for the end of the call.
+
         Raises:
             TimeoutError, concurrent.futures.CancelledError
         """
@@ -227,12 +241,12 @@ class Future(concurrent.futures.Future[Any]):
         if not pending.ended:
             pending.source.wait(pending, timeout)
             if not pending.ended:
-                raise TimeoutError(f"no answer within {timeout} s")
+                raise TimeoutError(f"no reply within {timeout} s")
         if pending.cancelled:
             raise CancelledError
 
     def _outcome(self) -> tuple[Any, BaseException | None]:
-        """The value or the error, of one that has ended."""
+        """Return the value and the error of a call that has ended; one of both is None."""
         if self._made is None:
             error = self._pending.error
             try:
@@ -241,17 +255,16 @@ class Future(concurrent.futures.Future[Any]):
                 self._made = None, unmade
         return self._made
 
-    # --- what is inherited, for the functions of `concurrent.futures` and asyncio, which look at it
+    # --- the inherited state, for the functions of `concurrent.futures` and asyncio that use it
 
     def _watch(self) -> None:
-        """Have it settled when the answer comes, even if no thread waits in `result`."""
+        """Settle the future when the reply comes, even if no thread waits in `result`."""
         if not self._watched:
             self._watched = True
             self._pending.when_ended(self._settle)
 
     def _settle(self) -> None:
-        """Tell all that was inherited what came of the call. Any number of threads may do so at a time; the first one
-        counts."""
+        """Set the inherited state to the outcome of the call. Of several threads at a time the first one counts."""
         if super().done():
             return
         if self._pending.cancelled:
@@ -268,26 +281,26 @@ class Future(concurrent.futures.Future[Any]):
                 super().set_exception(error)
 
     def set_result(self, result: Any) -> NoReturn:  # noqa: ARG002
-        """As of any future that another object ends: only the pool does.
+        """Refuse a result: only the pool ends this future.
 
         Raises:
-            concurrent.futures.InvalidStateError
+            concurrent.futures.InvalidStateError: always.
         """
-        raise self._not_yours()
+        raise self._invalid_state()
 
     def set_exception(self, exception: BaseException | None) -> NoReturn:  # noqa: ARG002
-        """As `set_result`."""
-        raise self._not_yours()
+        """Raise as `set_result` does."""
+        raise self._invalid_state()
 
     def set_running_or_notify_cancel(self) -> NoReturn:
-        """As `set_result`."""
-        raise self._not_yours()
+        """Raise as `set_result` does."""
+        raise self._invalid_state()
 
-    def _not_yours(self) -> InvalidStateError:
-        return InvalidStateError(f"{self!r}: the answer comes from the pool; cancel() is what a program can do")
+    def _invalid_state(self) -> InvalidStateError:
+        return InvalidStateError(f"{self!r}: the reply comes from the pool; a program can only cancel()")
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidRequest("the answer to a call comes to this process only: pass on its result()")
+        raise InvalidRequest("the reply to a call comes to this process only: pass on its result()")
 
     def __repr__(self) -> str:
         pending = self._pending
@@ -304,7 +317,7 @@ _INHERITED = frozenset(vars(concurrent.futures.Future()))
 
 
 class _Waiters(list[Any]):
-    """What `concurrent.futures.wait` and `as_completed` register with a future; it need be watched from then on."""
+    """The list in which `concurrent.futures.wait` and `as_completed` register: the reply is watched from then on."""
 
     def __init__(self, future: Future) -> None:
         super().__init__()
@@ -319,7 +332,7 @@ class _Waiters(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class _OnLoop:
-    """A callback that was added in an event loop, and is called there, as asyncio's own futures do it."""
+    """A callback that was added in an event loop, and is called in it, as asyncio's futures do."""
 
     fn: Callable[[Future], Any]
     loop: AbstractEventLoop | None = field(compare=False)
@@ -333,7 +346,7 @@ class _OnLoop:
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """The event loop that runs in this thread. asyncio, which takes a while to import, is not imported for it."""
+    """Return the event loop that runs in this thread, without an import of asyncio, which takes a while."""
     events: Any = sys.modules.get("asyncio.events")
     return None if events is None else events._get_running_loop()
 

@@ -9,9 +9,10 @@ from kaas.errors import InvalidConfig
 
 
 def check_target(field: str, target: str) -> None:
-    """
+    """Check that a target is "module:name".
+
     Raises:
-        InvalidConfig
+        InvalidConfig: it is not.
     """
     module, _, function = target.partition(":")
     if not (module and function):
@@ -19,10 +20,10 @@ def check_target(field: str, target: str) -> None:
 
 
 def find_target(field: str, target: str) -> Any:
-    """What is named so, in this process.
+    """Return the function or class that a target names, in this process.
 
     Raises:
-        InvalidConfig: it is not there. What importing its module raises.
+        InvalidConfig: there is none. All errors of its module's import.
     """
     module, _, name = target.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""What a client of a server uses beside `kaas.Client`: `kaas.remote.signing`."""
+"""The module `kaas.remote.signing`, which clients of a server use in addition to `kaas.Client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives a pool's process: named entries, by default in a SQLite file."""
+"""Named entries that outlive a pool's process, by default in a SQLite file."""
 
 from __future__ import annotations
 
@@ -15,47 +15,57 @@ CREATE TABLE IF NOT EXISTS entries
     (id INTEGER PRIMARY KEY, kind TEXT, key TEXT, value BLOB, UNIQUE (kind, key));
 """
 TABLES = ("entries",)
-"""Of a SqliteStore."""
+"""The tables of a SqliteStore."""
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Entries of several kinds, each with a key. It travels to the pool's process by pickle before it is opened; a
-    later process of the pool opens a copy of the same. What `put` has returned from is there for that one."""
+    """Entries of several kinds, each with a key.
 
-    def open(self) -> None: ...
+    A store is pickled to the pool's process before it is opened; a later process of the pool opens a copy of it, and
+    finds all entries for which `put` has returned.
+    """
+
+    def open(self) -> None:
+        """Open the store."""
+        ...
 
     def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
         """Add entries, or replace those of the same keys."""
         ...
 
     def remove(self, kind: str, keys: Iterable[str]) -> None:
-        """Keys without an entry mean nothing."""
+        """Remove entries; keys without an entry are ignored."""
         ...
 
     def read(self, kind: str) -> dict[str, bytes]:
-        """All entries of a kind, in the order in which their keys came."""
+        """Return all entries of a kind, in the order in which their keys came."""
         ...
 
-    def clear(self, *kinds: str) -> None: ...
+    def clear(self, *kinds: str) -> None:
+        """Remove all entries of these kinds."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the store."""
+        ...
 
 
 class SqliteStore:
-    """A Store in one file, which `open` makes if it is not there. Two are equal that have the same file."""
+    """A Store in one file, which `open` makes if there is none. Stores of the same file are equal."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """
+        """Open the file, or make it.
+
         Raises:
             sqlite3.Error, OSError: there can be no such file.
         """
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # one thread at a time uses it, if not always the same
+        # one thread at a time uses it, not always the same one
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         # with NORMAL a loss of power may cost the newest changes, and damages nothing
@@ -64,10 +74,11 @@ class SqliteStore:
         self._connection = connection
 
     def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
+        """Add entries, or replace those of the same keys."""
         self.put_all({kind: entries})
 
     def put_all(self, kinds: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Entries of several kinds: all of them, or none."""
+        """Add entries of several kinds: all of them, or none."""
         statement = (
             "INSERT INTO entries (kind, key, value) VALUES (?, ?, ?)"
             " ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
@@ -76,15 +87,19 @@ class SqliteStore:
         self._many(statement, rows)
 
     def remove(self, kind: str, keys: Iterable[str]) -> None:
+        """Remove entries; keys without an entry are ignored."""
         self._many("DELETE FROM entries WHERE kind = ? AND key = ?", [(kind, key) for key in keys])
 
     def read(self, kind: str) -> dict[str, bytes]:
+        """Return all entries of a kind, in the order in which their keys came."""
         return dict(self._opened().execute("SELECT key, value FROM entries WHERE kind = ? ORDER BY id", (kind,)))
 
     def clear(self, *kinds: str) -> None:
+        """Remove all entries of these kinds."""
         self._many("DELETE FROM entries WHERE kind = ?", [(kind,) for kind in kinds])
 
     def close(self) -> None:
+        """Close the file, if it is open."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -95,7 +110,7 @@ class SqliteStore:
 
     def _many(self, statement: str, rows: Sequence[tuple[str | bytes, ...]]) -> None:
         connection = self._opened()
-        connection.execute("BEGIN")  # all or nothing, and at the cost of one
+        connection.execute("BEGIN")  # all or nothing, and one flush to the disk for all
         try:
             connection.executemany(statement, rows)
             connection.execute("COMMIT")

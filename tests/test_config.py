@@ -1,4 +1,4 @@
-"""Configurations: what they refuse, what they become, and how two of them differ."""
+"""Configurations: refused values, resolved devices, and differences between two."""
 
 from __future__ import annotations
 

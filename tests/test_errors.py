@@ -22,11 +22,11 @@ def subclasses(cls: type[KaasError]) -> list[type[KaasError]]:
 ERRORS = sorted(
     {cls for cls in subclasses(KaasError) if cls.__module__.partition(".")[0] == "kaas"}, key=lambda cls: cls.__name__
 )
-"""Ours: compilers, which other tests may have loaded, add theirs."""
+"""The errors of kaas itself: compilers, which other tests may have loaded, have errors of their own."""
 
 
 def example(cls: type[KaasError]) -> KaasError:
-    """An error with a value in every field it declares."""
+    """Return an error with a value in every declared field."""
     declared = {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
     values: dict[str, Any] = {name: (name, 1) for name in declared}
     return cls(f"something about {cls.__name__}", **values)
@@ -67,7 +67,7 @@ def test_errors_are_also_what_python_calls_them() -> None:
 
 
 def test_a_cause_of_a_class_that_is_not_here_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a package that executors have, on its way through the pool's process to a program that has it too."""
+    """A cause from a package of executors passes through the pool's process to a program that has the package."""
     there = ModuleType("only_there")
     exec("class Full(Exception): pass", there.__dict__)
     error = UnknownSymbol("no kernel x", symbol="x")

@@ -137,9 +137,9 @@ def test_a_callback_that_was_removed_is_not_called(ask: Ask) -> None:
 def test_who_sets_and_who_cancels(ask: Ask) -> None:
     """A program cancels; the pool answers."""
     future = ask(LONG)
-    with pytest.raises(InvalidStateError, match="the answer comes from the pool"):
+    with pytest.raises(InvalidStateError, match="the reply comes from the pool"):
         future.set_result(1)
-    with pytest.raises(InvalidStateError, match="the answer comes from the pool"):
+    with pytest.raises(InvalidStateError, match="the reply comes from the pool"):
         future.set_exception(ValueError())
     assert not future.done()
     assert future.cancel()
