@@ -120,7 +120,7 @@ class Config:
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
         slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
-            of another, and kernels that leave room on the device run beside each other.
+            of another, and kernels that leave room on the device run in parallel.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
         host_cache_bytes: page-locked host memory for cached objects, so that objects evicted from a device come back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
@@ -213,7 +213,7 @@ class Config:
         )
         raise ConfigMismatch(
             f"pool {pool!r} runs already, with another configuration: {shown}. To join it as it is, call kaas.init() "
-            f"without {' and '.join(differences)}; to have a pool of your own beside it, with another name=...; to "
+            f"without {' and '.join(differences)}; to have a second pool, with another name=...; to "
             "replace it, end it first: kaas.shutdown() where it was started",
             pool=pool,
             differences=differences,

@@ -133,7 +133,7 @@ class InvalidModel(KaasError, ValueError):
 
 
 class CorruptModel(KaasError, ValueError):
-    """A file that is no model, or not all of one, or one of another version; `reason` says what is wrong in `path`."""
+    """A file at `path` that is no model, a part of one, or one of another version; `reason` says which."""
 
     path: str
     reason: str

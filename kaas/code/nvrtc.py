@@ -158,13 +158,13 @@ def _failed(source: str, log: str) -> CompileFailed:
     )
 
 
-def _done(answer: tuple[Any, ...], source: str) -> Any:
+def _done(results: tuple[Any, ...], source: str) -> Any:
     """Return the value of a call after its result code.
 
     Raises:
         CompileFailed: the result code is an error.
     """
-    result, *values = answer
+    result, *values = results
     if int(result) != 0:
         raise CompileFailed(
             f"{compiler()}: {_library().nvrtcGetErrorString(result)[1].decode()} with {source}",

@@ -114,7 +114,7 @@ def _shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A pointer to a buffer, offset_bytes into it. Use In, Out or InOut, which say what the kernel does there."""
+    """A pointer to a buffer, offset_bytes into it. Use In, Out or InOut, which say if the kernel reads or writes it."""
 
     buffer: Buffer
     offset_bytes: int = 0

@@ -49,7 +49,7 @@ class Encodable(Protocol):
 
     @property
     def iterations(self) -> int | Scalar:
-        """How often the kernels run."""
+        """The number of times that the kernels run."""
 
     @property
     def name(self) -> str | None:

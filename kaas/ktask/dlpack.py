@@ -100,7 +100,7 @@ def is_exporter(value: Any) -> bool:
 
 
 def device_of(name: str, value: Any) -> int | None:
-    """As `Tensor.device`, of an array that is not exported yet. name: what it is, for errors.
+    """Return the `Tensor.device` of an array that is not exported yet. name: that of the input, for errors.
 
     Raises:
         NotContiguous: it lies neither in host memory nor on a CUDA device, or it does not say.

@@ -41,7 +41,7 @@ class Drawable(Protocol):
 
     @property
     def iterations(self) -> int | Scalar:
-        """How often the kernels run."""
+        """The number of times that the kernels run."""
 
     @property
     def label(self) -> str:

@@ -45,7 +45,7 @@ class Invocable(Protocol):
 
     @property
     def iterations(self) -> int | Scalar:
-        """How often the kernels run."""
+        """The number of times that the kernels run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def input_bytes(buffer: Buffer, value: Any) -> memoryview:
     """Return the bytes of an input, without a copy: flat, as unsigned bytes, exactly as many as the buffer has.
 
     value is an array of the buffer's dtype and shape in host memory, NumPy's or by DLPack, any other object with the
-    buffer protocol (a plain byte string fits every dtype), or a View of one of these. `check_fit` says what else fits.
+    buffer protocol (a plain byte string fits every dtype), or a View of one of these. `check_fit` lists all that fits.
 
     Raises:
         NotContiguous, WrongDtype, WrongSize, WrongShape

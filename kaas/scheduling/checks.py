@@ -260,7 +260,7 @@ class CheckedPolicy:
         if not worker.serves(queued.kind, queued.client, queued.function):
             self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
         if worker.alone or (queued.alone and worker.busy):
-            self._fail(f"ran {_named(queued)}, on worker {number} beside others, though one of them must run alone")
+            self._fail(f"ran {_named(queued)}, on worker {number} with others, though one of them must run alone")
         if worker.kind is WorkerKind.ETASK:
             others = any(self._workers[other].busy for other in self._on_device[worker.device] - {number})
             if others:
@@ -284,7 +284,8 @@ class CheckedPolicy:
         self._require(device in self._on_device, f"started a worker on unknown device {device}")
         others = [self._workers[other].kind for other in self._on_device[device]]
         self._require(
-            len(set(others) - {kind}) == 0, f"started an {kind.value} worker beside one of the other kind on {device}"
+            len(set(others) - {kind}) == 0,
+            f"started an {kind.value} worker with one of the other kind on device {device}",
         )
         if kind is WorkerKind.EXECUTOR:
             self._require(not others, f"started a second executor worker on device {device}")

@@ -137,9 +137,9 @@ BETWEEN_WORKERS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
         [TICK, UP_TASK, RequestArrived(0.0, 6, "c", "g", kind=ETASK)],
         [FOR_C, [], [Dispatch(6, 0, 0)]],
     ),
-    "beside others": ([TICK, WIDE, NEW, ALONE], [START, [], [Dispatch(5, 0, 0)], [Dispatch(6, 0, 1)]]),
+    "with others": ([TICK, WIDE, NEW, ALONE], [START, [], [Dispatch(5, 0, 0)], [Dispatch(6, 0, 1)]]),
     "one of them must run alone": ([TICK, WIDE, ALONE, NEW], [START, [], [Dispatch(6, 0, 0)], [Dispatch(5, 0, 1)]]),
-    "beside one of the other kind on 0": ([TICK], [[*START, StartWorker(1, ETASK, 0, "c", "f")]]),
+    "with one of the other kind on device 0": ([TICK], [[*START, StartWorker(1, ETASK, 0, "c", "f")]]),
     "more than 1 etask workers on device 0": ([TICK], [[*FOR_C, StartWorker(1, ETASK, 0, "c", "g")]]),
     "for no client and function": ([TICK], [[StartWorker(1, ETASK, 0, "c")]]),
     "its client runs 1 already": (

@@ -17,7 +17,7 @@ from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, Wor
 COMPARED = 64
 """Free workers that are compared for a request, and as many of those whose devices have its objects."""
 RELOADS = 10.0
-"""How often an object that was used just now is loaded again if it is evicted. Older ones count for less."""
+"""Expected loads of an object that is evicted just after its use. Older objects count for less."""
 
 
 @dataclass(slots=True)

@@ -263,7 +263,7 @@ class Placement:
         self._next_worker += 1
 
     def reserve_after(self, worker: WorkerState) -> None:
-        """Let a worker run what it was started for, and then give its device to the group that has reserved it.
+        """Let a worker run its first request, and then give its device to the group that has reserved it.
 
         Otherwise a group that has just taken the device could lose it before its first run.
         """
@@ -273,7 +273,7 @@ class Placement:
         self._held_by(worker.group)
 
     def settle_reservations(self) -> None:
-        """Stop the workers that have run what they were started for, or for which no request waits any more."""
+        """Stop the workers that got their first request, or for which no request waits any more."""
         for worker in [worker for worker in self.reserved.values() if worker.served or not worker.group.ready]:
             self.stop(worker)
 

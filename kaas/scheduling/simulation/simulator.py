@@ -84,7 +84,7 @@ class _Simulation:
         while (turn := self._clock.step()) is not None:
             self._wakes = self._wakes + 1 if turn is Turn.WAKE else 0
         if self._open:
-            waiting = sorted(request.index for request in self._requests if not request.answered)
+            waiting = sorted(request.index for request in self._requests if not request.replied)
             raise self._error(f"left requests {waiting[:10]} waiting with nothing more to come")
         return self._result()
 
@@ -108,7 +108,7 @@ class _Simulation:
 
     def _expire(self, request: SimulatedRequest) -> None:
         """End a request that is queued or waits for memory. A running one goes on, and keeps its slot."""
-        if request.answered:
+        if request.replied:
             return
         self._reject(request, "deadline")
         self._send(RequestCancelled(self._clock.now_s, request.arrival.request))
@@ -126,11 +126,11 @@ class _Simulation:
         self._send(Tick(self._clock.now_s))
 
     def _complete(self, request: SimulatedRequest, charged_ps: int) -> None:
-        if not request.answered:
+        if not request.replied:
             latency_s = seconds(self._clock.now_ps - request.arrived_ps)
             self._completed.append(Completed(request.arrival.client, latency_s))
-        outcome = Outcome.ABANDONED if request.answered else Outcome.SUCCEEDED
-        request.answered = True
+        outcome = Outcome.ABANDONED if request.replied else Outcome.SUCCEEDED
+        request.replied = True
         self._devices[self._workers[request.worker].device].memory.end(request.key)
         self._leave(request, outcome, charged_ps)
 
@@ -154,7 +154,7 @@ class _Simulation:
         return RequestDone(self._clock.now_s, id_, worker_id, slot, outcome, seconds(charged_ps))
 
     def _reject(self, request: SimulatedRequest, reason: str) -> None:
-        request.answered = True
+        request.replied = True
         self._rejected.append(Rejected(request.index, self._clock.now_s, reason))
 
     # --- decisions

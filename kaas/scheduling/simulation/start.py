@@ -42,7 +42,7 @@ class SimulatedRequest:
     place: tuple[int, int] | None = None
     """Worker and slot, once the policy dispatched it."""
     began: bool = False
-    answered: bool = False
+    replied: bool = False
 
     @property
     def worker(self) -> int:
