@@ -1,4 +1,4 @@
-"""Models are compiled anew in these tests: what the store would give says nothing of the compiler."""
+"""These tests compile every model: a model from the store would not test the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of lowering share: a module compiled and run on the software GPU, without a frontend."""
+"""Helpers of the tests of lowering: a module compiled and run on the software GPU, without a frontend."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Compiled:
     """A module's functions as kTasks.
 
     Args:
-        outputs: how many results each function has, or their names.
-        constants: parameters by name, where the module holds some.
+        outputs: the number of each function's results, or their names.
+        constants: the module's parameters by name.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Compiled:
         return self.variant.task.kernels
 
     def run(self, *inputs: Array, variant: int = 0) -> list[Array]:
-        """The results for these inputs, in order."""
+        """Return the results for these inputs, in order."""
         chosen = self.variants[variant]
         read = {buffer.name for buffer in chosen.task.inputs}
         given = dict(zip((buffer.name for buffer in chosen.inputs), inputs, strict=True)) | self.constants
@@ -62,7 +62,7 @@ class Compiled:
 
 
 def bound(network: nn.Module, shapes: Mapping[str, Sequence[int]], seed: int = 0) -> tuple[Any, dict[str, Array]]:
-    """A network's `forward` with random parameters bound, and these by name."""
+    """Return a network's `forward` with random parameters bound, and the parameters by name."""
     spec = {"forward": {name: nn.spec.Tensor(list(shape), "float32") for name, shape in shapes.items()}}
     module, parameters = network.export_tvm(spec=spec)
     random = np.random.default_rng(seed)
@@ -71,10 +71,10 @@ def bound(network: nn.Module, shapes: Mapping[str, Sequence[int]], seed: int = 0
 
 
 def function(build: Callable[..., Any], *parameters: tuple[Sequence[int], str]) -> tvm.IRModule:
-    """A module whose function `main` takes tensors x0, x1, … of these shapes and dtypes.
+    """Return a module whose function `main` takes tensors x0, x1, … of these shapes and dtypes.
 
     Args:
-        build: gives the result, from a relax.BlockBuilder and the parameters.
+        build: returns the result, from a relax.BlockBuilder and the parameters.
     """
     builder = relax.BlockBuilder()
     given = [relax.Var(f"x{n}", relax.TensorType(shape, dtype)) for n, (shape, dtype) in enumerate(parameters)]

@@ -1,6 +1,6 @@
 """Modules in TVM's scripting languages, for the tests of lowering."""
 
-# What stands here is Python to its parser alone: TVM gives it another meaning.
+# This code is Python for the parser only: TVM gives it another meaning.
 # mypy: ignore-errors
 # ruff: noqa: N805, N812, SIM108
 
@@ -99,7 +99,7 @@ class Many:
 
 @I.ir_module
 class Addresses:
-    """Addresses that go elsewhere than into a load or a store."""
+    """Addresses that are used in other ways than in a load or a store."""
 
     @T.prim_func(s_tir=True)
     def addresses(
@@ -113,7 +113,7 @@ class Addresses:
 
 @I.ir_module
 class OnTheHost:
-    """What no kTask can do, between kernels."""
+    """Steps that no kTask can do, between kernels."""
 
     @T.prim_func(s_tir=True)
     def host(a: T.Buffer((T.int64(4),), "float32"), b: T.Buffer((T.int64(4),), "float32"), n: T.int32):

@@ -35,7 +35,7 @@ def model(
 
 
 def classifier() -> onnx.ModelProto:
-    """As a classifier of pictures: the means of their channels in, ten scores out."""
+    """Return a classifier of pictures: it takes the means of their channels and gives ten scores."""
     nodes = [
         helper.make_node("GlobalAveragePool", ["input"], ["means"]),
         helper.make_node("Flatten", ["means"], ["channels"]),
@@ -46,7 +46,7 @@ def classifier() -> onnx.ModelProto:
 
 
 def perceptron(batch: int | str | None = "batch", name: str = "x", seed: int = 0) -> onnx.ModelProto:
-    """relu(x @ fc.weight + fc.bias), of 4 values to 3."""
+    """Return a model of relu(x @ fc.weight + fc.bias), from 4 values to 3."""
     random = np.random.default_rng(seed)
     weights = {
         "fc.weight": random.standard_normal((4, 3), np.float32),
@@ -60,7 +60,7 @@ def perceptron(batch: int | str | None = "batch", name: str = "x", seed: int = 0
     return model(nodes, [value(name, [batch, 4])], ["y/0"], weights)
 
 
-def perceptron_answer(made: onnx.ModelProto, x: Array) -> Array:
+def perceptron_result(made: onnx.ModelProto, x: Array) -> Array:
     weight, bias = (numpy_helper.to_array(tensor) for tensor in made.graph.initializer)
     answer: Array = np.maximum(x @ weight + bias, 0)
     return answer

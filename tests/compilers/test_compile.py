@@ -1,4 +1,4 @@
-"""tvm_backend.compile: its options, what it tells on its way, and when it compiles anew."""
+"""tvm_backend.compile: its options, its progress, and when it compiles again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
+import tvm  # noqa: F401 - before the software GPU's driver is loaded: TVM would take it for NVIDIA's
 
 import kaas
 import tvm_backend
 from kaas.errors import DeviceUnavailable, InvalidTarget
-from tests.compilers.onnx_cases import perceptron, perceptron_answer
+from tests.compilers.onnx_cases import perceptron, perceptron_result
 from tvm_backend import compiling, errors, lowering
 from tvm_backend.errors import CompileError, InvalidOption, Place
 from tvm_backend.progress import Progress
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def lowerings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The names of the functions that have been lowered, with a store of the test's own."""
+    """Return a list that collects the names of lowered functions; the test has a store of its own."""
     lowered: list[str] = []
     usual = lowering.lowered
 
@@ -50,17 +50,17 @@ def lowerings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_what_was_compiled_is_found_and_what_differs_is_compiled(lowerings: list[str], tmp_path: Path) -> None:
     path = tmp_path / "network.onnx"
     onnx.save(perceptron(2), path)
-    told: list[Progress] = []
-    first = tvm_backend.compile(path, target="compute_80", progress=told.append)
+    steps: list[Progress] = []
+    first = tvm_backend.compile(path, target="compute_80", progress=steps.append)
     assert lowerings == ["main"]
-    stages = [step.stage for step in told if step.done == step.total]
+    stages = [step.stage for step in steps if step.done == step.total]
     assert stages == ["cache", "import", "lower", "library", "tasks"]
-    assert pickle.loads(pickle.dumps(told)) == told
+    assert pickle.loads(pickle.dumps(steps)) == steps
 
-    told.clear()
-    again = tvm_backend.compile(path, target="compute_80", progress=told.append)
+    steps.clear()
+    again = tvm_backend.compile(path, target="compute_80", progress=steps.append)
     assert lowerings == ["main"]
-    assert told[-1] == Progress("cache", 1, 1, "found")
+    assert steps[-1] == Progress("cache", 1, 1, "found")
     assert (again.name, again.variants, again.library) == (first.name, first.variants, first.library)
     assert all(np.array_equal(array, first.constants[name]) for name, array in again.constants.items())
 
@@ -68,7 +68,7 @@ def test_what_was_compiled_is_found_and_what_differs_is_compiled(lowerings: list
     onnx.save(other, path)
     x = np.ones((2, 4), np.float32)
     np.testing.assert_allclose(
-        tvm_backend.compile(path, target="compute_80").run_local(x), perceptron_answer(other, x), rtol=1e-5
+        tvm_backend.compile(path, target="compute_80").run_local(x), perceptron_result(other, x), rtol=1e-5
     )
     assert len(lowerings) == 2
     for stored in (tmp_path / "cache" / "kaas" / "models").iterdir():
@@ -89,7 +89,7 @@ def test_keys_tell_options_apart(options: dict[str, Any], monkeypatch: pytest.Mo
 
 
 def keyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Callable[[], Any]) -> str:
-    """The key by which a compilation looks into the store, which it does not get beyond."""
+    """Return the key that a compilation looks up in the store; the compilation is ended there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(SWITCH, "1")
     monkeypatch.setattr("tvm_backend.store.Store.get", _found)
@@ -132,9 +132,9 @@ def test_another_process_finds_it_without_tvm(lowerings: list[str], tmp_path: Pa
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, str(path)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    assert said[0] == made.variants[0].task.key
-    assert not {"tvm", "onnx", "torch"} & set(said)
+    words = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert words[0] == made.variants[0].task.key
+    assert not {"tvm", "onnx", "torch"} & set(words)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`kaas compile`: a file out of a file, with the compiler that is installed, and one line for each mistake."""
+"""`kaas compile`: it writes a file from a file with the installed compiler, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
+import tvm  # noqa: F401 - before the software GPU's driver is loaded: TVM would take it for NVIDIA's
 from onnx import helper
 from typer.testing import CliRunner
 
@@ -18,7 +18,7 @@ import kaas
 from kaas.cli import compiling
 from kaas.cli.main import app
 from kaas.errors import InvalidRequest, MissingPackage
-from tests.compilers.onnx_cases import model, perceptron, perceptron_answer, value
+from tests.compilers.onnx_cases import model, perceptron, perceptron_result, value
 from tvm_backend.errors import UnsupportedOperators
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,7 +27,7 @@ TVM = EntryPoint("tvm", "tvm_backend:compile", compiling.GROUP)
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
-    """The compilers that the command finds; the test may change them."""
+    """Return the list of compilers that the command finds; the test may change it."""
     compilers = [TVM]
     monkeypatch.setattr(compiling, "entry_points", lambda group: EntryPoints(compilers).select(group=group))
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_a_file_out_of_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert compiled.name == "network"
     assert compiled.about["target"] == "compute_80"
     x = np.ones((3, 4), np.float32)
-    np.testing.assert_allclose(compiled.run_local(x), perceptron_answer(made, x), rtol=1e-5)
+    np.testing.assert_allclose(compiled.run_local(x), perceptron_result(made, x), rtol=1e-5)
 
 
 def test_options_reach_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

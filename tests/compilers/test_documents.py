@@ -1,4 +1,4 @@
-"""The programs in what is written about models run as they stand, on a small network in the place of ResNet-50."""
+"""The programs in the pages about models run unchanged, on a small network in the place of ResNet-50."""
 
 from __future__ import annotations
 

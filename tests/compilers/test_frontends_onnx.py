@@ -1,4 +1,4 @@
-"""ONNX models: operators of old and new opsets right against ONNX's reference, names, sizes, errors with places."""
+"""ONNX models: operators of old and new opsets against ONNX's reference, names, sizes, errors with places."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
+import tvm  # noqa: F401 - before the software GPU's driver is loaded: TVM would take it for NVIDIA's
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import tvm_backend
 from kaas import errors as kaas_errors
-from tests.compilers.onnx_cases import Array, model, perceptron, perceptron_answer, value
+from tests.compilers.onnx_cases import Array, model, perceptron, perceptron_result, value
 from tvm_backend.errors import InvalidModel, UnsupportedOperators
 from tvm_backend.frontends import imported
 from tvm_backend.frontends.imported import Imported
@@ -82,7 +82,7 @@ NEW: list[tuple[str, Sequence[onnx.NodeProto], dict[str, Array]]] = [
     ("numbers_resized", [node("Resize", ["numbers", "", "twice"], ["numbers_resized"], mode="linear")],
      {"twice": np.array([2.0], np.float32)}),
 ]  # fmt: skip
-"""Outputs by name with the nodes that make them from the test's inputs and constants."""
+"""Outputs by name, with the nodes that make them from the test's inputs and constants."""
 
 
 @pytest.mark.usefixtures("softgpu")
@@ -130,7 +130,7 @@ def assert_equal(got: Any, expected: Any) -> None:
 def test_a_variant_for_each_batch_size_under_the_models_own_names(tmp_path: Path) -> None:
     made = perceptron("N", "in put.1")
     onnx.save(made, tmp_path / "a model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
-    made = perceptron("N", "in put.1")  # saving took the data out
+    made = perceptron("N", "in put.1")  # made again: onnx.save has moved the first one's data to a file
     compiled = tvm_backend.compile(tmp_path / "a model.onnx", batch_sizes=(8, 1))
     assert compiled.name == "a_model"
     assert [variant.inputs[0].shape for variant in compiled.variants] == [(1, 4), (8, 4)]
@@ -138,11 +138,11 @@ def test_a_variant_for_each_batch_size_under_the_models_own_names(tmp_path: Path
     assert set(compiled.constants) == {"fc.weight", "fc.bias"}
     for rows in (1, 8):
         x = random(rows, 4)
-        np.testing.assert_allclose(compiled.run_local(x), perceptron_answer(made, x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(compiled.run_local(x), perceptron_result(made, x), rtol=1e-5, atol=1e-6)
 
 
 def shapes(made: Imported) -> dict[str, list[tuple[int, ...]]]:
-    """The inputs' shapes of each function."""
+    """Return the shapes of each function's inputs."""
     functions = {entry.function: made.module[entry.function] for entry in made.functions}
     return {
         name: [tuple(int(size) for size in parameter.ty.shape) for parameter in function.params]

@@ -42,8 +42,11 @@ def answer(model: Perceptron, x: Array) -> list[Array]:
 
 
 def open_module(*, keep: bool = False, padded: bool = False) -> tvm.IRModule:
-    """relu(x + parameter) for any batch; `keep`: the parameter's value is an attribute, as TVM's frontends leave it.
-    `padded`: by a PrimFunc of the module's own."""
+    """Return a module of relu(x + parameter) for any batch.
+
+    If `keep`, the parameter's value is an attribute, as TVM's frontends leave it. If `padded`, a PrimFunc adds a
+    2.0 at both ends of each row.
+    """
     builder = relax.BlockBuilder()
     batch = tvm.tirx.Var("batch", "int64")
     x = relax.Var("x", relax.TensorType([batch, 4], "float32"))
@@ -150,7 +153,7 @@ def test_parameters_without_values() -> None:
     assert caught.value.names == ("parameter",)
 
 
-def test_what_is_no_kernel_is_told_by_its_binding() -> None:
+def test_operators_without_a_kernel_are_reported_by_their_bindings() -> None:
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType([4], "float32"))
     with builder.function("main", [x]):

@@ -1,4 +1,4 @@
-"""PyTorch models: exported programs and modules, names, batch sizes, effects that are refused, errors with places."""
+"""PyTorch models: exported programs and modules, names, batch sizes, refused effects, errors with places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_backend.frontends import imported, prepared  # noqa: E402
 
 
 class Network(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Embeddings of tokens under a mask, normalised; a buffer, a constant, a layer that only training needs."""
+    """Normalised embeddings of tokens under a mask, with a buffer, a constant, and a layer for training only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def test_equal_to_torch(how: str, tmp_path: Path) -> None:
 
 
 class Indices(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Indices for one axis, for neighbours, for axes apart, for all: some count from the end, some stretch."""
+    """Indices for one axis, for adjacent axes, for other axes, for all; some count from the end, some are broadcast."""
 
     def forward(self, x: Any, i: Any, j: Any) -> tuple[Any, ...]:
         return x[i], x[:, i], x[i, j], x[:, i, j], x[i, :, j], x[:, i[None], j[:, None]], x[i, j, i]
@@ -121,7 +121,7 @@ MEANINGS: dict[str, Any] = {
     "a small product": lambda i: torch.nn.functional.cosine_similarity(i.x[0, :3, :4], i.y[0, :3, :4]),
     "sums of products": lambda i: (torch.addmm(i.x[0], i.x[1], i.y[1], beta=0.5, alpha=2), i.x.double() @ i.y.double()),
 }  # fmt: skip
-"""What TVM's conversions do differently, or not at all, unless they are told."""
+"""Operators that TVM's own conversions convert differently or not at all."""
 
 
 @pytest.mark.usefixtures("softgpu")

@@ -1,4 +1,4 @@
-"""Relax modules as kTasks: right results, on the software GPU, and accesses that say what kernels do."""
+"""Relax modules as kTasks: correct results on the software GPU, and accesses that fit the kernels."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_functions_share_constants_and_equal_kernels() -> None:
         close(y, np.maximum(x @ weights.T, 0))
         close(table, np.exp(weights[:1]))
     one, three = ({kernel.symbol for kernel in variant.task.kernels} for variant in compiled.variants)
-    assert one & three  # what does not depend on the batch
+    assert one & three  # kernels that do not depend on the batch
     assert one - three
     assert three - one
 
@@ -252,7 +252,7 @@ def test_nothing_is_read_from_beyond_a_tensor(dtype: str) -> None:
 
 
 def test_known_indices_are_compiled_without_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
-    """TVM warns of gathers that look at no bounds, on stderr and for each; a success says nothing there."""
+    """TVM would warn on stderr about each gather without a check of bounds; a successful compilation writes nothing."""
 
     def build(bb: relax.BlockBuilder, x: Any) -> relax.Tuple:
         known = relax.const(np.array([-1, 0], np.int64))

@@ -1,4 +1,4 @@
-"""The host code of PrimFuncs interpreted: kernels, arguments, extents and workspaces as TVM would give them."""
+"""Interpreted host code of PrimFuncs: kernels, arguments, extents and workspaces are TVM's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_loops_conditions_workspaces_and_scalars(several: tuple[tvm.IRModule, tv
         ((1, 1, 1), (64, 1, 1), 0),
     ]
     spaces = {pointer.base for launch in made for pointer in pointers(launch) if isinstance(pointer.base, Workspace)}
-    assert [space.nbytes for space in spaces] == [4 * 6 * 16]  # as much as is used
+    assert [space.nbytes for space in spaces] == [4 * 6 * 16]  # as many bytes as are used
     first, second, last = ({a for a in launch.arguments if not isinstance(a, Pointer)} for launch in made)
     assert first == {kaas.i64(5), kaas.i64(0), kaas.f32(0.5)}
     assert second == {kaas.i64(5), kaas.i64(2), kaas.f32(0.5)}
@@ -72,7 +72,7 @@ def test_what_runs_on_the_host_is_named() -> None:
     ]
 
 
-def test_too_many_launches_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_launches_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_backend.launches.MOST_LAUNCHES", 10)
     host, _ = split(Many, TARGET)
     _, (problem,) = launches(host["many"], [(4,)])

@@ -1,4 +1,4 @@
-"""Random small networks against NumPy: whatever TVM fuses, plans and schedules, the results are those."""
+"""Random small networks against NumPy: the results do not depend on TVM's fusion, planning and schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ op = relax.op
 
 @dataclass(frozen=True)
 class Layer:
-    """An operator in Relax and in NumPy; both take a matrix or a stack of them, and give one."""
+    """An operator in Relax and in NumPy: both map a matrix to a matrix, and a stack of matrices to a stack."""
 
     name: str
     relax: Callable[[Any], Any]
@@ -89,7 +89,7 @@ def usable(layer: Layer, x: Array) -> bool:
     taps=st.sets(st.integers(0, 8), max_size=2),
 )
 def test_random_networks(layers: list[Layer], shape: tuple[int, int, int], taps: set[int]) -> None:
-    """taps: layers whose results are results of the whole as well."""
+    """The results of the layers in `taps` are results of the network too."""
     x = noise(*shape)
     expected = [x]
     used = []

@@ -1,4 +1,4 @@
-"""The models through the compiler: right through `run_local`, through a pool from a .kaas file, and without TVM.
+"""Compiled models are correct: by `run_local`, in a pool from a .kaas file, and without TVM.
 
 An output is right if its largest error is a thousandth of the largest magnitude in PyTorch's answer at most, and if the
 largest element of each row is in the same place.
@@ -27,7 +27,7 @@ from kaas.executor.local import executor_for
 from tests.lanes import spread
 from tests.patience import PATIENCE_S
 
-# what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
+# `python -m benchmarks.models` has the slowest cases: BERT's other ten layers, ResNet-50 for eight pictures
 SUITE = {name: (1,) if name == "resnet50" else model.batch_sizes for name, model in MODELS.items() if name != "bert"}
 CASES = [(name, batch) for name, batches in SUITE.items() for batch in batches]
 TOLERANCE = 1e-3
@@ -36,15 +36,15 @@ DEVICE = kaas.Device("software", 256 << 20)
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stored() -> Iterator[None]:
-    """Every model is compiled, whatever has been compiled on this machine before."""
+    """Turn the store off, so that every model is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAAS_MODEL_CACHE", "0")
         yield
 
 
 @pytest.fixture(scope="module")
-def local_device(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001 - it is there
-    """The device of `run_local`, left empty: the models fill it, and other tests of this process allocate there."""
+def local_device(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001 - it provides the device
+    """Empty the device of `run_local` afterwards: the models fill it, and other tests of this process need it."""
     yield
     executor_for().flush()
 
@@ -58,12 +58,12 @@ def pool() -> Iterator[None]:
 
 @cache
 def compiled(name: str) -> kaas.CompiledModel:
-    """From the ONNX graph, once for all tests; machine code would only take time, the software GPU runs PTX."""
+    """Return a model compiled from its ONNX graph, once for all tests, to PTX only, which the software GPU runs."""
     return MODELS[name].compiled(SUITE[name], target="ptx")
 
 
 def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
-    """The outputs: one array, or several as a tuple."""
+    """Check the outputs: one array, or a tuple of several."""
     outputs = given if isinstance(given, tuple) else (given,)
     assert len(outputs) == len(model.outputs)
     for name, value in zip(model.outputs, outputs, strict=True):
@@ -119,7 +119,7 @@ def test_the_benchmark_times_right_answers_only() -> None:
     model = MODELS["bert_short"]
     answers = model.answers()
     timed.check(model, answers, answers)
-    for wrong in (np.nan, 1e4):  # the second makes another element the largest
+    for wrong in (np.nan, 1e4):  # with 1e4, another element is the largest
         changed = {name: value.copy() for name, value in answers.items()}
         changed["end"][0, -1] = wrong
         with pytest.raises(AssertionError, match="bert_short: end is not PyTorch's"):

@@ -36,7 +36,7 @@ ROI = np.array([-0.3, 0.1, 0.8, 1.2], np.float32)
 
 
 def resize(options: dict[str, Any], constants: dict[str, Array], x: Array) -> Array:
-    """By the reference."""
+    """Return the reference's weights."""
     names = [name if name in constants else "" for name in ("roi", "scales", "sizes")]
     made = model(
         [helper.make_node("Resize", ["x", *names], ["y"], **options)], [value("x", x.shape)], ["y"], constants, opset=19
@@ -93,7 +93,7 @@ def test_what_onnx_does_not_have(wrong: str) -> None:
         weights(3, 2, 0.5, (0, 1), ResizeOptions.of({wrong: "other"}))
 
 
-def test_resize_of_the_oldest_kind_is_told() -> None:
+def test_resize_of_the_oldest_kind_is_reported() -> None:
     made = model(
         [helper.make_node("Resize", ["x", "s"], ["y"])],
         [value("x", [2])],

@@ -1,4 +1,4 @@
-"""Types: what TVM makes of a node is held against what ONNX infers of it."""
+"""Types: those that TVM makes of a node are compared with those that ONNX infers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_backend.frontends import imported, onnx_nodes
 node = helper.make_node
 
 
-def test_another_type_than_onnx_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_type_than_onnx_infers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def widened(_builder: Any, inputs: Any, _attrs: Any, _opset: int) -> Any:
         return relax.op.astype(inputs[0], "float64")
 
@@ -34,7 +34,7 @@ def test_another_type_than_onnx_says_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert second.reason == 'TVM makes R.Tensor((8,), dtype="float32") of it, ONNX float32[2, 4]'
 
 
-def test_results_that_nobody_reads_may_be_anything() -> None:
+def test_results_that_nothing_reads_may_have_any_type() -> None:
     nodes = [node("Dropout", ["x"], ["kept", "mask"]), node("Exp", ["kept"], ["y"])]
     assert imported(model(nodes, [value("x", [2])], ["y"]), None, None, "kept").functions[0].outputs == ("y",)
     with pytest.raises(UnsupportedOperators, match=r"ONNX bool\[2\]"):

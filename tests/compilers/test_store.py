@@ -1,4 +1,4 @@
-"""The store of compiled models: whole entries only, bounded, shared by processes, indifferent to damage."""
+"""The store of compiled models: entries are whole, its size is bounded, processes share it, and damage is harmless."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvm_backend.store import STALE_S, SWITCH, Store, store
 
 
 def model(name: str, values: int = 8) -> kaas.CompiledModel:
-    """x - constant, of 8 values."""
+    """Return a model of x - constant for 8 values."""
     x, constant, y = (kaas.Buffer(each, (8,), "float32") for each in ("x", "constant", "y"))
     arguments: list[Any] = [kaas.In(x), kaas.In(constant), kaas.Out(y), kaas.u32(8)]
     task = kaas.KTask([kaas.Kernel(library("nearest_neighbours"), "vsub", 1, 256, arguments)], [y])
@@ -60,7 +60,7 @@ def test_those_longest_unused_go(tmp_path: Path) -> None:
         status = (tmp_path / f"{key}.kaas").stat()
         os.utime(tmp_path / f"{key}.kaas", ns=(0, status.st_mtime_ns - age * 10**9))
     size = (tmp_path / "a.kaas").stat().st_size
-    assert models.get("a") is not None  # which makes it the newest
+    assert models.get("a") is not None  # the hit makes it the newest
     Store(tmp_path, limit_bytes=3 * size + size // 2).put("d", model("d"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.kaas", "c.kaas", "d.kaas"]
 
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
-    """Several write and read one entry at once: each read gives the whole model or nothing."""
+    """Several processes write and read one entry at once: each read gives the whole model or nothing."""
     program = (
         "import sys; from pathlib import Path; from tests.compilers.test_store import model; "
         "from tvm_backend.store import Store\n"

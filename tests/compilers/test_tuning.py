@@ -1,4 +1,4 @@
-"""Trials of MetaSchedule on the software GPU: what they find is right, kept and used; bad candidates are survived."""
+"""MetaSchedule's trials on the software GPU: correct schedules are kept and used, bad candidates do no harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tvm_backend.unrolling import ASYNCHRONOUS, EXPLICIT
 
 TRIALS = 4
 TURING = targets.parsed("sm_75+ptx")
-"""Its candidates copy nothing ahead, for which the software GPU has no code."""
+"""A target whose candidates copy nothing ahead: the software GPU has no code for such copies."""
 
 ENDLESS = """.version 7.0
 .target sm_80
@@ -58,7 +58,9 @@ def tuned(folder: Path, told: list[Progress]) -> Compiled:
 
 def test_what_trials_find_is_right_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
-    monkeypatch.setattr(tuning, "faster", lambda *_: True)  # here what is faster is chance
+    monkeypatch.setattr(
+        tuning, "faster", lambda *_: True
+    )  # on the software GPU the faster schedule is a matter of chance
     first = tuned(tmp_path, told)
     x = np.random.default_rng(1).standard_normal((32, 32), dtype=np.float32)
     module, weights = bound(Head(), {"x": (32, 32)})

@@ -1,4 +1,4 @@
-"""From a model to kTasks, by Apache TVM: `compile` makes a `kaas.CompiledModel`, `load` reads a saved one."""
+"""Models compiled into kTasks by Apache TVM: `compile` makes a `kaas.CompiledModel`, `load` reads a saved one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["compile", "load"]
 
 _ON_DEMAND = {"compile": "tvm_backend.compiling", "load": "kaas"}
-"""TVM takes seconds to import: the command line reads this module's names without."""
+"""Modules imported at first use: TVM takes seconds to import, and the command line reads this module's names only."""
 
 
 def __getattr__(name: str) -> Any:

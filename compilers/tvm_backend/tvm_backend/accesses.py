@@ -1,4 +1,4 @@
-"""What a kernel does to each of its parameters: loads and stores, read from its device code."""
+"""The loads from and the stores to each parameter of a kernel, read from its device code."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ READ, WRITE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Whether a kernel loads from a parameter, and whether it stores to it."""
+    """The use of one parameter: `loads` if the kernel reads from it, `stores` if the kernel writes to it."""
 
     loads: bool
     stores: bool
 
 
 def uses(kernel: tirx.PrimFunc) -> tuple[Use, ...]:
-    """What is done to each parameter. An address that goes elsewhere than into a load or a store may be used for both;
-    a parameter that is no pointer has neither."""
+    """Return the use of each parameter, in order.
+
+    An address that goes elsewhere than into a load or a store counts as both. A parameter that is no pointer has
+    neither.
+    """
     found = _Uses()
     found.bases.update({parameter: parameter for parameter in kernel.params})
     tvm_ffi.structural_walk(
@@ -51,7 +54,7 @@ def uses(kernel: tirx.PrimFunc) -> tuple[Use, ...]:
 
 @dataclass(slots=True)
 class _Uses:
-    """bases: by buffer or pointer variable the parameter that it lies in."""
+    """The state of the walk. `bases` maps each buffer and each pointer variable to the parameter that it lies in."""
 
     bases: dict[Any, Any] = field(default_factory=dict)
     loaded: set[Any] = field(default_factory=set)
@@ -101,6 +104,6 @@ class _Uses:
         return None
 
     def variable(self, variable: ir.Var) -> None:
-        """A pointer itself, where no declaration takes it up."""
+        """Note a pointer that no declaration takes up: its address escapes."""
         if isinstance(variable.ty, ir.PointerType):
             self.escaped.add(self.bases.get(variable))

@@ -1,4 +1,4 @@
-"""From a model to a `kaas.CompiledModel`: the way, step by step."""
+"""The steps from a model to a `kaas.CompiledModel`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tvm_backend.targets import Target
 
 TUNE_DEVICE = "KAAS_TUNE_DEVICE"
-"""The environment variable that names another kind of device to measure on than "gpu": "software", to try it out."""
+"""The environment variable that names the kind of device to measure on: "gpu" by default, "software" to try tuning."""
 
 
 _tvm = threading.RLock()
-"""TVM keeps what it is at in variables of its modules, and `lowering.replaced` changes them: one thread at a time."""
+"""TVM keeps its state in variables of its modules, and `lowering.replaced` changes them: one thread at a time."""
 
 
 def compile(  # noqa: A001 - as the command is called
@@ -40,33 +40,33 @@ def compile(  # noqa: A001 - as the command is called
     tune: int = 0,
     progress: Report | None = None,
 ) -> kaas.CompiledModel:
-    """Compile a model: a kTask for each batch size, one library of their kernels, the constants.
+    """Compile a model into a kTask for each batch size, one library of their kernels, and the constants.
 
-    What was compiled before, from equal content with equal options, comes out of the store, but for tuned models; the
-    environment variable KAAS_MODEL_CACHE=0 turns it off. Threads of one process compile one after the other.
+    The store has the models that were compiled before from equal content with equal options, except tuned ones. The
+    environment variable KAAS_MODEL_CACHE=0 turns the store off. Threads of one process compile one after the other.
 
     Args:
-        model: the path of an ONNX file, or of what torch.export.save wrote; an onnx.ModelProto, a
+        model: the path of an ONNX file or of a file that torch.export.save wrote; an onnx.ModelProto, a
             torch.export.ExportedProgram, a torch.nn.Module, a Relax tvm.IRModule or a tvm.relax.frontend.nn.Module.
         example_inputs: arrays, tensors or kaas.Buffers, for their shapes and dtypes: by the inputs' names, in the
-            model's order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open,
-            but for the batch.
+            model's order, or a single one. torch.nn and nn modules need them; other models need them if they leave
+            sizes other than the batch open.
         target: GPU architectures, joined by "+"; "ptx" last, for newer GPUs than the last.
         batch_sizes: sizes of the first dimension. By default the model's or the examples' own; 1 if both leave it open.
         name: of the model; by default the file's or the graph's.
         tune: MetaSchedule trials to run on this machine's GPU; 0 takes dlight's schedules as they are.
-        progress: called with a `Progress` at each step; by default a terminal shows them on a line.
+        progress: called with a `Progress` at each step; by default a terminal shows the steps on a line.
 
     Raises:
-        InvalidOption, InvalidModel: something given makes no sense. InvalidTarget: no such architecture.
-        UnsupportedOperators: parts of the model cannot become kernels: all of them, with their places.
+        InvalidOption, InvalidModel: an argument has no meaning. InvalidTarget: no such architecture.
+        UnsupportedOperators: parts of the model cannot become kernels; the error lists all of them with their places.
         CompileError: TVM or a frontend failed.
     """
     options = Options.checked(model, target, batch_sizes, name, tune)
     with reporting(progress) as report:
         with _tvm:
             prepared = frontends.prepared(model, example_inputs, options.batch_sizes, options.name)
-        stored = None if options.tune else store.store()  # what trials find depends on the device, and they keep it
+        stored = None if options.tune else store.store()  # a tuned model depends on the device; trials keep records
         if stored is None:
             return _made(prepared, options, report)
         report(Progress("cache", 0, 1))
@@ -81,20 +81,21 @@ def compile(  # noqa: A001 - as the command is called
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `compile` was asked for, checked as far as can be without TVM, which takes seconds to import."""
+    """The arguments of `compile`, checked as far as possible without TVM, which takes seconds to import."""
 
     name: str
     target: str
     batch_sizes: tuple[int, ...] | None
     tune: int
     tune_device: str
-    """The kind of device to measure on: what one finds is not for the other."""
+    """The kind of device to measure on: a schedule found on one kind is not valid for another."""
 
     @classmethod
     def checked(cls, model: Any, target: str, batch_sizes: Any, name: str | None, tune: int) -> Options:
-        """
+        """Return the checked options.
+
         Raises:
-            InvalidOption
+            InvalidOption: an option has no meaning.
         """
         if not isinstance(target, str):
             raise InvalidOption(f'target is a string such as "sm_80+ptx", not {target!r}', option="target")
@@ -114,7 +115,7 @@ class Options:
 
 
 def _name_of(model: Any) -> str:
-    """A file's stem, an ONNX graph's name, or a class's."""
+    """Return the name of a model: a file's stem, an ONNX graph's name, or a class's name."""
     if isinstance(model, str | PathLike):
         found = Path(model).stem
     elif frontends.kind(model) == "onnx":
@@ -127,7 +128,7 @@ def _name_of(model: Any) -> str:
 
 
 def _shapes(examples: Any) -> list[tuple[str, str, str]]:
-    """What of examples counts."""
+    """Return the name, shape and dtype of each example: the parts of examples that the result depends on."""
     if isinstance(examples, Mapping):
         named = [(str(name), example) for name, example in examples.items()]
     else:
@@ -155,9 +156,10 @@ def _made(prepared: frontends.Prepared, options: Options, report: Report) -> kaa
 
 
 def _lowered(imported: Imported, target: Target, options: Options, report: Report) -> Lowered:
-    """
+    """Lower the imported module.
+
     Raises:
-        UnsupportedOperators: those that TVM fails at.
+        UnsupportedOperators: the operators that TVM fails at.
         CompileError: TVM failed in another way.
     """
     from tvm_backend import culprits, lowering

@@ -1,4 +1,4 @@
-"""A model's constants: each content once, under the name that the model gives it."""
+"""A model's constants: equal contents are kept once, under the name that the model gives them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kaas import Buffer
 Array = np.ndarray[Any, Any]
 
 FOLDED = ".folded"
-"""Ends the name of what was computed from the parameter of that name."""
+"""The suffix for the name of an array that was computed from a parameter."""
 
 
 class Names:
-    """Names for constants by what they hold.
+    """The names of constants, by content.
 
     Args:
         named: the model's parameters.
@@ -29,10 +29,11 @@ class Names:
             self._names.setdefault(digest(array), name)
 
     def of(self, content: bytes) -> str | None:
+        """Return the name for a content's digest, or None if it has none."""
         return self._names.get(content)
 
     def derived(self, array: Array, sources: Sequence[Array]) -> None:
-        """Names what was computed from others: after the largest of these that has a name."""
+        """Name an array that was computed from others after the largest of these that has a name."""
         named = [(source.size, name) for source in sources if (name := self.of(digest(source)))]
         if named:
             name = max(named, key=lambda one: one[0])[1].removesuffix(FOLDED)
@@ -40,10 +41,10 @@ class Names:
 
 
 class Constants:
-    """Constants by name, shared by everything that is compiled together.
+    """Constants by name, shared by all functions that are compiled together.
 
     Args:
-        names: constants without one are numbered.
+        names: the known names. Constants without a name are numbered.
         taken: names of other buffers.
     """
 
@@ -54,7 +55,7 @@ class Constants:
         self._taken = set(taken)
 
     def buffer(self, array: Array) -> Buffer:
-        """The buffer of a constant; of equal ones the same."""
+        """Return the buffer of a constant. Equal constants have the same buffer."""
         content = digest(array)
         if content not in self._buffers:
             name = unused(self._names.of(content) or f"constant{len(self._buffers)}", self._taken)
@@ -64,7 +65,7 @@ class Constants:
 
 
 def unused(name: str, taken: set[str]) -> str:
-    """The name, or with a number where it is taken; it is then taken."""
+    """Return the name, with a number behind it if it is taken, and add the result to `taken`."""
     free, number = name, 1
     while free in taken:
         free, number = f"{name}_{number}", number + 1
@@ -73,7 +74,7 @@ def unused(name: str, taken: set[str]) -> str:
 
 
 def digest(array: Array) -> bytes:
-    """Equal for equal dtype, shape and content."""
+    """Return a hash of an array's dtype, shape and content."""
     hashed = hashlib.sha256(f"{array.dtype.name} {array.shape}".encode())
     hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hashed.digest()

@@ -1,4 +1,4 @@
-"""Which operators of a model TVM cannot lower, looked for one by one once lowering has failed."""
+"""The operators of a model that TVM cannot lower: each is tried by itself after lowering the model has failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_backend.targets import Target
 
 
 def culprits(imported: Imported, target: Target) -> list[Place]:
-    """Those of the first batch size that has some; none, if operators can be lowered each by itself."""
+    """Return the places of the first batch size that has some, or none if each operator by itself can be lowered."""
     for entry in imported.functions:
         bound = bindings(imported.module[entry.function])
         places = [
@@ -28,7 +28,7 @@ def culprits(imported: Imported, target: Target) -> list[Place]:
 
 
 def _failure(value: Any, target: Target) -> str | None:
-    """Why an operator cannot become a PrimFunc."""
+    """Return the reason why a call of an operator cannot become a PrimFunc; None if it can, and for other values."""
     if (
         not isinstance(value, tvm.ir.Call)
         or not isinstance(value.op, tvm.ir.Op)

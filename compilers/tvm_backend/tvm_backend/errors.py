@@ -1,4 +1,4 @@
-"""What can go wrong between a model and its kTasks."""
+"""The errors of compiling a model into kTasks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from kaas import KaasError, errors
 
 LISTED = 20
-"""Of the places in an error's message, how many stand there; the field has them all."""
+"""The most places that an error's message lists; its field has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something in a model that cannot become a kernel.
+    """A part of a model that cannot become a kernel.
 
     Args:
-        operator: as its maker calls it: `ai.onnx.NonZero`, `aten.nonzero.default`, `relax.unique`.
-        where: the node, module or binding, as far as the model tells.
-        reason: why not.
+        operator: its name in the model's framework: `ai.onnx.NonZero`, `aten.nonzero.default`, `relax.unique`.
+        where: the node, module or binding, as far as the model names it.
+        reason: why it cannot become a kernel.
     """
 
     operator: str
@@ -33,7 +33,7 @@ class CompileError(KaasError):
     """A model that cannot be compiled.
 
     Fields:
-        model: its name. stage: what was being done.
+        model: its name. stage: the step that failed.
     """
 
     model: str
@@ -41,10 +41,10 @@ class CompileError(KaasError):
 
 
 class InvalidModel(CompileError, errors.InvalidModel):
-    """What was given is no model, cannot be read as one, or does not go with its example inputs or batch sizes.
+    """The argument is no model, cannot be read as a model, or does not fit its example inputs or batch sizes.
 
     Fields:
-        path: of its file. input: the input that is wrong. names: what is missing, or is too much.
+        path: of its file. input: the input that is wrong. names: the missing or superfluous names.
     """
 
     path: str
@@ -53,7 +53,7 @@ class InvalidModel(CompileError, errors.InvalidModel):
 
 
 class InvalidOption(CompileError, ValueError):
-    """An option of `compile` that cannot mean anything; `option` is its name."""
+    """An option of `compile` whose value has no meaning; `option` is its name."""
 
     option: str
 
@@ -65,10 +65,10 @@ class UnsupportedOperators(CompileError):
 
 
 def unsupported(model: str, places: Sequence[Place]) -> UnsupportedOperators:
-    """The error that lists these places."""
+    """Return the error that lists these places."""
     lines = [f"  {place}" for place in places[:LISTED]]
     if len(places) > LISTED:
         lines.append(f"  and {len(places) - LISTED} more")
-    what = "1 operator" if len(places) == 1 else f"{len(places)} operators"
-    message = "\n".join([f"{model}: {what} cannot become kernels:", *lines])
+    count = "1 operator" if len(places) == 1 else f"{len(places)} operators"
+    message = "\n".join([f"{model}: {count} cannot become kernels:", *lines])
     return UnsupportedOperators(message, model=model, operators=tuple(places))

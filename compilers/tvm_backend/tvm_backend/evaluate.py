@@ -1,4 +1,4 @@
-"""Integers that TVM's host code computes: grids, blocks, bounds of loops, offsets."""
+"""Evaluation of the integers that TVM's host code computes: grids, blocks, bounds of loops, offsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Number = int | float
 
 
 class NotConstant(Exception):
-    """An expression whose value nobody knows before it runs. Always caught: it becomes one of the error's places."""
+    """An expression whose value is unknown before it runs. Always caught: it becomes one of the error's places."""
 
     def __init__(self, expression: Any, reason: str) -> None:
         super().__init__(reason)
@@ -23,7 +23,7 @@ class NotConstant(Exception):
 
 
 def _divide(a: Number, b: Number) -> Number:
-    """C's: integers are cut off towards zero."""
+    """Divide as C does: integer quotients are cut off towards zero."""
     if isinstance(a, float) or isinstance(b, float):
         return a / b
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -72,10 +72,10 @@ CALLS: dict[str, Callable[..., Number]] = {
 
 
 def evaluate(expression: Any, values: Mapping[Any, Number]) -> Number:
-    """The value of an expression, given those of the variables in it.
+    """Return the value of an expression, given the values of its variables.
 
     Raises:
-        NotConstant
+        NotConstant: the value depends on the run.
     """
     match expression:
         case expr.IntImm() | expr.FloatImm():
@@ -104,9 +104,10 @@ def evaluate(expression: Any, values: Mapping[Any, Number]) -> Number:
 
 
 def integer(expression: Any, values: Mapping[Any, Number]) -> int:
+    """Return the value of an expression as an integer; see `evaluate`."""
     return int(evaluate(expression, values))
 
 
 def brief(node: Any) -> str:
-    """A node's text, its last line: those before only declare what it uses."""
+    """Return the last line of a node's text, at most 200 characters; earlier lines only declare names."""
     return str(node).strip().splitlines()[-1].strip()[:200]

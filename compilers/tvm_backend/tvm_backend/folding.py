@@ -1,4 +1,4 @@
-"""What of a model is constant, computed with NumPy: TVM's own folding compiles and loads each operation by itself."""
+"""Constant parts of a model, computed with NumPy: TVM's own folding compiles and loads each operation by itself."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ LAYOUT: dict[str, Callable[[ir.Call, Array, tuple[int, ...]], Array]] = {
     "relax.flatten": lambda _, a, shape: a.reshape(shape),
     "relax.broadcast_to": lambda _, a, shape: np.broadcast_to(a, shape),
 }
-"""Operators that move elements, of whatever type: from the call, its first argument and the shape of its result."""
+"""Operators that move elements of any type: functions of the call, its first argument and the result's shape."""
 
 UNCHANGED = ("relax.broadcast_to", "relax.reshape", "relax.astype", "relax.squeeze", "relax.expand_dims")
-"""Operators that do nothing where the type of their result is that of their argument."""
+"""Operators that do nothing if their result has the type of their argument."""
 
 FLOATS = ("float32", "float64")
 
 
 def fold(names: Names) -> tvm.transform.Pass:
-    """A pass that replaces operations on constants by their results, and those that do nothing by their arguments.
+    """Return a pass that replaces operations on constants by results, and operations without effect by arguments.
 
     Args:
-        names: gets names for these, after the largest of the constants that they come from.
+        names: receives a name for each result: that of the largest constant that the result was computed from.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="FoldWithNumPy")  # type: ignore[untyped-decorator]
@@ -82,7 +82,7 @@ def _binding(binding: Any, known: dict[Any, Array], names: Names) -> Any:
 
 
 def _result(call: ir.Call, known: Mapping[Any, Array], names: Names) -> Array | None:
-    """The array that a call makes of constants; None where an argument is none, or the operator is none of ours."""
+    """Return the result of a call on constants; None if an argument is not constant or the operator is not listed."""
     operator = getattr(call.op, "name", "")
     if operator not in REAL and operator not in LAYOUT:
         return None
@@ -107,7 +107,7 @@ def _result(call: ir.Call, known: Mapping[Any, Array], names: Names) -> Array | 
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two tensors have the same shape, which is known, and dtype."""
+    """Return True if two tensors have the same dtype and the same known shape."""
     shapes = [ty.shape for ty in (one, other) if isinstance(ty, relax.TensorType)]
     if len(shapes) < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return False

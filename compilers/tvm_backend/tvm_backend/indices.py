@@ -1,4 +1,4 @@
-"""Indices from the end and beyond it: TVM's gathers would read whatever lies there in memory."""
+"""Indices that are negative or out of bounds: with them TVM's gathers would read memory outside of the tensor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from tvm_backend.outputs import called
 WITH_NAN = ("float16", "float32", "float64")
 """The types whose NaN TVM's CUDA code generator can write."""
 IN_BOUNDS = "clip"
-"""TVM's mode that reads the nearest element there is. Where its mode looks at no bounds, TVM warns on stderr."""
+"""TVM's mode that reads the nearest element. TVM warns on stderr about its mode without a check of bounds."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="IndicesInBounds")  # type: ignore[untyped-decorator]
 def in_bounds(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """A pass: negative indices count from the end. What is taken from beyond either end is NaN, or where that cannot be
-    written the nearest that there is."""
+    """Rewrite gathers (as a pass) so that they never read outside of a tensor.
+
+    Negative indices count from the end. An index beyond either end gives NaN, or the nearest element if TVM cannot
+    write NaN in the tensor's dtype.
+    """
     bounded = _Bounded(module)
     for variable, function in module.functions.items():
         if isinstance(function, relax.Function):
@@ -74,7 +77,7 @@ class _Bounded(PyExprMutator):  # type: ignore[misc]
 
 
 def _constant(indices: Any, size: int) -> Any | None:
-    """Indices that are known and in bounds, none of them negative; None for others."""
+    """Return known indices within bounds as non-negative ones; None for all other indices."""
     if not isinstance(indices, ir.GenericConst):
         return None
     values = indices.value.numpy()

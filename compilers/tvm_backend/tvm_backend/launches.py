@@ -1,4 +1,4 @@
-"""What a PrimFunc does on the host: its launches, read by interpreting the code that TVM would compile for the CPU."""
+"""The launches of a PrimFunc, found by interpreting the host code that TVM would compile for the CPU."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"
 MOST_LAUNCHES = 100_000
-"""Of one PrimFunc; beyond that a model is better written otherwise."""
+"""The most launches of one PrimFunc: a model with more should be written differently."""
 
 KINDS = {
     **{f"{name}{bits}": f"{name[0]}{bits}" for name in ("int", "uint", "float") for bits in (8, 16, 32, 64)},
     "bfloat16": "bf16",
     "bool": "boolean",
 }
-"""Kinds of literals by TVM's dtype."""
+"""TVM's dtypes and the kinds of literals for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Memory that a PrimFunc has for the time of its call."""
+    """Memory that a PrimFunc allocates for the time of its call."""
 
     name: str
     nbytes: int
@@ -37,7 +37,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """base: the number of a parameter of the PrimFunc, or a workspace."""
+    """An address: `base` is the position of a parameter of the PrimFunc, or a workspace."""
 
     base: int | Workspace
     offset_bytes: int
@@ -57,10 +57,11 @@ class Launch:
 def launches(
     function: tirx.PrimFunc, arguments: Sequence[tuple[int, ...] | Number]
 ) -> tuple[list[Launch], list[Place]]:
-    """What a call of the function launches, in order, and what else it does that no kTask can.
+    """Return the launches of one call of a function, in order, and the steps that no kTask can do.
 
     Args:
-        arguments: of each parameter the shape, if it is a tensor, or else the value.
+        function: the host code.
+        arguments: for each parameter the shape if it is a tensor, else the value.
     """
     host = _Host(str(function.attrs["global_symbol"]))
     for position, (parameter, argument) in enumerate(zip(function.params, arguments, strict=True)):
@@ -81,8 +82,10 @@ class _Host:
     problems: list[Place] = field(default_factory=list)
 
     def tensor(self, parameter: ir.Var, position: int, shape: tuple[int, ...]) -> None:
-        """A parameter's pointer, and what its declaration leaves open: tensors are contiguous, and pointers to them
-        include their offset."""
+        """Bind a parameter's pointer and the sizes that its declaration leaves open.
+
+        Tensors are contiguous, and pointers to them include their offset.
+        """
         self.pointers[parameter] = Pointer(position, 0)
         strides = (math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         declared = [*zip(parameter.shape, shape, strict=True), *zip(parameter.strides, strides, strict=False)]
@@ -99,8 +102,8 @@ class _Host:
     def step(self, statement: Any) -> None:
         match statement:
             case tirx.SeqStmt():
-                for one in statement.seq:
-                    self.run(one)
+                for part in statement.seq:
+                    self.run(part)
             case tirx.DeclBuffer():
                 self.pointers[statement.buffer] = self.pointer(statement.data)
             case tirx.AllocBuffer():

@@ -1,4 +1,4 @@
-"""TVM's CUDA source as a library of kernels."""
+"""A library of kernels from TVM's CUDA source."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ template <class A, class B> struct conditional<false, A, B> { using type = B; };
 """
 
 HEADERS = {"cuda/std/cstdint": INTEGERS, "cuda/std/type_traits": TRAITS}
-"""What TVM's sources use of the two headers with which they begin: reading NVIDIA's takes seconds."""
+"""The parts of two headers that TVM's sources use: NVIDIA's full headers take seconds to read."""
 
 
 def library(source: str, target: Target) -> Library:
-    """
+    """Compile TVM's CUDA source for a target.
+
     Raises:
-        CompileFailed, InvalidTarget, MissingPackage
+        CompileFailed, InvalidTarget, MissingPackage: see `kaas.Library.from_cuda`.
     """
     return Library.from_cuda(source, target.name, headers=HEADERS, name="tvm.cu")

@@ -1,4 +1,4 @@
-"""A Relax module lowered by TVM as far as a kTask needs it: calls of PrimFuncs, their host code, their device code."""
+"""Relax modules lowered by TVM as far as a kTask needs: calls of PrimFuncs, their host code, their device code."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from tvm_backend.unrolling import left_to_nvrtc
 from tvm_backend.vectors import without_bool_vectors
 
 NOTHING = "kaas_nothing"
-"""A kernel that does nothing, for outputs without elements: some kernel has to write them."""
+"""A kernel that does nothing: it writes outputs without elements, since each output needs a kernel that writes it."""
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
-"""Gives each PrimFunc of a module threads to run on; it runs with the target as the current one."""
+"""Assigns threads to each PrimFunc of a module; called with the target as TVM's current target."""
 
 DEVICE_FUNCTION = 2
-"""`calling_conv` of what runs on the GPU."""
+"""`calling_conv` of functions that run on the GPU."""
 
 HOST_INTERFACE = ("tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16StorageLegalize")
-"""Passes left out of the host code: they wrap it into TVM's calling convention, with checks of every argument, or want
-it wrapped."""
+"""Passes that the host code does not get: they wrap it into TVM's calling convention, with checks of every argument, or
+expect wrapped code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """
+    """A lowered module.
+
     Fields:
         functions: Relax functions by name: storage planned, results passed as arguments.
-        host: by name what each PrimFunc that they call does on the host; its kernels are called with
-            `tirx.call_ffi_kernel`.
+        host: the host code of each PrimFunc that they call, by name; it calls kernels with `tirx.call_ffi_kernel`.
         device: the kernels by symbol.
         source: CUDA C++ of all kernels.
-        names: what is known of the names of constants.
+        names: the known names of constants.
     """
 
     functions: Mapping[str, relax.Function]
@@ -58,13 +58,14 @@ class Lowered:
 
 
 class Attempt(dlight.ScheduleRule):  # type: ignore[misc]
-    """A rule that leaves to the next what it trips over: dlight's GEMV asserts that something is left to loop over."""
+    """A rule that leaves functions to the next rule if it fails: dlight's GEMV asserts that a loop is left."""
 
     def __init__(self, rule: Any) -> None:
         super().__init__()
         self.rule = rule
 
     def apply(self, func: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
+        """Return the rule's schedules of a function, or None if the rule does not apply or fails an assertion."""
         try:
             return self.rule.apply(func, target, tunable)
         except AssertionError:
@@ -72,15 +73,17 @@ class Attempt(dlight.ScheduleRule):  # type: ignore[misc]
 
 
 def by_dlight(module: tvm.IRModule) -> tvm.IRModule:
-    """dlight's schedules: good ones without a measurement."""
+    """Schedule a module with dlight, whose schedules are good without a measurement."""
     gpu = dlight.gpu
     rules = (gpu.Matmul(), Attempt(gpu.GEMV()), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     return dlight.ApplyDefaultSchedule(*rules)(module)
 
 
 def fused(module: tvm.IRModule, target: Target, names: Names) -> tvm.IRModule:
-    """Operators as PrimFuncs, those that belong together in one, what is constant computed. Normalisation with known
-    statistics goes into the weights of the convolution before it."""
+    """Turn operators into PrimFuncs, fuse them, and compute constant parts.
+
+    Batch normalisation with known statistics is folded into the weights of the convolution before it.
+    """
     transform = relax.transform
     with target.tvm:
         module = tvm.transform.Sequential([
@@ -94,7 +97,7 @@ def fused(module: tvm.IRModule, target: Target, names: Names) -> tvm.IRModule:
 
 
 def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Calls with their results as arguments, in storage that TVM's planner has shared out."""
+    """Pass results as arguments, and place them in storage by TVM's planner."""
     transform = relax.transform
     with target.tvm:
         return tvm.transform.Sequential([
@@ -111,9 +114,12 @@ def lowered(
     parameters: Mapping[str, Array] | None = None,
     model: str = "model",
 ) -> Lowered:
-    """All functions of a module at once, so that symbols are unique and equal operators share a kernel.
+    """Lower all functions of a module together, so that symbols are unique and equal operators share a kernel.
 
     Args:
+        module: in Relax, with known shapes.
+        target: the target to generate code for.
+        schedule: assigns threads to PrimFuncs; dlight's schedules by default.
         parameters: the model's constants by name.
         model: its name, for errors.
 
@@ -142,7 +148,10 @@ def lowered(
 
 
 def cuda_source(device: tvm.IRModule, target: Target) -> str:
-    """The kernels in CUDA C++. Where the CUDA runtime library is TVM would go on, compile them and ask for a device."""
+    """Return the kernels in CUDA C++.
+
+    With a CUDA runtime library installed, TVM would also compile them and ask for a device: both are replaced here.
+    """
 
     def kept(source: bytes, *_: Any) -> Any:
         return tvm.get_global_func("runtime.SourceModuleCreate")(bytes(source).decode(), "cu")
@@ -153,7 +162,7 @@ def cuda_source(device: tvm.IRModule, target: Target) -> str:
 
 @contextmanager
 def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Another function in place of one of TVM's, where TVM has it."""
+    """Replace one of TVM's global functions for a while, if TVM has it."""
     usual = tvm.get_global_func(name, allow_missing=True)
     if usual is None:
         yield
@@ -172,7 +181,7 @@ class _WithoutHostInterface:
 
 
 def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRModule]:
-    """Host and device code of a module's PrimFuncs, up to code generation."""
+    """Return the host code and the device code of a module's PrimFuncs, ready for code generation."""
     functions = {
         variable: function.with_attr("global_symbol", variable.name_hint)
         for variable, function in module.functions.items()
@@ -194,7 +203,7 @@ def _on_device(function: tirx.PrimFunc) -> bool:
 
 
 def _returns_nothing(ty: Any) -> bool:
-    """Whether a result, or one of several, is a tensor without elements."""
+    """Return True if a result, or one of several results, is a tensor without elements."""
     if isinstance(ty, relax.TupleType):
         return any(_returns_nothing(field) for field in ty.fields)
     shape = getattr(ty, "shape", None)

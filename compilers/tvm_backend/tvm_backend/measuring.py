@@ -1,7 +1,7 @@
-"""A process that runs candidates on a device and says how long they took; started anew when one of them ends it.
+"""A process that runs candidates on a device and reports their times; `trials.Bench` restarts it after a crash.
 
-It reads one request a line from stdin and writes one answer a line to what was stdout: what kernels print goes to
-stderr. It needs KaaS and no TVM.
+The process reads one request a line from stdin and writes one reply a line to its first stdout. The output of kernels
+goes to stderr. The process needs KaaS and no TVM.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kaas import Device, KaasError
 from kaas.errors import DeviceLost
 
 REPEATS = "repeats"
-"""The scalar that says how often a candidate's kernels run."""
+"""The scalar with the number of times that a candidate's kernels run."""
 
 ENOUGH_S = 0.02
-"""Kernel time that a measurement should see."""
+"""Kernel time that a measurement should cover."""
 
 NOTHING = """.version 7.0
 .target sm_75
 .address_size 64
 .visible .entry nothing(.param .u64 x) { ret; }
 """
-"""Opens the device."""
+"""A kernel that does nothing: its run opens the device."""
 
 MOST_REPEATS = 200
 VALUES = 1 << 20
@@ -38,7 +38,7 @@ VALUES = 1 << 20
 
 @lru_cache(maxsize=64)
 def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """What a candidate reads. Integers are all 0, which is an index into anything."""
+    """Return the input of a candidate. Integers are all 0, which is a valid index into every tensor."""
     wanted = np.dtype(kaas.Buffer("x", shape, dtype).dtype)
     if wanted.kind in "biu":
         return np.zeros(shape, wanted)
@@ -47,7 +47,7 @@ def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def measured(path: str, outputs: str | None, device: Device) -> dict[str, Any]:
-    """The seconds that one launch of a candidate takes; what it writes goes to the file `outputs`."""
+    """Return the seconds that one launch of a candidate takes, and write its outputs to the file `outputs` if named."""
     with open(path, "rb") as file:
         task = kaas.KTask.from_msgpack(file.read())
     inputs = {buffer.name: values(buffer.shape, str(buffer.dtype)) for buffer in task.inputs}
@@ -66,11 +66,12 @@ def measured(path: str, outputs: str | None, device: Device) -> dict[str, Any]:
 
 
 def main() -> int:
-    answers = os.fdopen(os.dup(1), "w")
+    """Serve requests until stdin ends; return 1 if the device is missing or lost, else 0."""
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def answer(**fields: Any) -> None:
-        print(json.dumps(fields), file=answers, flush=True)
+    def reply(**fields: Any) -> None:
+        print(json.dumps(fields), file=replies, flush=True)
 
     device = Device(sys.argv[1])
     try:
@@ -78,16 +79,16 @@ def main() -> int:
         nothing = kaas.Kernel(kaas.Library.from_ptx(NOTHING), "nothing", 1, 1, [kaas.Out(x)])
         kaas.run_local(kaas.KTask([nothing], [x]), device=device)
     except KaasError as error:
-        answer(error=error.message)
+        reply(error=error.message)
         return 1
-    answer(device=CudaDevice(0).name)
+    reply(device=CudaDevice(0).name)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer(**measured(request["task"], request["outputs"], device))
+            reply(**measured(request["task"], request["outputs"], device))
         except KaasError as error:
             lost = isinstance(error, DeviceLost)
-            answer(error=f"{type(error).__name__}: {error.message}", lost=lost)
+            reply(error=f"{type(error).__name__}: {error.message}", lost=lost)
             if lost:
                 return 1
     return 0

@@ -1,4 +1,4 @@
-"""Results that no kernel would write, copied by one: inputs, constants, and what another result already is."""
+"""Results that no kernel would write, copied by a kernel: inputs, constants, and tensors that are results already."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tvm.s_tir import dlight
 from tvm_backend.targets import Target
 
 VIEWS = ("relax.reshape", "vm.builtin.reshape")
-"""Operators and functions of TVM's runtime whose result lies where their first argument does."""
+"""Operators and functions of TVM's runtime whose result shares the memory of their first argument."""
 
 
 def called(call: ir.Call) -> str:
-    """What a call calls: an operator, one of the module's functions, or a function of the host."""
+    """Return the name of a call's callee: an operator, one of the module's functions, or a function of the host."""
     match call.op:
         case relax.ExternFunc():
             return str(call.op.global_symbol)
@@ -25,9 +25,9 @@ def called(call: ir.Call) -> str:
 
 
 def own_outputs(target: Target) -> tvm.transform.Pass:
-    """A pass after which each result of each Relax function is a tensor of its own.
+    """Return a pass that makes each result of each Relax function a tensor of its own.
 
-    It runs when reshapes are views already and results are not arguments yet.
+    The pass runs when reshapes are views already and results are not arguments yet.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="OwnOutputs")  # type: ignore[untyped-decorator]
@@ -85,8 +85,10 @@ class _Copies:
 
 
 def _origin(value: Any, bound: dict[Any, Any]) -> Any:
-    """What a value is, seen through names, views, tuples and what is written in place: a tuple, a parameter, a
-    constant, or what a call defines."""
+    """Return the origin of a value behind names, views, tuples and writes in place.
+
+    The origin is a tuple, a parameter, a constant, or a variable that a call defines.
+    """
     while True:
         behind = _behind(value, bound)
         if behind is None:
@@ -95,7 +97,7 @@ def _origin(value: Any, bound: dict[Any, Any]) -> Any:
 
 
 def _behind(value: Any, bound: dict[Any, Any]) -> Any:
-    """One step back to where the value lies, or None where it comes from."""
+    """Return the value one step closer to the origin, or None if the value is the origin."""
     match value:
         case relax.Var() if value in bound:
             made = bound[value]
@@ -116,7 +118,7 @@ def _behind(value: Any, bound: dict[Any, Any]) -> Any:
 
 
 def _written_in_place(call: ir.Call, position: int) -> Any:
-    """The argument that a result of a call overwrites, or None where it has room of its own."""
+    """Return the argument that a result of a call overwrites, or None if the result has memory of its own."""
     if called(call) != "relax.call_tir_inplace":
         return None
     index = int(call.attrs.inplace_indices[position])

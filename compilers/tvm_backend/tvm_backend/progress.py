@@ -1,4 +1,4 @@
-"""How far a compilation has come: values for a callback, or a line on the terminal."""
+"""The progress of a compilation: values for a callback, or a line on the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Progress:
 
     Args:
         stage: "import", "lower", "tune", "generate", "library", "tasks" or "cache".
-        done, total: of what the stage counts: functions, kernels, trials. A stage ends with done == total.
-        detail: what is in hand.
+        done, total: the units of the stage: functions, kernels or trials. A stage ends with done == total.
+        detail: a note on the current unit.
     """
 
     stage: str
@@ -29,7 +29,7 @@ Report = Callable[[Progress], None]
 
 @contextmanager
 def reporting(progress: Report | None) -> Iterator[Report]:
-    """The callback, or one that shows a line on stderr while it is a terminal, or one that does nothing."""
+    """Yield the callback; without one, a function that shows a line on stderr if that is a terminal, else nothing."""
     if progress is not None:
         yield progress
         return

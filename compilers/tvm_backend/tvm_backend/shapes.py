@@ -1,4 +1,4 @@
-"""Operators whose results have shapes that depend on values: no kTask has such, and TVM fails on them in many ways."""
+"""Operators whose results have shapes that depend on values: kTasks cannot have them, and TVM fails in many ways."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tvm_backend.outputs import called
 
 
 def unknown(module: tvm.IRModule) -> list[Place]:
-    """Where shapes become unknown; not what only follows from that."""
+    """Return the places where shapes become unknown, without the places that only follow from these."""
     places: list[Place] = []
     for name, function in sorted((variable.name_hint, function) for variable, function in module.functions.items()):
         if not isinstance(function, relax.Function):
             continue
-        open_ones = {parameter for parameter in function.params if not _known(parameter.ty)}
+        open_values = {parameter for parameter in function.params if not _known(parameter.ty)}
         places += [
             Place("an input", f"{name}, {parameter.name}", "has no fixed shape")
             for parameter in function.params
-            if parameter in open_ones
+            if parameter in open_values
         ]
         for block in function.body.blocks:
             for binding in block.bindings:
                 if _known(binding.var.ty):
                     continue
-                open_ones.add(binding.var)
+                open_values.add(binding.var)
                 value = binding.value
-                if isinstance(value, ir.Call) and not any(one in open_ones for one in _variables(value)):
+                if isinstance(value, ir.Call) and not any(variable in open_values for variable in _variables(value)):
                     reason = "the shape of its result depends on values"
                     places.append(Place(called(value), f"{name}, {binding.var.name}", reason))
     return places
 
 
 def _known(ty: Any) -> bool:
-    """Whether a value of this type has a shape that is known: all of its tensors, if it is a tuple."""
+    """Return True if the shape of a type is known: of a tuple, the shapes of all tensors."""
     match ty:
         case relax.TupleType():
             return all(_known(field) for field in ty.fields)

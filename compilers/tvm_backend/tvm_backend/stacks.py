@@ -1,4 +1,4 @@
-"""Products of flattened stacks of matrices as products of the stacks: what follows in their shape fuses with them."""
+"""Products of flattened stacks of matrices as products of the stacks: operators on the stack then fuse with them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ ELEMENTWISE = (
     "relax.nn.relu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu", "relax.tanh", "relax.sigmoid",
     "relax.exp", "relax.negative", "relax.erf",
 )  # fmt: skip
-"""Operators on each element by itself."""
+"""Operators on single elements."""
 
 BINARY = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
-"""Operators that may have a vector, along the last axis, or a single element on their other side."""
+"""Operators whose second operand may be a single element or a vector along the last axis."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="StacksOfMatrices")  # type: ignore[untyped-decorator]
 def unflattened(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """A pass: `reshape(f(reshape(x, (m, k)) @ w + b), (…, n))` becomes `f(x @ w + b)`."""
+    """Replace (as a pass) `reshape(f(reshape(x, (m, k)) @ w + b), (…, n))` by `f(x @ w + b)`."""
     functions = {
         variable: _Function().of(function) if isinstance(function, relax.Function) else function
         for variable, function in module.functions.items()
@@ -28,7 +28,7 @@ def unflattened(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
 
 
 class _Function:
-    """stacks: by variable that holds matrices flattened into one, the variable that holds them as they were."""
+    """One function's rewriting. `stacks` maps each variable that holds flattened matrices to their stack's variable."""
 
     def __init__(self) -> None:
         self.builder = relax.BlockBuilder()
@@ -50,7 +50,7 @@ class _Function:
         if name == "relax.reshape":
             stack = self.stack(arguments[0])
             return [self.reshaped(binding, arguments[0] if stack is None else stack)]
-        place = next((place for place, one in enumerate(arguments) if self.stack(one) is not None), None)
+        place = next((place for place, argument in enumerate(arguments) if self.stack(argument) is not None), None)
         if place is None or not keeps_rows(name, arguments, place):
             return [binding]
         arguments[place] = self.stack(arguments[place])
@@ -61,11 +61,11 @@ class _Function:
         return [relax.VarBinding(whole, made), relax.VarBinding(binding.var, flat)]
 
     def stack(self, value: Any) -> Any:
-        """The matrices that a value has flattened, or None."""
+        """Return the stack that a value has flattened, or None."""
         return self.stacks.get(value) if isinstance(value, relax.Var) else None
 
     def reshaped(self, binding: relax.VarBinding, source: Any) -> relax.VarBinding:
-        """A reshape, of what was not flattened where that gives the same."""
+        """Return the binding of a reshape, taken from the stack if that gives the same."""
         shape, before = _extents(binding.var.ty), _extents(source.ty)
         if shape is None or before is None:
             return binding
@@ -80,22 +80,22 @@ class _Function:
 
 
 def keeps_rows(name: str, arguments: list[Any], place: int) -> bool:
-    """Whether an operator does to each row of the argument in this place what it does to those of other matrices."""
+    """Return True if an operator treats each row of this argument alike, whichever matrix the row belongs to."""
     if name in ELEMENTWISE:
         return True
-    others = [_extents(one.ty) for number, one in enumerate(arguments) if number != place]
+    others = [_extents(argument.ty) for number, argument in enumerate(arguments) if number != place]
     if len(others) != 1 or others[0] is None:
         return False
     return (name == "relax.matmul" and place == 0 and len(others[0]) == 2) or (name in BINARY and len(others[0]) <= 1)
 
 
 def _flattened(stack: list[int], matrix: list[int]) -> bool:
-    """Whether a reshape puts a stack's matrices below each other. Of stacks without elements shapes do not tell."""
+    """Return True if a reshape puts a stack's matrices below each other; False for stacks without elements."""
     return len(stack) > 2 == len(matrix) and stack[-1] == matrix[1] and 0 not in stack
 
 
 def _extents(ty: Any) -> list[int] | None:
-    """A tensor's shape, where it is known."""
+    """Return a tensor's shape, or None if it is unknown."""
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return None
     return [int(extent) for extent in ty.shape.values]

@@ -1,4 +1,4 @@
-"""Models compiled before, on disk: found again by what went in."""
+"""A store of compiled models on disk, by the hash of everything that they were made from."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from tvm_backend.frontends.content import feed
 from tvm_backend.frontends.imported import Prepared
 
 LIMIT_BYTES = 4 << 30
-STALE_S = 600  # who wrote for so long was killed
+STALE_S = 600  # a draft of this age is of a process that was killed
 ENTRY = ".kaas"
 SWITCH = "KAAS_MODEL_CACHE"
 """The environment variable that turns the store off, with "0"."""
 
-MAKERS = ("apache-tvm", "kaas-gpu", "kaas-gpu-tvm", "nvidia-cuda-nvrtc", "onnx", "torch")
+COMPILERS = ("apache-tvm", "kaas-gpu", "kaas-gpu-tvm", "nvidia-cuda-nvrtc", "onnx", "torch")
 """Distributions whose versions a compiled model depends on."""
 
 _log = logging.getLogger(__name__)
 
 
 class Store:
-    """A directory of .kaas files, each named by the hash of what it was made from. A hit refreshes its entry; when the
-    entries exceed `limit_bytes` those longest unused go. Entries appear whole or not at all, and any number of
-    processes share them. What keeps an entry from being read or written costs time, not correctness: it is logged."""
+    """A directory of .kaas files, each named by the hash of its model's sources.
+
+    A hit refreshes its entry. When the entries exceed `limit_bytes`, those longest unused are removed. Entries appear
+    whole or not at all, and any number of processes share them. A failure to read or write an entry is logged: it costs
+    time, not correctness.
+    """
 
     def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
 
     def get(self, key: str) -> kaas.CompiledModel | None:
-        """The model, or None where there is none that is whole."""
+        """Return the stored model, or None if there is none that can be read."""
         path = self.directory / (key + ENTRY)
         if not path.exists():
             return None
@@ -53,6 +56,7 @@ class Store:
         return model
 
     def put(self, key: str, model: kaas.CompiledModel) -> None:
+        """Store a model, and remove old entries beyond the limit. A failure is logged."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             model.save(self.directory / (key + ENTRY))
@@ -80,7 +84,7 @@ class Store:
 
 
 def store() -> Store | None:
-    """The user's store: `models` below `kaas.cache_root`; None if it is turned off, or nothing can be written there."""
+    """Return the user's store, `models` below `kaas.cache_root`; None if it is turned off or cannot be written."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
@@ -91,10 +95,10 @@ def store() -> Store | None:
 
 
 def key(prepared: Prepared, options: str) -> str:
-    """Of the model's content, the options, and all that compiles it: this package to the letter, others by version."""
+    """Return the hash of a model's content, the options, this package's source and the versions of other compilers."""
     digest = hashlib.sha256()
     feed(digest, options)
-    for distribution in MAKERS:
+    for distribution in COMPILERS:
         feed(digest, f"{distribution} {_version(distribution)}")
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -24,10 +24,10 @@ Access = In | Out | InOut
 
 
 def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple[Variant, ...], dict[str, Array]]:
-    """A kTask for each of the model's functions, and the constants that they read, by name.
+    """Return a kTask for each of the model's functions, and the constants that the kTasks read, by name.
 
     Raises:
-        UnsupportedOperators: something in the functions cannot be part of a kTask; all that is found is listed.
+        UnsupportedOperators: parts of the functions cannot be part of a kTask; the error lists all that were found.
     """
     names = {name for entry in imported.functions for name in entry.inputs + entry.outputs}
     constants = Constants(lowered.names, names)
@@ -44,17 +44,17 @@ def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple
 
 
 def _label(imported: Imported, entry: EntryPoint) -> str:
-    """What statistics and errors call a kTask: the model's name, with the batch size if there are several."""
+    """Return a kTask's name in statistics and errors: the model's name, with the batch size if there are several."""
     return f"{imported.name}-{entry.batch_size}" if len(imported.functions) > 1 else imported.name
 
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """What becomes one buffer.
+    """Memory that becomes one buffer.
 
     Fields:
-        written: whether a kernel, or who calls, has put something there.
-        cleared: whether a kernel reads from it before that.
+        written: a kernel or the caller has written to the memory.
+        cleared: a kernel reads from the memory before that, so that it has to begin as zeros.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Memory:
 
     @property
     def buffer(self) -> Buffer:
+        """The buffer for this memory."""
         return Buffer(self.name, self.shape, self.dtype, init="zero" if self.cleared else None)
 
 
@@ -78,12 +79,12 @@ class Tensor:
 
 
 Step = tuple[Launch, tuple[tuple[type[Access], Tensor, int] | Literal, ...]]
-"""A launch, and its arguments: what it does with a tensor, at what offset, or a literal."""
+"""A launch and its arguments: an access, a tensor and an offset in bytes, or a literal."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """One Relax function's calls, in order, and where its values lie."""
+    """One Relax function's calls, in order, and the memory of its values."""
 
     entry: EntryPoint
     lowered: Lowered
@@ -98,6 +99,7 @@ class Graph:
     temporaries: list[Memory] = field(default_factory=list)
 
     def walk(self, function: relax.Function) -> Graph:
+        """Read a function's bindings and results, and return this graph; `places` has what cannot be in a kTask."""
         for name, parameter in zip(self.entry.inputs, function.params, strict=True):
             memory = Memory(name, *described(parameter.ty), written=True)
             self.inputs.append(memory)
@@ -110,6 +112,7 @@ class Graph:
         return self
 
     def bind(self, variable: Any, value: Any) -> None:
+        """Give a variable its value; an unknown value is noted in `places`."""
         try:
             self.values[variable] = self.value(value, variable.name)
         except _Unknown as error:
@@ -119,10 +122,10 @@ class Graph:
                 self.places.append(Place(error.operator, where, error.reason))
 
     def value(self, value: Any, name: str) -> Any:
-        """What a value is here: a Tensor, a tuple of values, a Memory, or a number.
+        """Return the meaning of a value: a Tensor, a tuple of values, a Memory, or a number.
 
         Raises:
-            _Unknown: none of these.
+            _Unknown: the value is none of these.
         """
         match value:
             case relax.Var() if isinstance(self.values.get(value), _Unknown):
@@ -132,7 +135,7 @@ class Graph:
             case ir.GenericConst():
                 return self.constant(value)
             case relax.Tuple():
-                return tuple(self.value(one, name) for one in value.fields)
+                return tuple(self.value(field, name) for field in value.fields)
             case relax.TupleGetItem():
                 return self.value(value.tuple_value, name)[value.index]
             case expr.IntImm() | expr.FloatImm():
@@ -144,6 +147,7 @@ class Graph:
         raise _Unknown(f"relax.{type(value).__name__}", f"is nothing that a kTask has: {brief(value)}")
 
     def builtin(self, call: ir.Call, name: str) -> Any:
+        """Return the value of a call of a TVM operator: memory, a tensor or a view. See `value`."""
         match called(call), list(call.args):
             case "relax.memory.alloc_storage", [size, *_]:
                 (nbytes,) = integers(size)
@@ -158,10 +162,12 @@ class Graph:
                 raise _Unknown(operator, "runs on the host")
 
     def temporary(self, name: str, shape: tuple[int, ...], dtype: str) -> Memory:
-        self.temporaries.append(Memory(str(name), shape, dtype))  # of TVM's String, which no codec knows
+        """Return new memory for a temporary buffer."""
+        self.temporaries.append(Memory(str(name), shape, dtype))  # str: no codec knows TVM's String
         return self.temporaries[-1]
 
     def constant(self, value: ir.GenericConst) -> Tensor:
+        """Return the tensor of a constant. Equal constants have the same tensor."""
         buffer = self.constants.buffer(value.value.numpy())
         if buffer.name not in self.constant_tensors:
             memory = Memory(buffer.name, buffer.shape, buffer.dtype, written=True)
@@ -169,11 +175,11 @@ class Graph:
         return self.constant_tensors[buffer.name]
 
     def call(self, function: str, given: Sequence[Any]) -> tuple[()]:
-        """A call of a PrimFunc: what it launches."""
-        values = [self.value(one, "") for one in given]
+        """Append the launches of a call of a PrimFunc to the steps."""
+        values = [self.value(argument, "") for argument in given]
         shapes = [
-            described(one.ty)[0] if isinstance(value, Tensor) else value
-            for one, value in zip(given, values, strict=True)
+            described(argument.ty)[0] if isinstance(value, Tensor) else value
+            for argument, value in zip(given, values, strict=True)
         ]
         made, problems = launches(self.lowered.host[function], shapes)
         self.places.extend(problems)
@@ -190,6 +196,7 @@ class Graph:
     def argument(
         self, argument: Pointer | Literal, use: Use, values: list[Any], workspaces: dict[Workspace, Tensor]
     ) -> tuple[type[Access], Tensor, int] | Literal:
+        """Return a launch's argument as a `Step` has it, with new memory for a workspace at its first use."""
         match argument:
             case Literal():
                 return argument
@@ -202,8 +209,11 @@ class Graph:
         return self.access(tensor, use), tensor, argument.offset_bytes
 
     def access(self, tensor: Tensor, use: Use) -> type[Access]:
-        """A tensor that nothing has been written to holds nothing to keep: whoever stores there first writes all of it.
-        Later stores may be to a part."""
+        """Return how a kernel accesses a tensor.
+
+        The first kernel that stores to a tensor writes all of it, so that its earlier contents do not count. Later
+        stores may write a part.
+        """
         if use.stores:
             return InOut if tensor.written else Out
         if not tensor.memory.written:
@@ -211,6 +221,7 @@ class Graph:
         return In
 
     def finish(self, result: Any) -> None:
+        """Turn the memory of the function's results into outputs, under the model's names."""
         leaves = list(flat(self.value(result, ""), result.ty))
         for name, (tensor, ty) in zip(self.entry.outputs, leaves, strict=True):
             memory = tensor.memory
@@ -221,6 +232,7 @@ class Graph:
             self.outputs.append(memory)
 
     def variant(self, label: str, library: Library) -> Variant:
+        """Return the kTask named `label` with its inputs."""
         taken = {memory.name for memory in self.inputs + self.outputs} | set(self.constants.arrays)
         for memory in self.temporaries:
             memory.name = unused(memory.name, taken)
@@ -240,8 +252,10 @@ class Graph:
 
 
 class _Unknown(Exception):
-    """A value that nothing here stands for. Always caught: it becomes one of the error's places, unless it only follows
-    from one (reason is then empty)."""
+    """A value without a meaning in a kTask.
+
+    Always caught: it becomes one of the error's places. With an empty reason it only follows from another place.
+    """
 
     def __init__(self, operator: str, reason: str) -> None:
         super().__init__(operator, reason)
@@ -249,20 +263,22 @@ class _Unknown(Exception):
 
 
 def placed(access: type[Access], tensor: Tensor, offset_bytes: int) -> Access:
+    """Return the kernel argument for an access to a tensor, `offset_bytes` from its start."""
     return access(tensor.memory.buffer, tensor.offset_bytes + offset_bytes)
 
 
 def integers(shape: Any) -> tuple[int, ...]:
+    """Return a Relax shape as integers."""
     return tuple(int(extent) for extent in shape.values)
 
 
 def described(ty: relax.TensorType) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a type."""
+    """Return the shape and the dtype of a tensor type."""
     return integers(ty.shape), str(ty.dtype)
 
 
 def flat(value: Any, ty: Any) -> list[tuple[Tensor, Any]]:
-    """A result's tensors with their types, nested tuples laid flat."""
+    """Return a result's tensors with their types, nested tuples laid flat."""
     if isinstance(value, tuple):
-        return [leaf for one, of in zip(value, ty.fields, strict=True) for leaf in flat(one, of)]
+        return [leaf for part, kind in zip(value, ty.fields, strict=True) for leaf in flat(part, kind)]
     return [(value, ty)]

@@ -1,4 +1,4 @@
-"""Candidates of MetaSchedule built and measured our way: by this package's lowering, as kTasks, in a process apart."""
+"""MetaSchedule's candidates, built by this package's lowering and measured as kTasks in another process."""
 
 from __future__ import annotations
 
@@ -30,32 +30,34 @@ from tvm_backend.measuring import REPEATS
 from tvm_backend.targets import Target
 
 LIMIT_S = 60.0
-"""How long one candidate may take, its loading included."""
+"""The time limit of one candidate, with its loading."""
 
 START_LIMIT_S = 300.0
-"""How long the process may take to have its device: the software GPU may have to be compiled first."""
+"""The time limit for opening the device: the software GPU may have to be compiled first."""
 
 ENTRY = "main"
 
 
 _tvm = threading.Lock()
-"""Lowering swaps what TVM calls to compile CUDA C++; the compilation itself, which takes longest, needs no lock."""
+"""Held while `lowering.cuda_source` replaces functions of TVM. The compilation, which takes longest, needs no lock."""
 
 
 class TrialFailed(Exception):
-    """A candidate that cannot be built or run. Always caught: it is one trial less."""
+    """A candidate that cannot be built or run. Always caught: the trial has no result."""
 
 
 def ktask(module: tvm.IRModule, target: Target) -> KTask:
-    """A scheduled PrimFunc as a kTask of its own. Its outputs are what it stores to; their first contents are
-    nobody's."""
+    """Return a scheduled PrimFunc as a kTask of its own.
+
+    Its outputs are the buffers that it stores to. Their earlier contents do not count.
+    """
     shapes = [tuple(int(n) for n in parameter.shape) for parameter in module[ENTRY].params]
     with _tvm, target.tvm:
         try:
             host, device = lowering.split(module, target)
             source = lowering.cuda_source(device, target)
         except Exception as error:
-            # whatever TVM's passes and code generator raise about a schedule: the next one may be better
+            # TVM's passes and code generator may raise any error about a schedule; the next schedule may be better
             raise TrialFailed(f"TVM cannot lower it: {str(error).strip().partition(chr(10))[0]}") from error
     made, problems = launches(host[ENTRY], shapes)
     if problems:
@@ -95,7 +97,7 @@ class _Graph:
 
 
 class Bench:
-    """Where candidates are measured: a process with a device, replaced when a candidate ends it or takes too long."""
+    """A process that measures candidates on a device; replaced if a candidate ends it or takes too long."""
 
     def __init__(self, device: str, limit_s: float = LIMIT_S) -> None:
         self.device, self.limit_s = device, limit_s
@@ -104,7 +106,7 @@ class Bench:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
 
     def measure(self, task: Path, outputs: Path | None = None) -> list[float]:
-        """Seconds of one launch, one or more times.
+        """Return the seconds of one launch, measured once or several times.
 
         Raises:
             TrialFailed: the candidate is wrong, ended the process or exceeded the limit.
@@ -113,17 +115,18 @@ class Bench:
         process = self.start()
         assert process.stdin is not None
         print(json.dumps({"task": str(task), "outputs": outputs and str(outputs)}), file=process.stdin, flush=True)
-        answer = self._answer(process, self.limit_s)
-        if "seconds" not in answer:
-            if answer["lost"]:  # with its device it ends by itself, but perhaps not before the next candidate
+        reply = self._reply(process, self.limit_s)
+        if "seconds" not in reply:
+            if reply["lost"]:  # the process ends after its device is lost, but perhaps not before the next candidate
                 self._end()
-            raise TrialFailed(answer["error"])
-        return [float(value) for value in answer["seconds"]]
+            raise TrialFailed(reply["error"])
+        return [float(value) for value in reply["seconds"]]
 
     def start(self) -> subprocess.Popen[str]:
-        """
+        """Return the running process, started if need be.
+
         Raises:
-            DeviceUnavailable
+            DeviceUnavailable: there is no device to measure on.
         """
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -135,29 +138,29 @@ class Bench:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1, env=environment,
         )  # fmt: skip
         try:
-            answer = self._answer(process, START_LIMIT_S)
+            reply = self._reply(process, START_LIMIT_S)
         except TrialFailed as error:
             raise DeviceUnavailable(f"kernels cannot be measured: {error}") from error
-        if "device" not in answer:
-            raise DeviceUnavailable(f"kernels are measured on a GPU, and there is none to use: {answer['error']}")
-        self.device_name = answer["device"]
+        if "device" not in reply:
+            raise DeviceUnavailable(f"kernels are measured on a GPU, and there is none to use: {reply['error']}")
+        self.device_name = reply["device"]
         return process
 
-    def _answer(self, process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
+    def _reply(self, process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             ready = selector.select(limit_s)
         line = process.stdout.readline() if ready else ""
         if line.endswith("\n"):
-            answer: dict[str, Any] = json.loads(line)
-            return answer
+            reply: dict[str, Any] = json.loads(line)
+            return reply
         self._end()
         if not ready:
             raise TrialFailed(f"not done within {limit_s:g} s")
-        raise TrialFailed(f"it ended its process: {self._said()}")
+        raise TrialFailed(f"it ended its process: {self._last_error_line()}")
 
-    def _said(self) -> str:
+    def _last_error_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "without a word"
@@ -172,12 +175,14 @@ class Bench:
         self._errors.truncate()
 
     def close(self) -> None:
+        """End the process."""
         self._end()
         self._errors.close()
 
 
 @contextmanager
 def bench(device: str, limit_s: float = LIMIT_S) -> Iterator[Bench]:
+    """Yield a `Bench`, and close it afterwards."""
     made = Bench(device, limit_s)
     try:
         yield made
@@ -186,10 +191,10 @@ def bench(device: str, limit_s: float = LIMIT_S) -> Iterator[Bench]:
 
 
 def build(module: tvm.IRModule, target: Target, path: Path) -> Path:
-    """Writes a candidate's kTask.
+    """Write a candidate's kTask to a file, and return the file's path.
 
     Raises:
-        TrialFailed
+        TrialFailed: the candidate cannot be built.
     """
     try:
         path.write_bytes(ktask(module, target).to_msgpack())
@@ -200,13 +205,14 @@ def build(module: tvm.IRModule, target: Target, path: Path) -> Path:
 
 @derived_object
 class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
-    """Builds candidates into a folder, as many at once as there are processors."""
+    """Builds candidates into a folder, one thread for each processor."""
 
     def __init__(self, target: Target, folder: Path, failed: Callable[[str], None]) -> None:
         super().__init__()
         self.target, self.folder, self.failed, self.count = target, folder, failed, 0
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
+        """Return a MetaSchedule BuilderResult for each candidate: its kTask's path, or the reason of its failure."""
         paths = [self.folder / f"{self.count + index}.ktask" for index in range(len(build_inputs))]
         self.count += len(paths)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -222,13 +228,14 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
 
 @derived_object
 class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]
-    """Measures candidates one after the other, and counts them."""
+    """Measures candidates one after the other, and reports each to `finished`."""
 
     def __init__(self, where: Bench, finished: Callable[[str | None], None]) -> None:
         super().__init__()
         self.where, self.finished = where, finished
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
+        """Return a MetaSchedule RunnerFuture for each candidate, with its result or the reason of its failure."""
         return [_known(self._result(Path(given.artifact_path))) for given in runner_inputs]
 
     def _result(self, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""MetaSchedule trials: schedules that were measured, in the place of dlight's wherever they are faster."""
+"""MetaSchedule trials: measured schedules replace dlight's schedules where they are faster."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from tvm_backend.targets import Target
 from tvm_backend.trials import Bench, Builder, Runner, TrialFailed, bench, build
 
 RULES = "cuda"
-"""MetaSchedule's rules for GPUs, those for tensor cores not among them."""
+"""MetaSchedule's rules for GPUs, without those for tensor cores."""
 
 MOST_AT_ONCE, FEWEST_AT_ONCE = 64, 4
-"""Candidates of a task between two looks at what was measured."""
+"""The most and the fewest candidates of a task in one round of the search; a round learns from those before."""
 
 TOLERANCE = 1e-3
-"""How far results of two schedules may lie apart, as a share of the largest."""
+"""The largest difference between results of two schedules, as a share of the largest result."""
 
 BROKEN_FFI = (0, 1, 15)
-"""From this release on apache-tvm-ffi ends the process when TVM 0.27 writes an expression as JSON."""
+"""The first release of apache-tvm-ffi that ends the process when TVM 0.27 writes an expression as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """
+    """The tuning of one model.
+
     Fields:
         model: its name, for errors.
-        trials: how many candidates to measure, over the whole model.
+        trials: the number of candidates to measure for the whole model.
         device: the kind of device to measure on.
-        folder: where databases are kept.
-        report: hears of every trial.
+        folder: the folder of the databases.
+        report: called after every trial.
     """
 
     model: str
@@ -60,12 +61,12 @@ class Tuning:
     report: Report
 
     def schedule(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Tunes what is worth it; all else, and what came out slower, gets dlight's schedules.
+        """Tune the functions that are worth it. All others, and those without a faster schedule, get dlight's.
 
         Raises:
-            DeviceUnavailable: nothing to measure on.
-            CompileError: no candidate of any function could be built and run, or the tvm_ffi that is installed would
-                end the process.
+            DeviceUnavailable: there is no device to measure on.
+            CompileError: no candidate of any function could be built and run, or the installed tvm_ffi would end the
+                process.
         """
         check_runtime(self.model)
         tasks = worthwhile(module, self.target)
@@ -86,6 +87,11 @@ class Tuning:
         return by_dlight(module)
 
     def tune(self, tasks: list[Any], kept: Records, where: Bench) -> None:
+        """Run the trials that the records lack.
+
+        Raises:
+            CompileError: no candidate of any function could be built and run.
+        """
         problems: list[str] = []
         done = 0
 
@@ -120,7 +126,7 @@ class Tuning:
             raise CompileError(message, model=self.model, stage="tune")
 
     def choose(self, tasks: list[Any], kept: Records, where: Bench) -> None:
-        """Keeps the best of each function if it is right and faster than dlight's schedule."""
+        """Keep the best candidate of each function if it is correct and faster than dlight's schedule."""
         for path in kept.folder.glob("chosen_*"):
             path.unlink()
         chosen = kept.chosen()
@@ -132,7 +138,7 @@ class Tuning:
                 schedule = tvm.s_tir.Schedule(task.dispatched[0])
                 record.trace.apply_to_schedule(schedule, remove_postproc=False)
                 with self.target.tvm:
-                    usual = by_dlight(tvm.IRModule(dict(task.dispatched[0].functions)))  # it writes into what it gets
+                    usual = by_dlight(tvm.IRModule(dict(task.dispatched[0].functions)))  # dlight changes its argument
                 if faster(schedule.mod, usual, self.target, where, Path(folder)):
                     workload = chosen.commit_workload(task.dispatched[0])
                     kind = meta_schedule.database.TuningRecord
@@ -143,10 +149,10 @@ class Tuning:
 
 @dataclass(slots=True)
 class Records:
-    """What was measured for one model on one device, in a folder that one process at a time has.
+    """The measurements of one model on one device, in a folder that one process at a time holds.
 
     Fields:
-        trials: how many candidates were measured, by whom got to the end.
+        trials: the number of candidates measured by runs that finished.
     """
 
     folder: Path
@@ -154,24 +160,26 @@ class Records:
     database: Any
 
     def chosen(self) -> Any:
+        """Return the database of the schedules to apply."""
         return meta_schedule.database.JSONDatabase(
             str(self.folder / "chosen_workload.json"), str(self.folder / "chosen_record.json")
         )
 
     def finish(self, trials: int) -> None:
+        """Record that so many trials are finished."""
         (self.folder / "trials").write_text(str(trials))
         self.trials = trials
 
 
 @contextmanager
 def records(folder: Path) -> Iterator[Records]:
-    """A folder's records. Damaged ones are thrown away."""
+    """Yield a folder's records, and lock the folder meanwhile. Damaged records are removed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             found = _opened(folder)
-        except (ValueError, TypeError, RuntimeError):  # what TVM and int make of a file that is no longer whole
+        except (ValueError, TypeError, RuntimeError):  # raised by TVM and int for a damaged file
             for path in folder.glob("*_*.json"):
                 path.unlink()
             (folder / "trials").unlink(missing_ok=True)
@@ -191,8 +199,10 @@ def _opened(folder: Path) -> Records:
 
 
 def worthwhile(module: tvm.IRModule, target: Target) -> list[Any]:
-    """MetaSchedule's tasks: functions that reduce something, those with most to compute first. Functions of the same
-    content are one task, whose weight says how often they are called."""
+    """Return MetaSchedule's tasks for functions with a reduction, those with the most operations first.
+
+    Functions of the same content are one task. Its weight is the number of their calls.
+    """
     tasks = [
         task
         for task in meta_schedule.relax_integration.extract_tasks(module, target.tvm)
@@ -206,7 +216,7 @@ def worthwhile(module: tvm.IRModule, target: Target) -> list[Any]:
 
 
 def reduces(function: tirx.PrimFunc) -> bool:
-    """Whether it sums up, or the like, and leaves its schedule open; all its parameters being arrays."""
+    """Return True if a function has a reduction and no schedule yet."""
     if function.attrs is not None and function.attrs.get("tirx.is_scheduled", False):
         return False
     found = False
@@ -220,7 +230,10 @@ def reduces(function: tirx.PrimFunc) -> bool:
 
 
 def context(task: Any, learned: bool, seed: int) -> Any:
-    """Evolution wants a model that learns from what was measured; without one, candidates are drawn at random."""
+    """Return MetaSchedule's context for a task.
+
+    If `learned`, candidates evolve by a cost model that learns from measurements; else they are drawn at random.
+    """
     strategies = meta_schedule.search_strategy
     made = meta_schedule.TuneContext.__new__(meta_schedule.TuneContext)
     # the class's own constructor imports TVM's tensor intrinsics, which takes half a minute; RULES need none of them
@@ -233,14 +246,14 @@ def context(task: Any, learned: bool, seed: int) -> Any:
         task.task_name,
         os.cpu_count(),
         seed,
-        lambda *_: None,  # what it has to tell is in the answers of builder and runner
+        lambda *_: None,  # no log: the results of builder and runner say the same
     )
     meta_schedule._ffi_api.TuneContextInitialize(made)
     return made
 
 
 def best(database: Any, task: Any) -> Any | None:
-    """The fastest candidate that ran; failed ones are in the database too, with an hour or more."""
+    """Return the fastest candidate that ran, or None. The database has failed candidates with an hour or more."""
     workload = database.commit_workload(task.dispatched[0])
     for record in database.get_top_k(workload, 1):
         if record.run_secs and float(record.run_secs[0]) < 3600:
@@ -249,15 +262,15 @@ def best(database: Any, task: Any) -> Any | None:
 
 
 def faster(candidate: tvm.IRModule, usual: tvm.IRModule, target: Target, where: Bench, folder: Path) -> bool:
-    """Whether a candidate gives what another schedule gives, in less time."""
+    """Return True if a candidate gives the results of the usual schedule in less time."""
     seconds, outputs = [], []
     for name, module in (("candidate", candidate), ("usual", usual)):
-        answers = folder / f"{name}.npz"
+        results = folder / f"{name}.npz"
         try:
-            seconds.append(min(where.measure(build(module, target, folder / name), answers)))
+            seconds.append(min(where.measure(build(module, target, folder / name), results)))
         except TrialFailed:
             return name == "usual"
-        with np.load(answers) as file:
+        with np.load(results) as file:
             outputs.append({key: file[key] for key in file.files})
     return seconds[0] < seconds[1] and all(_close(outputs[0][key], value) for key, value in outputs[1].items())
 
@@ -268,9 +281,10 @@ def _close(given: Any, expected: Any) -> bool:
 
 
 def check_runtime(model: str) -> None:
-    """
+    """Check the installed tvm_ffi.
+
     Raises:
-        CompileError: the tvm_ffi that is installed would end the process.
+        CompileError: it would end the process.
     """
     found = version("apache-tvm-ffi")
     if tuple(int(part) for part in found.split(".")[:3]) >= BROKEN_FFI:
@@ -279,6 +293,6 @@ def check_runtime(model: str) -> None:
 
 
 def tuned(model: str, trials: int, target: Target, device: str, report: Report) -> Schedule:
-    """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found."""
+    """Return a schedule for `lowering.lowered` that runs so many trials, or takes the results of earlier ones."""
     folder = kaas.cache_root() / "tuning"
     return Tuning(model, trials, target, device, folder, report).schedule

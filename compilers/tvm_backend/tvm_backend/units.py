@@ -1,4 +1,4 @@
-"""Reductions over a single element, which dlight gets wrong where it inlines them: they become plain assignments."""
+"""Reductions over a single element become plain assignments: dlight makes wrong code where it inlines them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm.ir.prim import expr
 
 
 def without_unit_reductions(module: tvm.IRModule) -> tvm.IRModule:
-    """The module's PrimFuncs with `y = start; y = y + x` over one x as `y = start + x`."""
+    """Replace `y = start; y = y + x` over a single x by `y = start + x` in the module's PrimFuncs."""
 
     def changed(function: Any) -> Any:
         if not isinstance(function, tirx.PrimFunc):

@@ -1,4 +1,4 @@
-"""Unrolled loops stay loops in the source: NVRTC unrolls them as well as TVM, from a source many times smaller."""
+"""Unrolled loops stay loops in the source: NVRTC unrolls them as well as TVM does, from a much smaller source."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tvm import tirx
 from tvm.s_tir.stmt import SBlock
 
 EXPLICIT = "pragma_unroll_explicit"
-"""What schedules write at a loop below which TVM is to write each iteration out."""
+"""The annotation of a loop in which TVM should write out each iteration."""
 
 ASYNCHRONOUS = "software_pipeline_async_stages"
-"""What schedules write at a loop that copies ahead of its use. How many copies to wait for must be a number in the
-source, which it is where TVM itself unrolls."""
+"""The annotation of a loop that copies data ahead of its use. The number of copies to wait for must be a literal in the
+source, and it is one only if TVM itself unrolls."""
 
 
 def left_to_nvrtc(module: tvm.IRModule) -> tvm.IRModule:
-    """The module's PrimFuncs with `#pragma unroll` where they would have had copies of a loop's body."""
+    """Give the module's PrimFuncs `#pragma unroll` instead of copies of a loop's body."""
 
     def changed(function: Any) -> Any:
         if not isinstance(function, tirx.PrimFunc) or _copies_ahead(function):

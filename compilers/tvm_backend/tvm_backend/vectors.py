@@ -1,4 +1,4 @@
-"""Loops that TVM's CUDA code generator would get wrong as vectors: those with truth values in memory."""
+"""Loops over bool buffers are not vectorized: TVM's CUDA code generator makes wrong code for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tvm import ir, tirx
 
 
 def without_bool_vectors(module: tvm.IRModule) -> tvm.IRModule:
-    """Loops over elements of bool buffers one by one rather than as vectors.
+    """Replace vectorized loops over elements of bool buffers by unrolled loops.
 
-    The code generator writes two truth values as a `ushort2`: it would read and write twice the bytes that there are.
+    The code generator writes two bool values as a `ushort2`: it would read and write twice the number of bytes.
     """
 
     def changed(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What goes in: models of every kind, as one Relax module with a function for each batch size."""
+"""Importing models of every kind as one Relax module with a function for each batch size."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ __all__ = ["EntryPoint", "Imported", "Prepared", "imported", "kind", "prepared"]
 
 
 def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
-    """
+    """Return the model, ready to be hashed and imported.
+
     Args:
         model: a path of an ONNX file or of a .pt2 file, an onnx.ModelProto, a torch.export.ExportedProgram, a
             torch.nn.Module, a tvm.IRModule in Relax, or a tvm.relax.frontend.nn.Module.
-        examples: arrays, tensors or anything else with a shape and a dtype; by the inputs' names, in their order, or
-            one. Needed by models that do not say their inputs' shapes.
-        batch_sizes: sizes of the first dimension. None: what the model or the examples say, else 1.
+        examples: arrays, tensors or other objects with a shape and a dtype; by the inputs' names, in the inputs' order,
+            or a single one. Needed by models that do not state their inputs' shapes.
+        batch_sizes: sizes of the first dimension. None: those of the model or the examples, else 1.
+        name: of the model, for errors and kTasks.
 
     Raises:
-        InvalidModel: no such kind of model, or one that does not go with the other arguments.
-        UnsupportedOperators: parts of it cannot become kernels.
-        CompileError: the frontend failed. Each of these here or when it is imported.
+        InvalidModel: no such kind of model, or the other arguments do not fit it.
+        UnsupportedOperators: parts of the model cannot become kernels.
+        CompileError: the frontend failed. Each error is raised here or by the import.
     """
     match kind(model):
         case "path":
@@ -46,7 +48,7 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
 
 
 def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
-    """The model in Relax; arguments and errors as of `prepared`."""
+    """Return the model in Relax. Arguments and errors are those of `prepared`."""
     return prepared(model, examples, batch_sizes, name).imported()
 
 
@@ -57,11 +59,13 @@ _KINDS = {
     ("tvm", "IRModule"): "relax",
     ("tvm", "Module"): "relax",
 }
-"""Of a class in a model's ancestry: its package and its name."""
+"""Kinds of models by the package and the name of a class among the model's base classes."""
 
 
 def kind(model: Any) -> str:
-    """What a model is, told by its classes' names: no package is imported that is not its own.
+    """Return the kind of a model: "path", "onnx", "torch" or "relax".
+
+    Its classes' names decide, so that no other framework is imported.
 
     Raises:
         InvalidModel: no kind of model.

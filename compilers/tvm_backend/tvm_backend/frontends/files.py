@@ -1,4 +1,4 @@
-"""Files that hold models: told apart by their first bytes, not by their names."""
+"""Files that hold models. Their first bytes tell the format, not their names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(path: Path, name: str) -> Any:
 
 
 def feed_file(digest: Digest, path: Path, name: str) -> None:
-    """The file's bytes, and those of the files that an ONNX model keeps its tensors in."""
+    """Add the file's bytes, and the bytes of the files with an ONNX model's external tensors."""
     with _opened(path, name) as file:
         content = file.read()
     feed(digest, str(len(content)))

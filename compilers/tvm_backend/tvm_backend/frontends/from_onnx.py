@@ -23,23 +23,23 @@ from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_na
 
 
 def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
-    """A ModelProto; its bytes are its content."""
+    """Prepare a ModelProto; its bytes are its content."""
 
     def content(digest: Digest) -> None:
-        # part by part: a message of more than 2 GB cannot be written, and a copy would take as long as the hash
-        for whole, apart in ((model, "graph"), (model.graph, "initializer")):
+        # part by part: protobuf cannot write a message of more than 2 GB, and a copy would take as long as the hash
+        for whole, left_out in ((model, "graph"), (model.graph, "initializer")):
             for field, value in whole.ListFields():
-                if field.name != apart:
+                if field.name != left_out:
                     feed(digest, field.name)
-                    for one in value if isinstance(value, MutableSequence) else [value]:
-                        feed(digest, _bytes(one))
+                    for part in value if isinstance(value, MutableSequence) else [value]:
+                        feed(digest, _bytes(part))
         feed_all(digest, map(_bytes, model.graph.initializer))
 
     return Prepared(content, lambda: imported(model, examples, batch_sizes, name))
 
 
 def _bytes(part: Any) -> bytes:
-    """A message, or the value of a field that is none."""
+    """Return the bytes of a message or of a scalar field."""
     if isinstance(part, str | bytes | int | float):
         return repr(part).encode()
     made: bytes = part.SerializeToString(deterministic=True)
@@ -47,12 +47,10 @@ def _bytes(part: Any) -> bytes:
 
 
 def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
-    """
-    Args:
-        model: a ModelProto.
+    """Return a ModelProto in Relax; see `frontends.prepared` for the arguments.
 
     Raises:
-        InvalidModel: a model that ONNX does not take, or inputs that do not go with the rest.
+        InvalidModel: a model that ONNX does not accept, or inputs that do not fit the other arguments.
         UnsupportedOperators: nodes that TVM cannot convert.
     """
     model = decomposed(checked(model, name), name)
@@ -76,9 +74,10 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
 
 
 def read(path: Path, name: str) -> onnx.ModelProto:
-    """
+    """Return the model of an ONNX file, with its external data.
+
     Raises:
-        InvalidModel: no such file, no ONNX file, or one whose external data is not there.
+        InvalidModel: no such file, no ONNX file, or external data is missing.
     """
     try:
         return onnx.load(path)
@@ -88,10 +87,10 @@ def read(path: Path, name: str) -> onnx.ModelProto:
 
 
 def external_files(path: Path, name: str) -> list[Path]:
-    """The files beside it that hold a model's tensors.
+    """Return the files that hold a model's external tensors.
 
     Raises:
-        InvalidModel: it is no ONNX model.
+        InvalidModel: the path is no ONNX model.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -102,10 +101,10 @@ def external_files(path: Path, name: str) -> list[Path]:
 
 
 def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model, if it is one whose graph can be looked at.
+    """Return the model if its graph can be read.
 
     Raises:
-        InvalidModel: it is not.
+        InvalidModel: the graph is missing, incomplete, or inconsistent.
     """
     if not model.HasField("graph") or not model.graph.output:
         raise InvalidModel(f"{name} is not an ONNX model: it has no graph with an output", model=name)
@@ -136,29 +135,30 @@ def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def decomposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with its own functions laid out, and operators that TVM does not know in terms of others, where ONNX
-    defines them so.
+    """Return the model with its own functions inlined, and unknown operators replaced by ONNX's definitions of them.
+
+    Unknown are the operators that TVM does not convert. Those without a definition in ONNX stay.
 
     Raises:
-        CompileError: the model's functions are wrong.
+        CompileError: ONNX cannot inline the model's functions.
     """
     if model.functions:
         try:
             model = inliner.inline_local_functions(model)
         except Exception as error:  # the inliner is C++ and raises its own
-            message = f"{name}: ONNX cannot lay out its functions: {error}"
+            message = f"{name}: ONNX cannot inline its functions: {error}"
             raise CompileError(message, model=name, stage="import") from error
     unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})
     if not unknown:
         return model
     try:
         return inliner.inline_selected_functions(_typed(model), unknown, inline_schema_functions=True)
-    except Exception:  # an operator before it gives no types, say; each that stays is told with its place  # noqa: BLE001
+    except Exception:  # for example, types are missing; the import lists each unknown operator  # noqa: BLE001
         return model
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the types of its tensors, which some definitions depend on."""
+    """Return the model with the types of its tensors: some definitions depend on them."""
     typed = onnx.shape_inference.infer_shapes(model)
     typed.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -168,11 +168,12 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
-    """The graph's inputs without its initializers. A first dimension without a name is the batch; others without one
-    are called `input.axis`.
+    """Return the graph's inputs without its initializers.
+
+    A first dimension without a name is the batch; other dimensions without a name are called `input.axis`.
 
     Raises:
-        InvalidModel: an input that is no tensor of known rank and dtype.
+        InvalidModel: an input is no tensor of known rank and dtype.
     """
     initialized = {tensor.name for tensor in graph.initializer}
     inputs = []
@@ -198,12 +199,18 @@ def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
 
 
 def array(tensor: onnx.TensorProto, name: str) -> np.ndarray[Any, Any]:
+    """Return an initializer's values.
+
+    Raises:
+        InvalidModel: they cannot be read.
+    """
     try:
         return numpy_helper.to_array(tensor)
-    except Exception as error:  # data of another size than the shape, say
+    except Exception as error:  # for example, the data's size does not fit the shape
         message = f"{name}: initializer {tensor.name!r} cannot be read: {error}"
         raise InvalidModel(message, model=name, names=(tensor.name,)) from error
 
 
 def opset(model: onnx.ModelProto) -> int:
+    """Return the model's version of ONNX's standard operators, 1 if it names none."""
     return next((each.version for each in model.opset_import if each.domain in ("", STANDARD)), 1)

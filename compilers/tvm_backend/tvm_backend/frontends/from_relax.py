@@ -1,4 +1,4 @@
-"""Relax modules, and TVM's own `nn` modules, which become one."""
+"""Relax modules, and TVM's own `nn` modules, which are exported to Relax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Parts = tuple[list[Part], dict[str, tvm.runtime.Tensor]]
 
 
 def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
-    """A Relax module or an nn module."""
+    """Prepare a Relax module or an nn module."""
     read = parts_of_nn if isinstance(model, nn.Module) else parts_of_relax
     parts, constants = read(model, examples, batch_sizes, name)
 
@@ -35,13 +35,13 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
 
 
 def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
-    """
-    Args:
-        module: its function `main`, or its only one, is the model. Its parameters are the model's inputs, but for those
-            beyond `num_input`, whose values stand in its attribute `params` as TVM's frontends leave them.
+    """Return a Relax module for each batch size, with its parameters.
+
+    The module's function `main`, or its only one, is the model. The function's parameters are the model's inputs,
+    except those beyond `num_input`: TVM's frontends leave their values in the function's attribute `params`.
 
     Raises:
-        InvalidModel: no such function, parameters that are no tensors, or without a value.
+        InvalidModel: no such function, or a parameter is no tensor or has no value.
     """
     function = _main(module, name)
     module, constants = _with_parameters(alone(module, function), function, name)
@@ -56,13 +56,13 @@ def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[in
 
 
 def parts_of_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
-    """
-    Args:
-        model: its method `forward` is the model, its parameters have values.
-        examples: for each argument of `forward` an array or an `nn.spec.Tensor`, whose shape may name open dimensions.
+    """Return an nn module, exported for each batch size, with its parameters, which must have values.
+
+    Its method `forward` is the model. `examples` has an array for each argument of `forward`, or an `nn.spec.Tensor`,
+    whose shape may name open dimensions.
 
     Raises:
-        InvalidModel: parameters without values, missing or wrong examples.
+        InvalidModel: a parameter has no value, or an example is missing or wrong.
     """
     arguments = tuple(inspect.signature(model.forward).parameters)
     given = by_name(name, arguments, examples)
@@ -76,7 +76,7 @@ def parts_of_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | No
         specification = {each.name: nn.spec.Tensor(binding.shape(each), each.dtype) for each in inputs}
         module, parameters = _exported(model, specification, name)
         values = _values(parameters, name)
-        variables = module["forward"].params[len(inputs) :]  # dots in names may have become something else there
+        variables = module["forward"].params[len(inputs) :]  # in order: the export may have replaced dots in names
         bound = dict(zip(variables, values.values(), strict=True))
         module = relax.transform.BindParams("forward", bound)(module)
         tensor_inputs(name, module["forward"].params)
@@ -97,7 +97,7 @@ def _main(module: tvm.IRModule, name: str) -> str:
 
 
 def alone(module: tvm.IRModule, function: str) -> tvm.IRModule:
-    """The module with one of its Relax functions, in which those that it calls are laid out: no kTask calls another."""
+    """Return the module with one Relax function, and the functions that it calls inlined: no kTask calls another."""
     module = module.clone()
     for variable, other in module.functions.items():
         if isinstance(other, relax.Function) and variable.name_hint != function:

@@ -1,4 +1,4 @@
-"""PyTorch models: exported programs, and modules, which are exported here for each batch size."""
+"""PyTorch models: exported programs, and modules, which are exported here once for each batch size."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Programs = list[tuple[int, ExportedProgram]]
 
 
 def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
-    """A module, exported once for each batch size, or an exported program, whose open sizes are bound in Relax.
+    """Prepare a module, exported once for each batch size, or an exported program, whose open sizes are bound in Relax.
 
     Raises:
-        InvalidModel: examples that are missing or wrong, a program that changes its buffers or inputs, or takes or
-            returns other things than tensors.
+        InvalidModel: an example is missing or wrong, or the program changes its buffers or inputs, or its inputs or
+            results are not all tensors.
         UnsupportedOperators: operators that TVM cannot convert, or that draw random numbers.
-        CompileError: torch cannot export or decompose it.
+        CompileError: torch cannot export or decompose the program.
     """
     if isinstance(model, torch.nn.Module):
         programs = exported(model, examples, batch_sizes, name)
@@ -49,6 +49,12 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
 
 
 def exported(model: torch.nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Programs:
+    """Export a module for each batch size.
+
+    Raises:
+        InvalidModel: an example is missing or wrong.
+        CompileError: torch cannot export the module.
+    """
     arguments = list(inspect.signature(model.forward).parameters)
     given = by_name(name, arguments, examples)
     if not given:
@@ -99,27 +105,29 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants by their names in the module."""
+    """Return parameters, buffers and constants by their names in the module."""
     named = {**program.constants, **dict(program.named_buffers()), **dict(program.named_parameters())}
     return {each: value for each, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def read(path: Path, name: str) -> ExportedProgram:
-    """
+    """Return the program of a file.
+
     Raises:
-        InvalidModel: no such file, or none that torch.export.save wrote.
+        InvalidModel: no such file, or torch.export.save did not write it.
     """
     try:
         return torch.export.load(path)
     except Exception as error:  # zip's errors, torch's, OSError
-        what = "cannot be read" if isinstance(error, OSError) else "is not what torch.export.save writes"
+        what = "cannot be read" if isinstance(error, OSError) else "is not a file of torch.export.save"
         raise InvalidModel(f"{path} {what}: {error}", model=name, path=str(path)) from error
 
 
 def declared_inputs(program: ExportedProgram, name: str) -> tuple[Input, ...]:
-    """
+    """Return the program's inputs, with their open dimensions by name.
+
     Raises:
-        InvalidModel: an input that is no tensor.
+        InvalidModel: an input is no tensor.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
@@ -136,16 +144,17 @@ def declared_inputs(program: ExportedProgram, name: str) -> tuple[Input, ...]:
 
 
 def parameters(program: ExportedProgram) -> dict[str, np.ndarray[Any, Any]]:
-    """Parameters, buffers and constants by their names in the module."""
+    """Return the values of parameters, buffers and constants by their names in the module."""
     convert = ExportedProgramImporter._convert_pytorch_tensor_to_tvm
     return {each: convert(value).numpy() for each, value in _tensors(program).items()}
 
 
 def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[str, tuple[str, str]]]:
-    """The program in Relax, with the origins of its variables.
+    """Return the program in Relax, and the origins of its variables.
 
     Raises:
-        UnsupportedOperators: nodes without a conversion, or else those whose conversion fails.
+        UnsupportedOperators: nodes without a conversion; if there are none, the nodes whose conversion fails.
+        CompileError: TVM fails in another way.
     """
     importer = TorchImporter()
     places = list(_unsupported(program, importer.convert_map))
@@ -154,25 +163,25 @@ def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[s
     origins: dict[str, tuple[str, str]] = {}
     failed: list[Place] = []
     importer.convert_map = {
-        each: _told(convert, importer, origins, failed) for each, convert in importer.convert_map.items()
+        each: _noting(convert, importer, origins, failed) for each, convert in importer.convert_map.items()
     }
     try:
         module = importer.from_exported_program(program, False, True, False, None)
-    except Exception as error:  # after a node that nothing could stand in for
+    except Exception as error:  # a failed node had no stand-in
         if not failed:
             raise CompileError(f"{name}: TVM cannot import it: {error}", model=name, stage="import") from error
         raise unsupported(name, failed) from error
     if failed:
         raise unsupported(name, failed)
     main = module["main"]
-    for attribute in ("tir_var_lower_bound", "tir_var_upper_bound"):  # of sizes that are about to be bound
+    for attribute in ("tir_var_lower_bound", "tir_var_upper_bound"):  # bounds of sizes that get a value next
         main = main.without_attr(attribute) if attribute in (main.attrs or {}) else main
     module["main"] = main
     return module, origins
 
 
 def where(node: fx.Node) -> str:
-    """The module's path, and the line of the program that called for the node."""
+    """Return a node's name, its module's path, and the line of the program that it comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     lines = [found for found in _LINE.findall(node.meta.get("stack_trace") or "") if "/torch/" not in found[0]]
@@ -181,10 +190,11 @@ def where(node: fx.Node) -> str:
 
 
 def _decomposed(program: ExportedProgram, name: str) -> ExportedProgram:
-    """The program in core ATen operators.
+    """Return the program in core ATen operators.
 
     Raises:
-        InvalidModel: it has effects, or results that are no tensors.
+        InvalidModel: it changes its state, or a result is no tensor.
+        CompileError: torch cannot decompose it.
     """
     try:
         program = program.run_decompositions(decompositions())
@@ -210,7 +220,7 @@ def _exported(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], name:
 
 
 def _example(given: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor like the example with another number of rows, which are the example's over and over."""
+    """Return the example as a tensor of this shape, with the example's rows repeated or left out."""
     if isinstance(given, torch.Tensor):
         tensor = given
     elif isinstance(given, np.ndarray):
@@ -233,12 +243,12 @@ def _unsupported(program: ExportedProgram, known: Mapping[str, Any]) -> Iterator
             yield Place(str(node.target), where(node), "TVM has no conversion of it")
 
 
-def _told(
+def _noting(
     convert: Callable[[fx.Node], Any], importer: TorchImporter, origins: dict[str, tuple[str, str]], failed: list[Place]
 ) -> Callable[[fx.Node], Any]:
-    """A conversion that notes where its results come from, and what fails, with zeros instead."""
+    """Return a conversion that notes the origins of its results, and notes failures and gives zeros instead."""
 
-    def telling(node: fx.Node) -> Any:
+    def noting(node: fx.Node) -> Any:
         try:
             made = convert(node)
             reason = difference(node, made)
@@ -253,11 +263,11 @@ def _told(
             origins.setdefault(made.name, (str(node.target), where(node)))
         return made
 
-    return telling
+    return noting
 
 
 def _output_names(program: ExportedProgram) -> tuple[str, ...]:
-    """The keys of a dict that the model returns; nothing for other kinds of results."""
+    """Return the keys of a dict that the model returns; nothing for other kinds of results."""
     tree = program.call_spec.out_spec
     if tree is None or tree.type is not dict:
         return ()

@@ -1,4 +1,4 @@
-"""A model in Relax, and what is known of it before it is."""
+"""A model in Relax, and a model that is ready to be imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EntryPoint:
         function: its global name.
         batch_size: the model's first dimension there.
         inputs: the model's names of the function's parameters, in their order.
-        outputs: the model's names of what it returns: of a tuple's fields, in their order.
+        outputs: the model's names of the results: of a tuple's fields, in their order.
     """
 
     function: str
@@ -36,10 +36,10 @@ class Imported:
 
     Args:
         name: of the model.
-        module: one function for each batch size. Parameters are bound as constants, no shape is open.
+        module: one function for each batch size. Parameters are bound as constants, and all shapes are known.
         functions: the smallest batch size first.
         constants: the model's parameters by their own names, as far as it names them.
-        origins: by name of a Relax variable the operator and place in the model that it comes from.
+        origins: the operator and the place in the model that each Relax variable comes from, by the variable's name.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is known as far as the recompile cache needs it: reading it whole, or TVM, may wait.
+    """A model before its import, which needs TVM: the store's key needs the content only.
 
     Args:
-        content: feeds a hash with all that the model consists of.
-        imported: the model in Relax.
+        content: adds the model's content to a hash.
+        imported: returns the model in Relax.
     """
 
     content: Callable[[Digest], None]

@@ -1,4 +1,4 @@
-"""What nodes compute from constants and shapes alone, by ONNX's own reference implementation."""
+"""Results of nodes that depend on constants and shapes alone, computed by ONNX's own reference implementation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import onnx
 Array = np.ndarray[Any, Any]
 
 SMALL = 4096
-"""Elements of what is computed here. Larger constants are folded by TVM, faster."""
+"""The most elements of a result that is computed here. TVM folds larger constants, and is faster."""
 
 ABOUT_SHAPES = {"Shape", "Size"}
-WITHOUT_RESULT = {
+NOT_COMPUTED = {
     "Bernoulli", "Dropout", "If", "Loop", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike", "Scan",
 }  # fmt: skip
-"""What gives something else each time, or runs other nodes."""
+"""Operators with random results, and operators that run other nodes."""
 
 
 class Values:
     """The tensors of a graph whose values are known.
 
     Args:
-        values: initializers, the small ones.
+        values: the small initializers.
         opsets: of the model.
     """
 
@@ -33,23 +33,25 @@ class Values:
         self.values, self.opsets = dict(values), opsets
 
     def alias(self, name: str, other: str) -> None:
+        """Give a tensor the value of another, if that is known."""
         if other in self.values:
             self.values[name] = self.values[other]
 
     def computed(self, node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Array]:
-        """The node's outputs, or nothing: if they are not known, or large, or not computed here.
+        """Return the values of a node's outputs, and remember them; nothing if they are unknown, large or not computed.
 
         Args:
-            shapes: of its inputs, where they are known.
+            node: the node.
+            shapes: the shapes of its inputs, None for unknown ones.
         """
-        if node.op_type in WITHOUT_RESULT or _large_constant(node):
+        if node.op_type in NOT_COMPUTED or _large_constant(node):
             return {}
         given = {name: self._given(node, name, shapes.get(name)) for name in node.input if name}
         if any(value is None for value in given.values()):
             return {}
         try:
             found = self._evaluated(node, {name: value for name, value in given.items() if value is not None})
-        except Exception:  # noqa: BLE001 - whatever the reference cannot do is left to TVM, which says so if it cannot
+        except Exception:  # noqa: BLE001 - TVM converts nodes that the reference cannot compute, or reports an error
             return {}
         if any(value.size > SMALL or value.dtype.kind not in "biuf" for value in found.values()):
             return {}

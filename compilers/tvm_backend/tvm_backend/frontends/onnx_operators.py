@@ -1,4 +1,4 @@
-"""Conversions of ONNX operators whose meaning TVM's have not: options left out, types refused or changed."""
+"""Conversions of ONNX operators that TVM converts differently: it leaves out options, or refuses or changes types."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from tvm_backend.frontends import onnx_resize
 Array = np.ndarray[Any, Any]
 
 FIRST_RESIZE = 11
-"""The first opset whose Resize says where its coordinates are."""
+"""The first opset whose Resize defines its coordinates."""
 
 CLOSE = 1e-12
-"""How far from a whole number, for its size, a power may be that stands for it."""
+"""The largest relative distance of a computed power from the whole number that it stands for."""
 
 
 def constant(value: Any) -> Array | None:
-    """A constant's elements; None if it has none, or is not there."""
+    """Return a constant's elements; None if it has none, or if the input is missing.
+
+    Raises:
+        ValueError: the value is no constant.
+    """
     if value is None:
         return None
     if not isinstance(value, tvm.ir.GenericConst):
@@ -31,6 +35,7 @@ def constant(value: Any) -> Array | None:
 
 
 def is_inf(_bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], _opset: int) -> Any:
+    """Convert IsInf, with `detect_negative` and `detect_positive`."""
     given = inputs[0]
     zero = relax.const(0, str(given.ty.dtype))
     found = relax.op.isinf(given)
@@ -42,7 +47,10 @@ def is_inf(_bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, A
 
 
 def power(bb: relax.BlockBuilder, inputs: Sequence[Any], _attrs: Mapping[str, Any], _opset: int) -> Any:
-    """In the base's type. CUDA has no function of integers: theirs are computed in float64, exact up to its 53 bits."""
+    """Convert Pow, in the base's type.
+
+    CUDA has no power of integers: it is computed in float64, which is exact up to 53 bits.
+    """
     base, exponent = inputs[0], inputs[1]
     dtype = str(base.ty.dtype)
     if "float" in dtype:
@@ -51,10 +59,15 @@ def power(bb: relax.BlockBuilder, inputs: Sequence[Any], _attrs: Mapping[str, An
     whole = bb.emit(relax.op.round(found))
     error = relax.op.abs(relax.op.subtract(found, whole))
     close = relax.op.less_equal(error, relax.op.multiply(relax.op.abs(whole), relax.const(CLOSE, "float64")))
-    return relax.op.astype(relax.op.where(close, whole, found), dtype)  # which drops what is behind the point
+    return relax.op.astype(relax.op.where(close, whole, found), dtype)  # the cast drops the fraction
 
 
 def one_hot(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], _opset: int) -> Any:
+    """Convert OneHot; negative indices count from the end.
+
+    Raises:
+        ValueError: the depth is no constant, or missing.
+    """
     depths = constant(inputs[1])
     if depths is None:
         raise ValueError("its depth is missing")
@@ -70,6 +83,11 @@ def one_hot(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, A
 
 
 def resize(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:
+    """Convert Resize; see `onnx_resize.resized`.
+
+    Raises:
+        ValueError: the opset is too old, or scales or sizes are no constants.
+    """
     if opset < FIRST_RESIZE:
         raise ValueError(f"before opset {FIRST_RESIZE} ONNX does not say which elements it takes")
     options = onnx_resize.ResizeOptions.of(
@@ -84,4 +102,4 @@ def _text(value: Any) -> Any:
 
 
 OWN: Mapping[str, Callable[..., Any]] = {"IsInf": is_inf, "OneHot": one_hot, "Pow": power, "Resize": resize}
-"""By operator: of Relax's builder, the inputs, the attributes and the opset."""
+"""Conversions by operator. Each takes Relax's builder, the inputs, the attributes and the opset."""

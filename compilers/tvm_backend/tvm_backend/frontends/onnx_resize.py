@@ -1,4 +1,4 @@
-"""ONNX's Resize by ONNX's formulas: axis by axis, each element is a weighted sum of those it lies between."""
+"""ONNX's Resize by ONNX's formulas: axis by axis, each element is a weighted sum of its neighbours in the input."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tvm import relax
 Array = np.ndarray[Any, Any]
 
 GATHERED = 4
-"""Weights of an element along one axis up to which each is gathered; with more, it is a product of matrices."""
+"""The most weights of an element along one axis that are gathered one by one; more become a product of matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeOptions:
-    """The attributes, by their names."""
+    """The attributes of Resize, by their names, with ONNX's defaults."""
 
     antialias: int = 0
     axes: Sequence[int] | None = None
@@ -32,6 +32,7 @@ class ResizeOptions:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> ResizeOptions:
+        """Return the options of a node's attributes. Attributes with other names are ignored."""
         return cls(**{each.name: attributes[each.name] for each in fields(cls) if each.name in attributes})
 
 
@@ -43,9 +44,10 @@ def resized(
     scales: Array | None,
     sizes: Array | None,
 ) -> Any:
-    """
+    """Return the resized tensor, in the dtype of `data`.
+
     Raises:
-        ValueError: neither scales nor sizes, or an option that ONNX does not have.
+        ValueError: neither scales nor sizes are given, or an option has a value that ONNX does not define.
     """
     shape, dtype = [int(size) for size in data.ty.shape], str(data.ty.dtype)
     axes = [axis % len(shape) for axis in (range(len(shape)) if options.axes is None else options.axes)]
@@ -68,7 +70,7 @@ def resized(
 def extents(
     shape: Sequence[int], options: ResizeOptions, scales: Array | None, sizes: Array | None
 ) -> list[tuple[float, int]]:
-    """Of each axis the scale and the size of the result."""
+    """Return the scale and the size of the result for each axis."""
     if scales is not None:
         return [(float(s), math.floor(np.float32(n) * np.float32(s))) for n, s in zip(shape, scales, strict=True)]
     if sizes is None:
@@ -87,7 +89,7 @@ def extents(
 
 
 def weights(n: int, size: int, scale: float, window: tuple[float, float], options: ResizeOptions) -> Array:
-    """What each of `size` elements takes of each of `n`; nothing, where it lies outside and is extrapolated."""
+    """Return the weights of `n` elements in each of `size` results: shape (size, n); zeros for extrapolated results."""
     at = _coordinates(n, size, scale, window, options.coordinate_transformation_mode)
     shrunk = min(scale, 1.0) if options.antialias else 1.0
     margin = math.ceil(2 / shrunk) + 2
@@ -114,7 +116,7 @@ def weights(n: int, size: int, scale: float, window: tuple[float, float], option
 
 
 def _coordinates(n: int, size: int, scale: float, window: tuple[float, float], mode: str) -> Array:
-    """Where elements of the result lie among those given."""
+    """Return the coordinates of the result's elements among the input's elements."""
     x, length = np.arange(size, dtype=np.float64), scale * n
     match mode:
         case "half_pixel":
@@ -179,7 +181,7 @@ def _along(bb: relax.BlockBuilder, data: Any, axis: int, table: Array) -> Any:
 
 
 def _wide(dtype: str) -> str:
-    """The type that sums are computed in."""
+    """Return the dtype in which sums are computed."""
     return "float64" if dtype in ("float64", "int32", "int64", "uint32", "uint64") else "float32"
 
 

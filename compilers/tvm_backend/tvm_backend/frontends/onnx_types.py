@@ -1,4 +1,4 @@
-"""What ONNX says of a node's results, and what TVM has made of it."""
+"""The types of a node's results: those that ONNX infers compared with those that TVM made."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def difference(
     opsets: Sequence[onnx.OperatorSetIdProto],
     read: Set[str],
 ) -> str | None:
-    """What of a result's type is not as ONNX infers it from the node's inputs, where it does.
+    """Return a message if a result's type differs from the type that ONNX infers; None if none differs.
 
     Args:
-        made: by name what the node takes and gives, in Relax.
-        values: what is known of its inputs.
-        read: the results that count; a mask that nobody reads may be anything.
+        node: the node.
+        made: the node's inputs and results in Relax, by name.
+        values: the known values of its inputs.
+        opsets: of the model.
+        read: the names of the results that count; the type of a result that nothing reads is not checked.
     """
     expected = _inferred(node, made, values, opsets)
     for name, kind in expected.items():
@@ -48,7 +50,7 @@ def difference(
             same = same and ty.ndim == len(sizes)
         if same and tensor.HasField("shape") and isinstance(ty.shape, relax.ShapeExpr):
             both = zip(ty.shape.values, sizes, strict=True)
-            same = all(int(one.value) == other for one, other in both if hasattr(one, "value") and other is not None)
+            same = all(int(ours.value) == size for ours, size in both if hasattr(ours, "value") and size is not None)
         if not same:
             shape = sizes if tensor.HasField("shape") else ""
             return f"TVM makes {ty} of it, ONNX {DTYPES[tensor.elem_type]}{shape}"
@@ -61,7 +63,7 @@ def _inferred(
     values: Mapping[str, np.ndarray[Any, Any]],
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> Mapping[str, onnx.TypeProto]:
-    """By name the types of a node's results; nothing if it has no definition, or does not keep to it."""
+    """Return the types of a node's results by name; nothing if ONNX does not define the node, or it is inconsistent."""
     version = next((each.version for each in opsets if (each.domain or "ai.onnx") == (node.domain or "ai.onnx")), 0)
     kinds = {name: _type(made.get(name)) for name in node.input if name}
     known = {name: kind for name, kind in kinds.items() if kind is not None}
@@ -90,7 +92,7 @@ def _type(given: Any) -> onnx.TypeProto | None:
 
 
 def names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """What its nodes, those of their branches and whoever runs it read."""
+    """Yield the names of the tensors that are read: by the graph's nodes, by their branches' nodes, or as outputs."""
     yield from (output.name for output in graph.output)
     for node in graph.node:
         yield from node.input

@@ -1,4 +1,4 @@
-"""Relax modules put together, and what of them cannot become kernels, with its place."""
+"""Relax modules merged into one, and the places of the parts that cannot become kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Part:
 
     Args:
         module: holds `function` and what it calls.
-        origins: by name of a Relax variable the operator and place in the model that it comes from; variables without
-            one come from the next that has one.
+        origins: the operator and the place in the model that each Relax variable comes from, by the variable's name. A
+            variable without an entry comes from the place of the next variable with one.
     """
 
     batch_size: int
@@ -38,10 +38,10 @@ class Part:
 
 
 def merged(model: str, parts: Sequence[Part]) -> tuple[tvm.IRModule, tuple[EntryPoint, ...]]:
-    """One module of all parts, each under names of its own.
+    """Return one module of all parts, whose functions have different names, and its entry points.
 
     Raises:
-        UnsupportedOperators: parts that hold what cannot become kernels.
+        UnsupportedOperators: operators cannot become kernels.
     """
     functions: dict[tvm.ir.GlobalVar, Any] = {}
     entries = []
@@ -72,9 +72,10 @@ def _renamed(module: tvm.IRModule, suffix: str) -> dict[tvm.ir.GlobalVar, Any]:
 
 
 def tensor_inputs(model: str, parameters: Sequence[relax.Var]) -> None:
-    """
+    """Check that all parameters are tensors of known rank and dtype.
+
     Raises:
-        InvalidModel: parameters that are no tensors of known rank and dtype.
+        InvalidModel: a parameter is not.
     """
     for parameter in parameters:
         kind = parameter.ty
@@ -84,7 +85,7 @@ def tensor_inputs(model: str, parameters: Sequence[relax.Var]) -> None:
 
 
 def output_names(kind: Any, given: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names of what a function returns, the fields of nested tuples laid flat: `given`, where they are as many."""
+    """Return names for a function's results, nested tuples laid flat: `given` if their number fits, else numbered."""
     count = _count(kind)
     if len(given) == count:
         return tuple(given)
@@ -96,7 +97,7 @@ def _count(kind: Any) -> int:
 
 
 def _places(part: Part) -> Iterator[Place]:
-    """What cannot become kernels, each once: where a shape is lost, not everything after it."""
+    """Yield the places that cannot become kernels; of unknown shapes only the first place, not those that follow."""
     function = part.module[part.function]
     bound = bindings(function)
     open_variables = {parameter for parameter in function.params if not is_static(parameter.ty)}
@@ -126,7 +127,7 @@ def _reason(binding: Any) -> str | None:
 
 
 def is_static(kind: Any) -> bool:
-    """Whether all shapes of a type are numbers. Types of no tensors that hold no data count as such."""
+    """Return True if all shapes of a type are numbers. Types without tensors count as static, except AnyType."""
     if isinstance(kind, relax.TupleType):
         return all(is_static(each) for each in kind.fields)
     if isinstance(kind, relax.ShapeType):
@@ -137,11 +138,13 @@ def is_static(kind: Any) -> bool:
 
 
 def bindings(function: relax.Function) -> list[Any]:
+    """Return all bindings of a function, in order."""
     blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else ()
     return [binding for block in blocks for binding in block.bindings]
 
 
 def operator_of(value: Any) -> str:
+    """Return the name of a call's callee, or the class of another expression."""
     if isinstance(value, tvm.ir.Call):
         name = getattr(value.op, "name", None) or getattr(value.op, "name_hint", None)
         return str(name or getattr(value.op, "global_symbol", "call"))
@@ -149,7 +152,7 @@ def operator_of(value: Any) -> str:
 
 
 def origins(bound: Sequence[Any], known: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Of each binding the operator, if the model tells it, and the place that it comes from; see `Part`."""
+    """Yield the operator ("" if the model does not name it) and the place that each binding comes from; see `Part`."""
     following = ("", "")
     found = []
     for binding in reversed(bound):

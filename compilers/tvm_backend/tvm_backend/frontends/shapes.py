@@ -1,4 +1,4 @@
-"""Which sizes the open dimensions of a model's inputs get: from the batch sizes asked for and from example inputs."""
+"""Sizes for the open dimensions of a model's inputs, from the batch sizes and the example inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tvm_backend.errors import InvalidModel
 
 Dimension = int | str
-"""A size, or the name of one that the model leaves open."""
+"""A size, or the name of a size that the model leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,20 @@ class Binding:
     sizes: Mapping[str, int]
 
     def shape(self, given: Input) -> tuple[int, ...]:
+        """Return the shape of an input with these sizes."""
         return tuple(self.sizes[size] if isinstance(size, str) else size for size in given.shape)
 
 
 def bindings(
     model: str, inputs: Sequence[Input], examples: Mapping[str, Any], batch_sizes: Sequence[int] | None
 ) -> tuple[Binding, ...]:
-    """One for each batch size, the smallest first. Without any asked for: the one of the model or of the examples, and
-    1 where both leave it open.
+    """Return a binding for each batch size, the smallest first.
+
+    Without `batch_sizes` the batch size is that of the model or of the examples, or 1 if both leave it open.
 
     Raises:
-        InvalidModel: examples of other shapes or dtypes, a batch size that the model does not have, open dimensions
-            that no example tells.
+        InvalidModel: an example has another shape or dtype, the model does not have a batch size, or no example gives
+            the size of an open dimension.
     """
     known = _known(model, inputs, examples)
     batch = batch_dimension(inputs)
@@ -66,29 +68,32 @@ def bindings(
 
 
 def _shape_option(given: Input) -> str:
-    """What `kaas compile` takes for an input, with the names of open sizes where numbers are to stand."""
+    """Return the option of `kaas compile` for an input's shape, with names in the place of open sizes."""
     sizes = (f"<{size}>" if isinstance(size, str) else str(size) for size in given.shape)
     return f"--shape {given.name}={'x'.join(sizes)}"
 
 
 def batch_dimension(inputs: Sequence[Input]) -> str | None:
-    """The open dimension whose name says that it is the batch, or the one that stands first in the first input that
-    leaves its first dimension open."""
+    """Return the name of the batch dimension, or None if no dimension can be the batch.
+
+    The batch is the open dimension with "batch" in its name, else the first dimension of the first input that leaves
+    its first dimension open.
+    """
     named = [size for given in inputs for size in given.shape if isinstance(size, str) and "batch" in size.lower()]
     first = [given.shape[0] for given in inputs if given.shape and isinstance(given.shape[0], str)]
     return next(iter(named + first), None)
 
 
 def own_batch_size(inputs: Sequence[Input]) -> int:
-    """Of a model whose shapes are fixed: the first dimension of its first input."""
+    """Return the batch size of a model with fixed shapes: the first dimension of its first input with dimensions."""
     return next((int(given.shape[0]) for given in inputs if given.shape), 1)
 
 
 def by_name(model: str, names: Sequence[str], examples: Any) -> dict[str, Any]:
-    """Examples by the inputs' names: from a mapping, from a sequence in their order, or of a single one.
+    """Return the examples by the inputs' names: from a mapping, a sequence in the inputs' order, or one example.
 
     Raises:
-        InvalidModel: too many, of unknown names, or of what has neither shape nor dtype.
+        InvalidModel: too many examples, an unknown name, or an example without a shape or dtype.
     """
     if examples is None:
         return {}
@@ -110,19 +115,27 @@ def by_name(model: str, names: Sequence[str], examples: Any) -> dict[str, Any]:
 
 
 def check_example(model: str, name: str, example: Any) -> None:
+    """Check that an example has a shape and a dtype.
+
+    Raises:
+        InvalidModel: it has not.
+    """
     if not (hasattr(example, "shape") and hasattr(example, "dtype")):
         message = f"{model}: the example of input {name!r} is an array, a tensor or a kaas.Buffer, not {type(example)}"
         raise InvalidModel(message, model=model, input=name)
 
 
 def dtype_of(example: Any) -> str:
-    """`float32` of NumPy's, torch's and TVM's dtypes; `None` of an example that says its shape only."""
+    """Return the name of an example's dtype, such as `float32`; "None" for an example with a shape only."""
     return str(example.dtype).removeprefix("torch.")
 
 
 def open_batch(examples: Mapping[str, Any], batched: bool) -> tuple[Input, ...]:
-    """Inputs like their examples, for a model that declares none. If `batched`, the first dimension of the first
-    example is the batch, and so is that of every other example that has as many rows."""
+    """Return inputs like their examples, for a model that declares none.
+
+    If `batched`, the first dimension of the first example is the batch, and so is the first dimension of every other
+    example with as many rows.
+    """
     shapes = {name: tuple(example.shape) for name, example in examples.items()}
     rows = next((shape[0] for shape in shapes.values() if shape), None) if batched else None
     return tuple(

@@ -1,4 +1,4 @@
-"""PrimFuncs of open sizes made for the shapes that they are called with."""
+"""PrimFuncs with open sizes, specialised for the shapes of their calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALLS = ("relax.call_tir", "relax.call_tir_inplace")
 
 
 def closed(module: tvm.IRModule, function: str, sizes: Mapping[str, int]) -> tvm.IRModule:
-    """The module with these symbolic sizes bound in one of its functions, and in the PrimFuncs that it calls."""
+    """Return the module with these symbolic sizes bound in one function, and in the PrimFuncs that it calls."""
     main = module[function]
     used = {
         each.name for each in (*relax.analysis.free_symbolic_vars(main), *relax.analysis.defined_symbolic_vars(main))
@@ -51,7 +51,7 @@ def _specialised(module: tvm.IRModule, function: str) -> tvm.IRModule:
 
 
 def _sizes(callee: tirx.PrimFunc, call: tvm.ir.Call) -> dict[tirx.Var, tirx.IntImm]:
-    """The open sizes of a PrimFunc in one call."""
+    """Return the values of a PrimFunc's open sizes in one call."""
     results = call.ty_args[0]
     types = [value.ty for value in call.args[1]]
     types += list(results.fields) if isinstance(results, tvm.ir.TupleType) else [results]
@@ -65,5 +65,5 @@ def _sizes(callee: tirx.PrimFunc, call: tvm.ir.Call) -> dict[tirx.Var, tirx.IntI
 
 
 def _open_sizes(parameter: Any) -> bool:
-    """Whether a parameter is a buffer of open shape, or a number."""
+    """Return True if a parameter is a number or a buffer of open shape."""
     return not isinstance(parameter, tirx.Buffer) or not all(isinstance(size, tirx.IntImm) for size in parameter.shape)

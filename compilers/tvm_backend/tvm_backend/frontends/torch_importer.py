@@ -1,4 +1,4 @@
-"""TVM's importer of exported programs, with PyTorch's meaning where TVM's conversions have another."""
+"""TVM's importer of exported programs, with PyTorch's meaning where TVM's conversions differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 aten = torch.ops.aten
 
 HALVES = (torch.float16, torch.bfloat16)
-"""Types whose products are summed up in float32, as PyTorch does."""
+"""Types whose products are summed up in float32, as in PyTorch."""
 
 CONVOLUTIONS = {
     (3, False): (relax.op.nn.conv1d, "NCW", "OIW"),
@@ -24,21 +24,25 @@ CONVOLUTIONS = {
     (3, True): (relax.op.nn.conv1d_transpose, "NCW", "IOW"),
     (4, True): (relax.op.nn.conv2d_transpose, "NCHW", "IOHW"),
 }
-"""By rank, and whether transposed: operator, layouts of data and weight."""
+"""(rank, transposed or not) -> operator, layout of data, layout of weights."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own into core operators, and those of core operators that TVM has not or converts to something else:
-    ELU without its scales, nearest neighbours rounded, averages over windows of unequal sizes left to the host."""
+    """Return PyTorch's own decompositions into core operators, and more for operators that TVM lacks or gets wrong.
+
+    TVM's ELU has no scales, its nearest neighbours are rounded, and it leaves averages over windows of unequal sizes to
+    the host.
+    """
     table: dict[Any, Callable[..., Any]] = default_decompositions()
     more = (aten.elu, aten.upsample_nearest2d.vec, aten._adaptive_avg_pool2d, aten.grid_sampler_2d)
     return {**table, **get_decompositions(more)}
 
 
 class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
-    """Operands are promoted as PyTorch promotes them, and no option of an operator is left out unsaid."""
+    """TVM's importer with PyTorch's promotion of operands. It ignores no option of an operator silently."""
 
     def create_convert_map(self) -> dict[Any, Callable[[fx.Node], Any]]:
+        """Return TVM's conversions by operator, with those of this class in the place of wrong ones."""
         known: dict[Any, Callable[[fx.Node], Any]] = super().create_convert_map()
         known |= dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), self._matmul)
         known |= dict.fromkeys(("amax.default", "amin.default"), self._extreme)
@@ -48,7 +52,7 @@ class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
         return known
 
     def _widened(self, usual: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
-        """Of an argument that has been given the result's type first: integers are summed up as int64."""
+        """Return a conversion that casts the argument to the result's type first: integers are summed up as int64."""
 
         def convert(node: fx.Node) -> Any:
             given = node.args[0]
@@ -67,14 +71,14 @@ class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
         return self.block_builder.emit(relax.Tuple([self._var_correction(node), self.block_builder.emit(mean)]))
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """A tensor or a number as a tensor of some type."""
+        """Return a tensor or a number as a tensor of this dtype."""
         name = self._convert_data_type(dtype)
         if not isinstance(value, relax.Expr):
             return relax.const(value, name)
         return value if str(value.ty.dtype) == name else self.block_builder.emit(relax.op.astype(value, name))
 
     def _binary_op(self, relax_op: Callable[..., Any], intrinsic_op: Callable[..., Any]) -> Callable[[fx.Node], Any]:
-        """Of two tensors, or a tensor and a number: in the type that PyTorch computes in."""
+        """Return a conversion for two tensors, or a tensor and a number, in the type in which PyTorch computes."""
         usual = super()._binary_op(relax_op, intrinsic_op)
 
         def convert(node: fx.Node) -> Any:
@@ -86,7 +90,7 @@ class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
                 dtype = torch.result_type(*given)
             left, right = (self._cast(each, dtype) for each in self.retrieve_args(node)[:2])
             if left is right and dtype.is_floating_point and relax_op in (relax.op.equal, relax.op.not_equal):
-                nan = self.block_builder.emit(relax.op.isnan(left))  # TVM takes x == x for true
+                nan = self.block_builder.emit(relax.op.isnan(left))  # TVM folds x == x to true
                 return nan if relax_op is relax.op.not_equal else self.block_builder.emit(relax.op.logical_not(nan))
             return self.block_builder.emit(relax_op(left, self._scaled(right, node.kwargs.get("alpha", 1), dtype)))
 
@@ -159,8 +163,11 @@ class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
         return self.block_builder.emit(relax.op.where(condition, self._cast(yes, dtype), self._cast(no, dtype)))
 
     def _index_tensor(self, node: fx.Node) -> Any:
-        """Indices for some axes, which go together: those next to each other take the place of what they index, others
-        come first. TVM would combine each with each where an axis has none."""
+        """Convert indexing by tensors for some axes, as PyTorch defines it.
+
+        The indexed dimensions take the place of adjacent axes; if the axes are not adjacent, they come first. TVM would
+        combine each index with each if an axis has none.
+        """
         data, indices = self.retrieve_args(node)
         places = [place for place, index in enumerate(indices) if index is not None]
         if any(str(indices[place].ty.dtype) in ("bool", "uint8") for place in places):
@@ -176,19 +183,19 @@ class TorchImporter(ExportedProgramImporter):  # type: ignore[misc]
         return self.block_builder.emit(relax.op.permute_dims(found, order))
 
     def stand_in(self, node: fx.Node) -> Any:
-        """Zeros like a node's results, by which what follows can still be converted; nothing if sizes are open."""
+        """Return zeros like a node's results, so that later nodes can still be converted; None if sizes are open."""
         value = node.meta.get("val")
         values = list(value) if isinstance(value, list | tuple) else [value]
         if not all(
-            isinstance(one, torch.Tensor) and all(isinstance(size, int) for size in one.shape) for one in values
+            isinstance(each, torch.Tensor) and all(isinstance(size, int) for size in each.shape) for each in values
         ):
             return None
-        zeros = [relax.op.zeros(tuple(one.shape), self._convert_data_type(one.dtype)) for one in values]
+        zeros = [relax.op.zeros(tuple(each.shape), self._convert_data_type(each.dtype)) for each in values]
         return self.block_builder.emit(relax.Tuple(zeros) if isinstance(value, list | tuple) else zeros[0])
 
 
 def difference(node: fx.Node, made: Any) -> str | None:
-    """What of a result's type is not as PyTorch has it; sizes that are open on either side are not compared."""
+    """Return a message if a result's type is not PyTorch's, else None; sizes open on either side are not compared."""
     expected = node.meta.get("val")
     if not (
         isinstance(expected, torch.Tensor) and isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType)
@@ -198,5 +205,5 @@ def difference(node: fx.Node, made: Any) -> str | None:
     same = str(made.ty.dtype) == dtype and made.ty.ndim == expected.ndim
     if same and isinstance(made.ty.shape, relax.ShapeExpr):
         sizes = zip(made.ty.shape.values, expected.shape, strict=True)
-        same = all(int(one.value) == other for one, other in sizes if hasattr(one, "value") and isinstance(other, int))
+        same = all(int(ours.value) == size for ours, size in sizes if hasattr(ours, "value") and isinstance(size, int))
     return None if same else f"TVM makes {made.ty} of it, PyTorch {dtype}{list(expected.shape)}"
