@@ -1,4 +1,4 @@
-"""Puts built kernels into a wheel, so that who installs it needs no nvcc."""
+"""Puts built kernels into a wheel, which then needs no nvcc where it is installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """With $KAAS_BLAS_PACK, "core" or names of kernels: those go in, and are built if need be. Without it the wheel is
-    for any machine and builds kernels when they are used, as the editable one of development does."""
+    """Packs the kernels that $KAAS_BLAS_PACK names: "core" or names of kernels, which are built if need be.
+
+    Without $KAAS_BLAS_PACK the wheel is for any machine and builds kernels at their first use, as an editable
+    installation does.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the kernels to the wheel, and give the wheel the platform's tag."""
         wanted = os.environ.get("KAAS_BLAS_PACK", "").split()
         if self.target_name != "wheel" or version == "editable" or not wanted:
             return
@@ -28,6 +32,6 @@ class KernelsHook(BuildHookInterface[Any]):
         for job in jobs:
             build_data["force_include"][str(store.find(job.file))] = str(inside / job.file)  # packed here, or cached
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        # the adapter is code for the host that Python never imports: any Python 3 will do, but not any machine
+        # the adapter is code for this host's architecture that Python does not import: any Python 3 can use it
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False

@@ -1,4 +1,4 @@
-"""The built-in BLAS library of KaaS, on CUTLASS: from shapes to kernels, whose code executors have already."""
+"""The built-in BLAS library of KaaS, on CUTLASS: it makes kernels for shapes, and executors have their code already."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ON_DEMAND = {
     "matmul": "matmuls",
     "tune": "tuning",
 }
-"""Names and the modules that hold them, so that importing this package, as an executor does, costs little."""
+"""Modules of names, imported at first use: an executor imports this package, which should be fast."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'cutlass_blas' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"cutlass_blas.{_ON_DEMAND[name]}"), name)  # asked for once
+    value = globals()[name] = getattr(import_module(f"cutlass_blas.{_ON_DEMAND[name]}"), name)  # kept
     return value

@@ -1,4 +1,4 @@
-"""`python -m cutlass_blas`: kernels built ahead of their use, and measured."""
+"""`python -m cutlass_blas`: builds kernels ahead of their use, and measures them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from kaas import Device, KaasError, errors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if it fails with a KaasError, else 0."""
     parser = argparse.ArgumentParser(prog="python -m cutlass_blas", description="The built-in BLAS library of KaaS.")
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="build what is not there yet (needs nvcc and the headers of CUTLASS)")
+    build = commands.add_parser("build", help="build the missing files (needs nvcc and the headers of CUTLASS)")
     build.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help="kernels, and adapter for the one of the core; everything if none is named",
+        help="kernels, or adapter for the core's adapter; without a name, everything",
     )
     build.add_argument("-j", "--at-once", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    build.add_argument("--into", type=Path, metavar="FOLDER", help="instead of this user's cache")
+    build.add_argument("--into", type=Path, metavar="FOLDER", help="the folder, instead of this user's cache")
     commands.add_parser("list", help="the names of the core")
     tune = commands.add_parser("tune", help="measure the kernels for a product, and have gemm take the fastest")
     tune.add_argument("sizes", nargs=3, type=int, metavar=("M", "N", "K"))
     tune.add_argument("dtypes", nargs="*", default=["float32"], metavar="DTYPE")
     tune.add_argument("--trans", default="nn", metavar="AB", help='of A and of B, each n, t or c: "nt"')
-    tune.add_argument("--most", type=int, metavar="N", help="kernels to measure, the likeliest first")
+    tune.add_argument("--most", type=int, metavar="N", help="measure at most N kernels, the likeliest first")
     tune.add_argument("--device", choices=("gpu", "software"), default="gpu")
     tune.add_argument(
-        "--arch", metavar="SM", help="where it shall count, as sm_90; what the software GPU finds does only so"
+        "--arch", metavar="SM", help="architecture of the result, as sm_90; the software GPU's counts only with it"
     )
     chosen = parser.parse_args(arguments)
     if chosen.command == "build" and chosen.at_once < 1:
@@ -74,8 +75,8 @@ def _tune(chosen: argparse.Namespace) -> None:
 
     def show(number: int, of: int, outcome: tuning.Measured | tuning.Failed) -> None:
         name, slices = outcome.choice
-        said = f"{outcome.seconds * 1e6:.1f} us" if isinstance(outcome, tuning.Measured) else outcome.error.message
-        sys.stdout.write(f"[{number}/{of}] {name}{f' in {slices} slices' if slices > 1 else ''}: {said}\n")
+        result = f"{outcome.seconds * 1e6:.1f} us" if isinstance(outcome, tuning.Measured) else outcome.error.message
+        sys.stdout.write(f"[{number}/{of}] {name}{f' in {slices} slices' if slices > 1 else ''}: {result}\n")
         sys.stdout.flush()
 
     options: dict[str, Any] = {

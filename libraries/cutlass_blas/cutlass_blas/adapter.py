@@ -1,4 +1,4 @@
-"""The launch of an instance and the bytes of its parameters, computed on the host from the same templates."""
+"""The launch of an instance and the bytes of its parameters, computed on the host by the kernel's own templates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kaas import errors
 
 
 class Launch(NamedTuple):
-    """How an instance is launched for one problem.
+    """The launch of an instance for one problem.
 
     Args:
-        params: its only argument, a struct.
-        shared_bytes: of dynamic shared memory.
-        a, b, c, d, alpha, beta: where in params the pointers and the scalars stand, in bytes.
+        params: the kernel's only argument, a struct.
+        shared_bytes: bytes of dynamic shared memory.
+        a, b, c, d, alpha, beta: offsets of the pointers and the scalars in params, in bytes.
     """
 
     params: bytes
@@ -35,8 +35,8 @@ class Launch(NamedTuple):
     beta: int
 
 
-# both as device/adapter.cuh has them
-_QUESTION = struct.Struct("<14q16s16s")
+# as device/adapter.cuh has them
+_REQUEST = struct.Struct("<14q16s16s")
 _GRID = struct.Struct("<3q")
 _PARAMS_AT = 176
 _EXCHANGE_BYTES = _PARAMS_AT + 1024
@@ -45,7 +45,7 @@ _TOO_LARGE, _MISALIGNED = 1, 2
 
 
 class _Exchange(threading.local):
-    """Where a thread and the adapter hand each other questions and answers."""
+    """The memory in which a thread passes a request to the adapter, and the adapter returns its reply."""
 
     def __init__(self) -> None:
         self.memory = ctypes.create_string_buffer(_EXCHANGE_BYTES + 16)
@@ -58,7 +58,7 @@ _exchange = _Exchange()
 
 
 class _Adapter(NamedTuple):
-    """What does not change from launch to launch of an instance. `rest` is that of a Launch behind its grid."""
+    """The parts that all launches of an instance share. `rest` has the fields of a Launch after its grid."""
 
     fill: Any
     end: int
@@ -79,25 +79,26 @@ def launch(
     beta: bytes,
     relu: bool,
 ) -> Launch:
-    """
-    Args:
-        mode: 0 one product; 1 split-K: `count` slices of k, each written to its own D, batch_strides[3] apart, of which
-            there are grid[2]; 2 a batch of matrices at fixed strides; 3 a batch given by tables of pointers, C's
-            among them even where beta is 0.
-        batch_strides, leading: of A, B, C, D, in elements. 0 for C repeats one row, as a bias does.
-        alpha, beta: of the accumulator's type.
+    """Return the launch of an instance for a problem of m x n x k.
+
+    `mode` is 0 for one product; 1 for split-K: `count` slices of k, each written to its own D, batch_strides[3] apart,
+    and grid[2] is the number of these; 2 for a batch of `count` matrices at fixed strides; 3 for a batch by tables of
+    pointers, with a table for C even if beta is 0.
+
+    `batch_strides` and `leading` are those of A, B, C and D, in elements. A leading dimension of 0 for C repeats one
+    row, as a bias does. `alpha` and `beta` are bytes of the accumulator's type.
 
     Raises:
-        InvalidGraph: sizes that do not fit the instance's alignment, or too large for it.
-        MissingPackage, CompileFailed: the adapter is not there and cannot be built.
+        InvalidGraph: the sizes do not fit the instance's alignment, or are too large.
+        MissingPackage, CompileFailed: the adapter is missing and cannot be built.
     """
     adapter = _adapter(instance.name)
     exchange = _exchange
     view = exchange.view
-    _QUESTION.pack_into(view, 0, mode, m, n, k, count, *batch_strides, *leading, relu, alpha, beta)
+    _REQUEST.pack_into(view, 0, mode, m, n, k, count, *batch_strides, *leading, relu, alpha, beta)
     if refused := adapter.fill(exchange.address):
         raise _refusal(instance, refused, (m, n, k, count), leading, adapter.aligns)
-    grid: Any = _GRID.unpack_from(view, _QUESTION.size)
+    grid: Any = _GRID.unpack_from(view, _REQUEST.size)
     return Launch(bytes(view[_PARAMS_AT : adapter.end]), grid, *adapter.rest)
 
 
@@ -126,8 +127,8 @@ def _adapter(name: str) -> _Adapter:
 
 @cache
 def _loaded(path: str) -> ctypes.CDLL:
-    """A library's code stays for the life of the process."""
+    """Load a library. Its code stays until the process ends."""
     try:
         return ctypes.CDLL(path)
-    except OSError as error:  # a folder whose files cannot be executed, or another machine's C library
-        raise StoreFailed(f"the BLAS library cannot load what it has built: {error}", path=path) from error
+    except OSError as error:  # for example, the folder is mounted noexec, or the C library is another machine's
+        raise StoreFailed(f"the BLAS library cannot load a built file: {error}", path=path) from error

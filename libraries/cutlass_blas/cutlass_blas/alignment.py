@@ -1,4 +1,4 @@
-"""How much a kernel can load at once: up to 16 bytes, if all rows of a matrix begin at multiples of that."""
+"""The number of elements that a kernel can load at once: up to 16 bytes, if all rows begin at multiples of that."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ WIDEST_BYTES: Final = 16
 
 
 def alignment(x: Operand, contiguous: int) -> int:
-    """The largest power of two, up to what 16 bytes hold, that divides all distances of an operand, in elements.
+    """Return the largest power of two, at most 16 bytes, that divides all distances of an operand, in elements.
 
     Args:
-        contiguous: elements in each of its rows, or columns if these are what is contiguous.
+        x: the operand.
+        contiguous: the number of elements in each row, or in each column if the columns are contiguous.
     """
     bits = WIDEST_BYTES // DTYPE_BYTES[x.dtype] | x.ld | contiguous
     for offset in x.offsets:
@@ -28,10 +29,10 @@ def alignment(x: Operand, contiguous: int) -> int:
 
 
 def warn(operands: Iterable[tuple[Operand, int]]) -> None:
-    """Say which operands are loaded, or stored, in smaller pieces than they could be; to who called this library.
+    """Warn the library's caller about operands that are loaded or stored in pieces of less than 16 bytes.
 
     Args:
-        operands: each with its contiguous elements; "c" is stored.
+        operands: each with the number of its contiguous elements; "c" is stored.
     """
     for x, contiguous in operands:
         element_bytes = DTYPE_BYTES[x.dtype]
@@ -55,12 +56,12 @@ def warn(operands: Iterable[tuple[Operand, int]]) -> None:
 
 
 def _odd(offset: int) -> float:
-    """The more, the less it is aligned."""
+    """Return a number that is larger for an offset with less alignment."""
     return 1 / (offset & -offset) if offset else 0
 
 
 def _callers_level() -> int:
-    """How many frames up from `warn` the first stands that is not of this library, as `warnings` counts them."""
+    """Return the level of the first frame above `warn` that is not of this library, as `warnings` counts levels."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Batches: where their matrices lie, whether what is written lies apart, and how many one launch takes."""
+"""Batches: addresses of their matrices, a check that written matrices do not overlap, and the split into launches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cutlass_blas.operands import Operand
 from kaas import Buffer, In, InOut, Out, Pointers
 
 LAUNCH_COUNT: Final = 65_535
-"""Products in one launch at most: they are counted in the grid's third dimension."""
+"""The most products in one launch: the grid's third dimension counts them."""
 LAUNCH_TILES: Final = 8 * 65_535
-"""Tiles side by side in one launch at most: the grid's second dimension counts eights of them."""
+"""The most tiles next to each other in one launch: the grid's second dimension counts groups of eight tiles."""
 
 Access = In | Out | InOut
 
 
 class Piece(NamedTuple):
-    """What one launch does of a product: these entries of the batch, these columns."""
+    """The part of a product that one launch computes: these entries of the batch, these columns."""
 
     first: int
     entries: int
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Sequence[Piece]:
-    """All launches that a product needs, which is not empty, each of at most `launch_count` entries."""
+    """Return the launches for a product that is not empty, each of at most `launch_count` entries."""
     wide = LAUNCH_TILES * tile_columns
     if count <= launch_count and columns <= wide:  # nearly always
         return (Piece(0, count, 0, columns),)
@@ -44,10 +44,9 @@ def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Se
 def pointer(
     access: type[Access], operand: Operand, piece: Piece, shift: int, element_bytes: int, table: bool
 ) -> Access | Pointers:
-    """What a kernel is given for an operand that it only reads, or only writes: an address, or a table of them.
+    """Return the argument for an operand that a kernel only reads or only writes: an address, or a table of addresses.
 
-    Args:
-        shift: from the operand's first element to the piece's, in elements.
+    `shift` is the distance from the operand's first element to the piece's, in elements.
     """
     if not table:
         buffer, offset = operand.place(piece.first)
@@ -57,7 +56,7 @@ def pointer(
 
 
 def target(c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool, fresh: Set[str]) -> Access | Pointers:
-    """The same for C, which is written: Out in buffers named in `fresh`, whose contents do not count."""
+    """Return the same for C, which is written: Out in the buffers named in `fresh`, whose contents do not count."""
     if not table:
         buffer, offset = c.place(piece.first)
         return (Out if buffer.name in fresh else InOut)(buffer, (offset + shift) * element_bytes)
@@ -69,7 +68,7 @@ def target(c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool
 
 
 def covered(c: Operand, elements: int) -> frozenset[str]:
-    """The buffers that matrices of so many elements, which lie apart, fill to the last element."""
+    """Return the buffers that C fills completely; its matrices of so many elements must not overlap."""
     if not c.table:
         buffer = c.buffers[0]
         total = elements if c.count is None else elements * c.count
@@ -80,10 +79,10 @@ def covered(c: Operand, elements: int) -> frozenset[str]:
 
 
 def check_apart(c: Operand, inner: int, outer: int) -> None:
-    """Whether the matrices of a batch that is written lie apart; each is `outer` rows of `inner` elements.
+    """Check that the matrices of a written batch do not overlap; each has `outer` rows of `inner` elements.
 
     Raises:
-        OverlappingOperands
+        OverlappingOperands: two of them overlap.
     """
     if c.count is None or c.count < 2 or not inner or not outer:
         return
@@ -111,7 +110,7 @@ def check_apart(c: Operand, inner: int, outer: int) -> None:
 
 
 def _meet(distance: int, inner: int, outer: int, ld: int) -> bool:
-    """Whether two matrices of one leading dimension, so far apart, share an element."""
+    """Return True if two matrices with the same leading dimension, `distance` elements apart, share an element."""
     rows, columns = divmod(distance, ld)
     return (rows < outer and columns < inner) or (rows + 1 < outer and columns + inner > ld)
 

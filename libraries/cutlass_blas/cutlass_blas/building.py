@@ -1,4 +1,4 @@
-"""Builds the core ahead of its use, several files at a time, and only what is not there yet."""
+"""Builds the core ahead of its use: only the missing files, several at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutlass_blas.instances import CORE, EXTRAS, Instance, parse
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A file that is to be built."""
+    """A file to build."""
 
     file: str
     build: Callable[[], bytes]
@@ -23,7 +23,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One file is built; `done` of `total` are."""
+    """A file was built, in so many seconds; `done` of `total` files are built now."""
 
     done: int
     total: int
@@ -32,16 +32,16 @@ class Progress:
 
 
 ADAPTER = "adapter"
-"""Names the adapter of the core among what is to be built."""
+"""The name of the core's adapter among the names of kernels."""
 
 
 def jobs(names: Iterable[str] = ()) -> tuple[Job, ...]:
-    """Return what makes these instances and other device code usable; the core and all other code if none is named.
+    """Return the files that these instances and other device code need; without names, those of the core and all other.
 
     An instance gets an adapter of its own, unless it is of the core and `ADAPTER` is named too.
 
     Raises:
-        UnknownSymbol: there is nothing of such a name.
+        UnknownSymbol: no code has such a name.
     """
     wanted = tuple(names) or (ADAPTER, *EXTRAS, *(instance.name for instance in CORE))
     kernels = [name for name in wanted if name != ADAPTER]
@@ -49,7 +49,7 @@ def jobs(names: Iterable[str] = ()) -> tuple[Job, ...]:
     adapters: list[tuple[Instance, ...]] = [(instance,) for instance in alone]
     if ADAPTER in wanted:
         adapters = [CORE, *((instance,) for instance in alone if instance not in CORE)]
-    # the adapter of the core takes longest: first, lest the others wait for it
+    # the adapter of the core takes longest, so it begins first
     return (
         *(Job(store.adapter_file(instances), _adapter(instances)) for instances in adapters),
         *(Job(store.kernels_file(name), _kernels(name)) for name in kernels),
@@ -62,16 +62,17 @@ def build(
     at_once: int = 1,
     report: Callable[[Progress], None] | None = None,
 ) -> tuple[Path, ...]:
-    """Builds what is missing in a folder, or in the cache of this user; the paths of what was. What the cache has is
-    copied to the folder.
+    """Build the files that a folder, or the cache of this user, lacks, and return their paths.
+
+    Files that the cache has are copied to the folder.
 
     Raises:
-        MissingPackage: something is to be built, and there is no compiler.
-        CompileFailed: the first that did; those in hand are finished, no others begun.
+        MissingPackage: a file must be built, and there is no compiler.
+        CompileFailed: the first file that failed; running builds are finished, and no others begun.
     """
     missing = [job for job in wanted if store.find(job.file, folder) is None]
     if not all(store.find(job.file) for job in missing):
-        toolchain()  # what is not here is told before anything is begun
+        toolchain()  # a missing compiler is reported before any build begins
     target = folder or store.cached()
     with ThreadPoolExecutor(at_once) as pool:
         running = {pool.submit(_made, job, target): job for job in missing}

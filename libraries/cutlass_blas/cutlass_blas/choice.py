@@ -1,7 +1,7 @@
-"""Which kernel computes a product: what was measured on such a device if anything was, else a table and a rule.
+"""The choice of the kernel for a product: the fastest one measured on such a device, else by a table and a rule.
 
-The rule estimates clocks: tiles go over the multiprocessors in waves, each wave takes as long as one tile, and what a
-tile computes beyond the edges of the matrix is lost. Few tiles over a long k are cut into slices (split-K), whose sums
+The rule estimates clocks: tiles run on the multiprocessors in waves, each wave takes as long as one tile, and the part
+of a tile beyond the edges of the matrix is lost. A few tiles over a long k are cut into slices (split-K), whose sums
 take one more pass over memory.
 """
 
@@ -20,16 +20,16 @@ from cutlass_blas.operands import DTYPE_BYTES, SUM_DTYPES
 from cutlass_blas.records import Key
 
 Pick = tuple[Instance, int]
-"""A kernel, and into how many slices it cuts k."""
+"""A kernel, and the number of slices that k is cut into."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the rule knows of a device.
+    """The figures of a device for the rule.
 
     Fields:
-        processors: multiprocessors. bytes_per_clock: of device memory, for each of them.
-        shared_bytes: that a block can have on every device which this one stands for.
+        processors: multiprocessors. bytes_per_clock: of device memory, for each multiprocessor.
+        shared_bytes: the shared memory that a block can have on every device that uses this entry.
         rates: (kind, unit) -> multiplications and additions of such elements per clock and multiprocessor, at best.
     """
 
@@ -40,7 +40,7 @@ class Architecture:
 
 
 ARCHITECTURES: Final = {
-    "sm_80": Architecture(  # A100; it has more shared memory, but sm_86 and sm_89 have not
+    "sm_80": Architecture(  # A100, which has more shared memory than sm_86 and sm_89
         processors=108,
         bytes_per_clock=10,
         shared_bytes=99 << 10,
@@ -105,11 +105,11 @@ EFFICIENCY: Final = {
     ("double", 64 * 64): 0.8,
     ("double", 128 * 64): 0.85,
 }
-"""(unit, elements of a tile) -> part of the rate that tiles of this size reach. "double": tensor cores at float64, slow
-enough to be fed by small tiles."""
+"""(unit, elements of a tile) -> the part of the rate that tiles of this size reach. "double" is tensor cores at
+float64: small tiles suffice for their low rate."""
 
 ALIGNMENT: Final = {16: 1.0, 8: 0.9, 4: 0.7, 2: 0.4}
-"""Bytes that one load of a tensor kernel fetches -> part of its rate that is left."""
+"""Bytes that one load of a tensor kernel fetches -> the part of its rate that remains."""
 
 TILES: Final[dict[str, tuple[tuple[str, tuple[int, int, int], tuple[int, int, int], int], ...]]] = {
     "s": (("simt", (64, 64, 8), (32, 32, 8), 2), ("simt", (128, 128, 8), (32, 64, 8), 4)),
@@ -120,29 +120,29 @@ TILES: Final[dict[str, tuple[tuple[str, tuple[int, int, int], tuple[int, int, in
     "b": (("tensor", (64, 64, 32), (32, 32, 32), 4), ("tensor", (128, 128, 32), (64, 64, 32), 4)),
     "t": (("tensor", (64, 64, 16), (32, 32, 16), 4), ("tensor", (128, 128, 16), (64, 64, 16), 4)),
 }
-"""Kind -> (unit, tile, warp, stages) of kernels that are made where the core has none that fits: another epilogue,
+"""Kind -> (unit, tile, warp, stages) of the kernels that are built if no kernel of the core fits the epilogue,
 alignment or pair of transposes."""
 
 WIDEST: Final = {"h": 8, "b": 8, "t": 4}
-"""Kind -> elements that a tensor kernel loads at once, at best. The other kinds load single ones."""
+"""Kind -> the most elements that a tensor kernel loads at once. The other kinds load single elements."""
 NARROWER: Final = {"h": (8, 2, 1), "b": (8, 2, 1), "t": (4, 1)}
 
 _SLICE_K: Final = {"simt": 512, "tensor": 1024, "double": 512}
-"""Shorter slices are not worth their pass over memory."""
+"""The shortest slices: shorter ones are not worth their pass over memory."""
 _LEAST_K: Final = min(_SLICE_K.values())
 _TILE_CLOCKS = 2_000
-"""What a tile takes besides its multiplications: filling the pipeline, storing."""
+"""The clocks of a tile in addition to its multiplications: filling the pipeline, storing."""
 _PASS_CLOCKS = 6_000
-"""What one more kernel takes besides its bytes."""
+"""The clocks of one more kernel in addition to its bytes."""
 _SPLIT_GAIN = 1.2
-"""How much quicker slices have to be, by the estimate, to be worth a workspace and another order of adding up."""
+"""The estimated gain from which slices are worth a workspace and another order of summation."""
 
 
 def architecture(arch: str | None) -> str:
-    """The table that serves a device: the newest that is not newer than it. None: the oldest.
+    """Return the newest known architecture that is not newer than `arch`; the oldest for None.
 
     Raises:
-        InvalidOption
+        InvalidOption: no such architecture.
     """
     if arch is None:
         return "sm_80"
@@ -163,11 +163,11 @@ def architecture(arch: str | None) -> str:
 
 
 def choose(key: Key, split: int | None = None) -> Pick:
-    """The kernel for a problem, and its slices.
+    """Return the kernel for a problem, and its slices.
 
     Args:
         key: align and align_c are powers of two, in elements, that divide every distance of A and B, and of C.
-        split: how many slices there have to be; None leaves it to what was measured and the rule.
+        split: the required number of slices; None leaves it to the measurements and the rule.
     """
     measured = records.best(key)
     if measured is not None and (split is None or split == measured.slices):
@@ -179,14 +179,14 @@ def choose(key: Key, split: int | None = None) -> Pick:
 
 
 def candidates(key: Key) -> list[Pick]:
-    """All that may serve, the rule's own pick first, then as the rule ranks them."""
+    """Return all kernels that fit a problem: the rule's own pick first, then as the rule ranks them."""
     core, made = _estimates(key, None, _core), _estimates(key, None, _made)
     ranked = [pick for _, pick in sorted(core + made, key=itemgetter(0))]
     return list(dict.fromkeys([_best(core or made), *ranked]))
 
 
 def for_sums(key: Key) -> Key:
-    """The same product into a workspace, dense and of the dtype of sums; what is left is done after it."""
+    """Return the key of the same product into a workspace, which is dense and of the dtype of sums."""
     out = SUM_DTYPES[key.kind]
     align_c = (key.n | 16 // DTYPE_BYTES[out]) if key.kind in WIDEST else 1
     return key._replace(out=out, align_c=align_c & -align_c, gelu=False)
@@ -196,7 +196,7 @@ def for_sums(key: Key) -> Key:
 
 
 class Fit(NamedTuple):
-    """A kernel that can serve. rate: multiplications and additions per clock and multiprocessor."""
+    """A kernel that fits. `rate` is its multiplications and additions per clock and multiprocessor."""
 
     instance: Instance
     tile_m: int
@@ -206,7 +206,7 @@ class Fit(NamedTuple):
 
 
 Estimate = tuple[float, Pick]
-"""In clocks."""
+"""Estimated clocks and the pick that takes them."""
 
 
 def _best(estimates: list[Estimate]) -> Pick:
@@ -214,7 +214,7 @@ def _best(estimates: list[Estimate]) -> Pick:
 
 
 def _estimates(key: Key, split: int | None, source: Source) -> list[Estimate]:
-    """Each kernel without slices and, if k is long, with as many as make the device busy; or with those asked for."""
+    """Estimate each kernel without slices and, if k is long, with enough for the device; or with `split` slices."""
     arch, m, n, k = ARCHITECTURES[key.arch], key.m, key.n, key.k
     processors = arch.processors
     found: list[Estimate] = []
@@ -247,7 +247,7 @@ Source = Callable[[str, str, str, str, str, int, int, bool], tuple[Fit, ...]]
 def _core(
     arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
 ) -> tuple[Fit, ...]:
-    """Those of the core that fit, the problem and the device."""
+    """Return the kernels of the core that fit the problem and the device."""
     most = ARCHITECTURES[arch].shared_bytes
     fitting = (x for x in CORE if _serves(x, kind, out, op_a, op_b, align, align_c, gelu) and x.shared_bytes <= most)
     return tuple(_fit(arch, x) for x in fitting)
@@ -262,18 +262,18 @@ def _serves(x: Instance, kind: str, out: str, op_a: str, op_b: str, align: int, 
 def _made(
     arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
 ) -> tuple[Fit, ...]:
-    """Those that fit once they are built."""
+    """Return kernels that fit after they are built."""
     loads = next(n for n in NARROWER.get(kind, (1,)) if align % n == 0)
     stores = min(align_c, 16 // DTYPE_BYTES[out]) if kind in WIDEST else 1
     made = []
     for unit, tile, warp, stages in TILES[kind]:
-        deep = 2 if kind in "hb" and loads == 1 else stages  # what is copied asynchronously has at least 4 bytes
+        deep = 2 if kind in "hb" and loads == 1 else stages  # an asynchronous copy has at least 4 bytes
         made.append(_fit(arch, Instance(kind, out, op_a, op_b, unit, tile, warp, deep, loads, stores, gelu)))
     return tuple(made)
 
 
 def _pace(x: Instance) -> str:
-    """What its tiles and slices are judged by."""
+    """Return the unit for the efficiency of tiles and the length of slices."""
     return "double" if x.unit == "tensor" and x.kind in "dz" else x.unit
 
 

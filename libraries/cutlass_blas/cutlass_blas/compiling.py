@@ -1,4 +1,4 @@
-"""nvcc and the headers of CUTLASS: where they are found, and how they make kernels and adapters."""
+"""nvcc and the headers of CUTLASS: finding them, and compiling kernels and adapters with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cutlass_blas.sources import ADAPTER_FLAGS, CUTLASS_VERSION, DEVICE, FATBIN_
 from kaas import errors
 
 OLDEST_NVCC: Final = (11, 8)
-"""CUDA's first that makes code for sm_90."""
+"""The first CUDA release that makes code for sm_90."""
 WHEELS: Final = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
 LIMIT_S: Final = 900.0
 _GLOBAL = re.compile(r"^\.global [^;={]* ([\w$]+)(?:\[\d+\])?;\n", re.MULTILINE)
@@ -25,30 +25,26 @@ _GLOBAL = re.compile(r"^\.global [^;={]* ([\w$]+)(?:\[\d+\])?;\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What compiles.
-
-    Args:
-        headers: folder with CUTLASS's.
-    """
+    """nvcc, its version, and the folder of CUTLASS's headers."""
 
     nvcc: Path
     version: str
     headers: Path
 
     def fatbin(self, text: str, title: str) -> bytes:
-        """Machine code for sm_80 and sm_90, and PTX.
+        """Return machine code for sm_80 and sm_90, and PTX.
 
         Raises:
-            CompileFailed: with all that nvcc said.
+            CompileFailed: with nvcc's output.
         """
         ptx = self._compiled(text, f"{title}.cu", PTX_FLAGS).decode()
         return self._compiled(without_unused_globals(ptx), f"{title}.ptx", FATBIN_FLAGS)
 
     def adapter(self, text: str, title: str) -> bytes:
-        """A library for the host, which needs no other.
+        """Return a library for the host that needs no other library.
 
         Raises:
-            CompileFailed: with all that nvcc said.
+            CompileFailed: with nvcc's output.
         """
         return self._compiled(text, f"{title}.cu", ADAPTER_FLAGS)
 
@@ -57,7 +53,7 @@ class Toolchain:
         with tempfile.TemporaryDirectory(prefix="kaas-blas-") as folder:
             source, target = Path(folder, file), Path(folder, "compiled")
             source.write_text(text)
-            # by -isystem, for we can do nothing about warnings in those
+            # -isystem: no warnings about CUTLASS's own headers
             includes = ("-I", str(DEVICE), "-isystem", str(self.headers))
             command = (str(self.nvcc), *flags, *includes, "-o", str(target), str(source))
             try:
@@ -68,9 +64,9 @@ class Toolchain:
                 self._refuse(title, f"it cannot be run: {error}", "")
             log = (done.stdout + done.stderr).strip()
             if done.returncode != 0:
-                told = (line for line in log.splitlines() if "error" in line or "fatal" in line)
-                said = next(told, f"exit status {done.returncode}")
-                self._refuse(title, said, log)
+                lines = (line for line in log.splitlines() if "error" in line or "fatal" in line)
+                reason = next(lines, f"exit status {done.returncode}")
+                self._refuse(title, reason, log)
             if not target.is_file() or not target.stat().st_size:
                 self._refuse(title, "it wrote nothing", log)
             return target.read_bytes()
@@ -81,17 +77,20 @@ class Toolchain:
 
 
 def without_unused_globals(ptx: str) -> str:
-    """PTX without the variables that headers define and nothing uses: between the requests of two clients an executor
-    would put each of them back."""
+    """Return PTX without the global variables that headers define and nothing uses.
+
+    An executor resets every global variable between the requests of two clients.
+    """
     return _GLOBAL.sub(lambda found: "" if len(re.findall(rf"{re.escape(found[1])}\b", ptx)) == 1 else found[0], ptx)
 
 
 def toolchain() -> Toolchain:
-    """
+    """Return the installed toolchain.
+
     Raises:
-        MissingPackage: nvcc, a C++ compiler or the headers are not here or too old; it says what to install.
+        MissingPackage: nvcc, a C++ compiler or the headers are missing or too old; the error says what to install.
     """
-    # what is missing may be installed meanwhile: only what was found is remembered
+    # a missing part may be installed later: only a complete toolchain is remembered
     return _toolchain(os.environ.get("KAAS_NVCC"), os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
 
 
@@ -104,13 +103,13 @@ def _toolchain(chosen: str | None, home: str | None, path: str | None) -> Toolch
 
 
 def _nvcc(chosen: str | None, home: str | None, path: str | None) -> tuple[Path, str]:
-    """The first nvcc that serves, and its version: a wheel's is installed where the system's is too old."""
+    """Return the first nvcc that is new enough, and its version: a wheel's may be newer than the system's."""
     if chosen and not os.access(chosen, os.X_OK):
         raise _missing(f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}")
     refusals = []
     for candidate in [Path(chosen)] if chosen else _candidates(home, path):
         if os.access(candidate, os.X_OK):
-            nvcc = candidate.absolute()  # it is run in another folder
+            nvcc = candidate.absolute()  # nvcc runs in another folder
             try:
                 return nvcc, _nvcc_version(nvcc)
             except errors.MissingPackage as refusal:
@@ -130,12 +129,12 @@ def _candidates(home: str | None, path: str | None) -> list[Path]:
 
 def _nvcc_version(nvcc: Path) -> str:
     try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _missing(
             f"nvcc: {nvcc} does not run ({error}), and one that does", "nvcc", f"pip install {WHEELS}"
         ) from error
-    found = re.search(r"release (\d+)\.(\d+)(?:, V([\d.]+))?", said)
+    found = re.search(r"release (\d+)\.(\d+)(?:, V([\d.]+))?", output)
     if found is None:
         raise _missing(f"nvcc: {nvcc} does not tell its version, and one that does", "nvcc", f"pip install {WHEELS}")
     if (int(found[1]), int(found[2])) < OLDEST_NVCC:
@@ -164,7 +163,7 @@ def _headers() -> Path:
 
 
 def _places(package: str) -> list[str]:
-    """The folders of a package, which is not imported."""
+    """Return the folders of a package without importing it."""
     spec = importlib.util.find_spec(package)
     return list(spec.submodule_search_locations or ()) if spec else []
 

@@ -1,4 +1,4 @@
-"""What becomes of a product before it is stored: a bias added, an activation applied."""
+"""Epilogues: a bias is added to a product, and an activation applied, before the product is stored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from cutlass_blas.operands import Operand
 from kaas import Buffer
 
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2}
-"""By the numbers that device/finish.cuh has for them."""
+"""Activations -> their numbers in device/finish.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """act(alpha op(A) op(B) + beta C + bias), in the kernel that multiplies. With a bias and a beta that is not 0 the
-    product goes through a workspace, and one more kernel does the rest.
+    """act(alpha op(A) op(B) + beta C + bias), in the kernel that multiplies.
+
+    With both a bias and a beta other than 0, the product goes through a workspace, and one more kernel does the rest.
 
     Args:
         bias: a vector of C's dtype that is added along C's contiguous dimension: one element for each column (layout
@@ -54,10 +55,10 @@ NOTHING: Final = Epilogue()
 
 
 def epilogue_of(given: Any) -> Epilogue:
-    """What was given as epilogue: one, or the name of an activation, or None.
+    """Return the epilogue for an argument: an Epilogue, the name of an activation, or None.
 
     Raises:
-        InvalidOption
+        InvalidOption: none of these.
     """
     if given is None:
         return NOTHING
@@ -71,10 +72,10 @@ def epilogue_of(given: Any) -> Epilogue:
 
 
 def check(epilogue: Epilogue, c: Operand, contiguous: int, is_complex: bool) -> None:
-    """Whether it goes with C, whose contiguous dimension has so many elements.
+    """Check that an epilogue fits C, whose contiguous dimension has so many elements.
 
     Raises:
-        InvalidOption, ShapeMismatch, InvalidDtype, OverlappingOperands
+        InvalidOption, ShapeMismatch, InvalidDtype, OverlappingOperands: it does not.
     """
     if epilogue.activation and is_complex:
         raise InvalidOption(

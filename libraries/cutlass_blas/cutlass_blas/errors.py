@@ -1,4 +1,4 @@
-"""What can be wrong with a call of the BLAS library, and the one thing that is only slow."""
+"""The errors of the BLAS library, and its warning about slow loads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from kaas import KaasError
 
 
 class BlasError(KaasError):
-    """Base of what this library raises."""
+    """The base of this library's errors."""
 
 
 class InvalidOperand(BlasError, ValueError):
-    """A matrix, vector or list of them that cannot be one.
+    """An argument that is no matrix or vector, no list of them, or does not lie within its buffer.
 
     Fields:
         operand: "a", "b", "c", "bias", … buffer: its buffer's name. shape: of the buffer.
@@ -22,22 +22,22 @@ class InvalidOperand(BlasError, ValueError):
 
 
 class ShapeMismatch(BlasError, ValueError):
-    """Operands whose shapes do not go together; `shapes` has them by operand, as given: not transposed."""
+    """Operands whose shapes do not fit; `shapes` has the shapes by operand, as given, before they are transposed."""
 
     shapes: dict[str, tuple[int, ...]]
 
 
 class InvalidDtype(BlasError, ValueError):
-    """Elements that this library does not multiply, or not together; `dtypes` has them by operand."""
+    """Dtypes that this library does not multiply, or not with each other; `dtypes` has them by operand."""
 
     dtypes: dict[str, str]
 
 
 class InvalidOption(BlasError, ValueError):
-    """An option without a meaning, or without one for these elements.
+    """An option whose value has no meaning, or no meaning for these dtypes.
 
     Fields:
-        option: its name. value: what was given, as Python writes it. known: what may be given, if that can be listed.
+        option: its name. value: the given value, as Python writes it. known: the possible values, if they are few.
     """
 
     option: str
@@ -49,8 +49,7 @@ class InvalidScalar(BlasError, ValueError):
     """An alpha or beta that is no number of the kind in which the product is computed.
 
     Fields:
-        scalar: "alpha" or "beta". value: what was given, as Python writes it. kind: what it has to be, as kaas.Scalar
-        calls it.
+        scalar: "alpha" or "beta". value: the given value, as Python writes it. kind: the required kind of kaas.Scalar.
     """
 
     scalar: str
@@ -59,10 +58,10 @@ class InvalidScalar(BlasError, ValueError):
 
 
 class OverlappingOperands(BlasError, ValueError):
-    """What is written lies in a buffer that is read, or in two places at once.
+    """An operand that is written overlaps another operand, or itself.
 
     Fields:
-        operands: the two of them. buffer: the name of the buffer.
+        operands: the two operands. buffer: the name of the buffer.
     """
 
     operands: tuple[str, str]
@@ -77,10 +76,10 @@ class ProblemTooLarge(BlasError, ValueError):
 
 
 class StoreFailed(BlasError):
-    """What was built cannot be kept or loaded; `path` says where."""
+    """A built file cannot be written, read or loaded; `path` is its path."""
 
     path: str
 
 
 class AlignmentWarning(UserWarning):
-    """The loads of a kernel are narrower than they could be, since rows do not begin at multiples of 16 bytes."""
+    """A kernel loads less than 16 bytes at once, because rows do not begin at multiples of 16 bytes."""

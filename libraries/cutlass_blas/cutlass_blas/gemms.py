@@ -14,7 +14,7 @@ from cutlass_blas.records import Key
 from kaas import Kernel
 
 REMEMBERED: Final = 1_024
-"""Shapes whose launches are kept. More of them would take longer to find room for than to plan anew."""
+"""The most shapes whose launches are kept; beyond that all are dropped, and planned again when they are used."""
 
 _plans: dict[Shape, Plan] = {}
 
@@ -35,31 +35,33 @@ def gemm(
     arch: str | None = None,
     _chosen: choice.Pick | None = None,
 ) -> tuple[Kernel, ...]:
-    """The kernels of C = act(alpha op(A) op(B) + beta C + bias), BLAS's gemm; one of them nearly always.
+    """Return the kernels of C = act(alpha op(A) op(B) + beta C + bias), BLAS's gemm; nearly always a single kernel.
 
-    They follow BLAS: beta = 0 does not read C, alpha = 0 reads neither A nor B, so that what NaN lies there does not
-    count. float16 and bfloat16 are added up in float32. No shape is too small: with m, n or the batch empty nothing
-    happens, with k = 0 C becomes beta C.
+    They follow BLAS: with beta = 0 they do not read C, with alpha = 0 they read neither A nor B, so that NaN in these
+    does not count. float16 and bfloat16 are added up in float32. Every shape may be empty: with m, n or the batch empty
+    nothing happens, with k = 0 C becomes beta C.
 
     Args:
-        a, b, c: kaas.Buffer of two dimensions, or of three: a batch, (count, rows, columns), one product for each,
-            where an a or b of two dimensions goes with all; Matrix: views within buffers; or lists of either, whose
-            addresses the kernel gets in tables. c has their dtype, or is float32 where they are float16 or bfloat16;
-            its buffers are not those of a or b.
-        alpha, beta: numbers; or kaas.Scalar of kind "f32", "f64", "c64" or "c128", that in which is added up.
-        trans_a, trans_b: "n"; "t" transposed; "c" transposed and conjugated. Shapes are those before.
-        layout: "row", or "column": shapes stay what they are, but columns are contiguous in memory.
+        a: a kaas.Buffer of two dimensions, or of three: a batch, (count, rows, columns), with one product for each
+            entry; a Matrix: a view within a buffer; or a list of either, whose addresses the kernel gets in a table. A
+            single a or b goes with all entries of a batch.
+        b: as a, with a's dtype.
+        c: as a, with a's dtype, or float32 if that is float16 or bfloat16. Its buffers are not those of a or b.
+        alpha: a number; or a kaas.Scalar of kind "f32", "f64", "c64" or "c128", the kind of the sums.
+        beta: as alpha.
+        trans_a: "n"; "t": a is transposed; "c": a is transposed and conjugated. a's shape is that before.
+        trans_b: the same for b.
+        layout: "row", or "column": shapes stay the same, but columns are contiguous in memory.
         epilogue: an Epilogue, or "relu" or "gelu". For real numbers.
         compute: "tf32" multiplies float32 rounded to 10 bits of fraction, on tensor cores.
-        split_k: into how many slices k is cut at most, which go over the device and are added up in a workspace by one
-            more kernel. None: as many as keep the device busy, where k is much larger than c. 1: none. A batch is cut
-            only if this is asked for.
-        arch: what device to choose kernels for, as "sm_90". None: "sm_80", whose kernels run on all from there on.
+        split_k: the most slices that k is cut into; they run in parallel, and one more kernel adds them up in a
+            workspace. None: as many as keep the device busy, if k is much larger than c; a batch is not cut. 1: none.
+        arch: the architecture to choose kernels for, as "sm_90". None: "sm_80", whose kernels run on all newer ones.
 
     Raises:
         ShapeMismatch, InvalidDtype, InvalidOperand, InvalidOption, InvalidScalar, OverlappingOperands, ProblemTooLarge
-        kaas.errors.MissingPackage, CompileFailed: the kernel that fits is none of the core, and cannot be built here.
-        StoreFailed: what is built cannot be kept, read or loaded.
+        kaas.errors.MissingPackage, CompileFailed: the kernel that fits is not in the core, and cannot be built here.
+        StoreFailed: a built kernel cannot be written, read or loaded.
 
     Warns:
         AlignmentWarning: rows of float16, bfloat16 or tf32 do not begin at multiples of 16 bytes, which takes longer.
@@ -82,12 +84,12 @@ def gemm(
 
 
 def key_of(a: Given, b: Given, c: Given, **options: Any) -> Key:
-    """What a call of gemm with the same arguments chooses its kernel by."""
+    """Return the key by which a call of gemm with the same arguments chooses its kernel."""
     defaults = {"alpha": 1, "beta": 0, "trans_a": "n", "trans_b": "n", "layout": "row"}
     rest = dict.fromkeys(("epilogue", "compute", "split_k", "arch"))
     return plans.key_of(read(a, b, c, **{**defaults, **rest, **options}).shape)
 
 
 def forget() -> None:
-    """Drop what is remembered of shapes, so that kernels are chosen for them anew."""
+    """Drop the remembered launches, so that kernels are chosen again."""
     _plans.clear()

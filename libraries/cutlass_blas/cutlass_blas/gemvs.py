@@ -1,4 +1,4 @@
-"""Products of a matrix and a vector: checked, and written down as launches of the kernels in `device/gemv.cuh`."""
+"""Products of a matrix and a vector: checked calls become launches of the kernels in `device/gemv.cuh`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ THREADS, WARP, VECTOR_BYTES = 256, 32, 16
 """As in gemv.cuh."""
 LAYOUTS = ("row", "column")
 BLOCKS = 264
-"""Blocks that keep a large device busy: two for each multiprocessor of an H100."""
+"""The number of blocks that keep a large device busy: two for each multiprocessor of an H100."""
 MOST_BATCHES = 65535
-"""Of a grid; each block then goes on with those that lie so far apart."""
+"""The most batch entries of a grid; with more, each block computes several, MOST_BATCHES entries apart."""
 SINGLE_LANE_OUTPUTS = 2048
-"""From so many outputs on, a thread for each is enough to finish."""
+"""From so many outputs on, the last kernel takes one thread for each output."""
 
 
 Access = In | Out | InOut
 
 
 class Kind(NamedTuple):
-    """What the kernels of a dtype are called, the bytes of an element and the kind of alpha and beta."""
+    """A dtype: the letter in its kernels' names, the bytes of an element, and the kind of alpha and beta."""
 
     letter: str
     element_bytes: int
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
     @property
     def vector(self) -> int:
-        """Elements in 16 bytes."""
+        """The number of elements in 16 bytes."""
         return VECTOR_BYTES // self.element_bytes
 
 
@@ -51,11 +51,12 @@ WORKSPACES = {"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "c
 
 
 class Geometry(NamedTuple):
-    """How a product is shared out.
+    """The division of a product among threads and blocks.
 
     Fields:
-        lanes: threads beside each other along contiguous elements, a power of two.
-        blocks: that cover the outputs. splits: blocks that share one output's sum. chunk: of the sum for each.
+        lanes: adjacent threads along contiguous elements, a power of two.
+        blocks: the number that covers the outputs.
+        splits: the number of blocks that share one output's sum. chunk: the terms of the sum for each of them.
     """
 
     lanes: int
@@ -65,7 +66,7 @@ class Geometry(NamedTuple):
 
 
 def over_rows(outputs: int, inner: int, count: int, vector: int) -> Geometry:
-    """The launch that adds up contiguous rows; `vector` elements are 16 bytes."""
+    """Return the geometry of a launch that adds up contiguous rows; `vector` elements are 16 bytes."""
     few = outputs * count < BLOCKS and inner >= THREADS * vector
     lanes = THREADS if few else _power_of_two(_up(inner, vector), WARP)
     blocks = max(1, _up(outputs, THREADS // lanes))
@@ -73,14 +74,14 @@ def over_rows(outputs: int, inner: int, count: int, vector: int) -> Geometry:
 
 
 def over_columns(outputs: int, inner: int, count: int, vector: int) -> Geometry:
-    """The launch that adds up rows of contiguous columns."""
+    """Return the geometry of a launch that adds up strided columns, whose outputs are contiguous."""
     lanes = _power_of_two(_up(outputs, vector), WARP)
     blocks = max(1, _up(outputs, lanes * vector))
     return Geometry(lanes, blocks, *_shared(blocks * count, inner, THREADS // lanes, 8))
 
 
 def _shared(blocks: int, inner: int, step: int, least_steps: int) -> tuple[int, int]:
-    """How many blocks share a sum, and how much of it each takes, in whole steps of a block and not too few."""
+    """Return the number of blocks that share a sum, and each block's terms: whole steps of a block, not too few."""
     wanted = min(BLOCKS // max(1, blocks), inner // (step * least_steps))
     chunk = _up(_up(inner, max(1, wanted)), step) * step or step
     return max(1, _up(inner, chunk)), chunk
@@ -104,22 +105,22 @@ def gemv(
     trans: str = "n",
     layout: str = "row",
 ) -> tuple[Kernel, ...]:
-    """The kernels that make y = alpha op(A) x + beta y.
+    """Return the kernels of y = alpha op(A) x + beta y.
+
+    A few outputs with long sums take two launches with a temporary buffer between them; all else takes one launch.
+
+    y has the dtype of a and x, or float32 for float16 and bfloat16. As in BLAS, y is not read if beta is 0, nor are A
+    and x if alpha is 0. Sums are the same in each run.
 
     Args:
         a: (m, n), or (count, m, n): a batch. A Matrix has any leading dimension.
-        x, y: of n and m elements, the other way round with trans; of a batch (count, n) and (count, m), where an a or
-            an x that is none is that of all. A Vector has any increment.
-        alpha, beta: numbers, or kaas.Scalar of the kind that sums have: f32 (also for float16 and bfloat16), f64,
-            c64, c128.
-        trans: "n", "t" or "c" (transposed and conjugated): op.
+        x: a vector of n elements, or (count, n); with trans, m in the place of n. A Vector has any increment. A single
+            a or x goes with all entries of a batch.
+        y: a vector of m elements, or (count, m); with trans, n in the place of m.
+        alpha: a number, or a kaas.Scalar of the sums' kind: f32 (also for float16 and bfloat16), f64, c64, c128.
+        beta: as alpha.
+        trans: op: "n", "t" (transposed) or "c" (transposed and conjugated).
         layout: of A: "row" or "column", that is column-major memory of the same (m, n).
-
-    y has the dtype of a and x, or float32 for float16 and bfloat16. As in BLAS, y is not read where beta is 0, nor A
-    and x where alpha is 0. Sums are the same in each run.
-
-    Returns:
-        one launch, or two with a temporary buffer between them where few outputs have long sums.
 
     Raises:
         InvalidOperand, ShapeMismatch, InvalidDtype, InvalidOption, InvalidScalar, OverlappingOperands
@@ -133,7 +134,7 @@ def gemv(
     op = letter("trans", trans, kind.factor in ("c64", "c128"))
     _check_shapes(matrix, x, y, op != "n")
     _check_overlap(matrix, x, y)
-    across = (op != "n") != column_major  # of what lies in memory: a column-major matrix lies there transposed
+    across = (op != "n") != column_major  # in memory, a column-major matrix is transposed
     scale, keep = (_factor(name, value, kind) for name, value in (("alpha", alpha), ("beta", beta)))
     overwrites = y.covers and isinstance(keep, Literal) and is_zero(keep.data, kind.factor)
     product = _Product(matrix, x, y, kind, across, op == "c", scale, keep, Out if overwrites else InOut)
@@ -144,8 +145,8 @@ class _Product(NamedTuple):
     """A checked call.
 
     Fields:
-        across: whether sums run from row to row of memory, not along them.
-        scale, keep: alpha and beta as arguments. access: how y is written.
+        across: True if sums run from row to row of memory, not along a row.
+        scale, keep: alpha and beta as arguments. access: Out or InOut for y.
     """
 
     a: Operand
@@ -160,7 +161,7 @@ class _Product(NamedTuple):
 
     def launches(self) -> tuple[Kernel, ...]:
         outputs, count = self.y.size, self.y.entries
-        inner = self.x.size if outputs and count else 0  # where nothing is written there are no sums to share out
+        inner = self.x.size if outputs and count else 0  # without outputs there are no sums to share
         geometry = (over_columns if self.across else over_rows)(outputs, inner, count, self.kind.vector)
         grid = (geometry.blocks, geometry.splits, _batches(count))
         block = (geometry.lanes, THREADS // geometry.lanes)
@@ -186,7 +187,7 @@ class _Product(NamedTuple):
         return Kernel(library("gemv"), symbol, grid, (lanes, THREADS // lanes), arguments)
 
     def _sizes(self, geometry: Geometry, *, finish: bool = False) -> Struct:
-        """The struct Sizes of gemv.cuh."""
+        """Return the struct Sizes of gemv.cuh."""
         a, x, y = self.a, self.x, self.y
         outputs, inner = y.size, x.size
         rows, columns = (inner, outputs) if self.across and not finish else (outputs, inner)
@@ -202,9 +203,10 @@ def _matrix(given: Any, column_major: bool) -> Operand:
 
 
 def _kind(a: str, x: str, y: str) -> Kind:
-    """
+    """Return the kind of a product.
+
     Raises:
-        InvalidDtype: they do not go together.
+        InvalidDtype: the dtypes do not fit.
     """
     dtypes = {"a": a, "x": x, "y": y}
     kind = KINDS[a]
@@ -218,9 +220,10 @@ def _kind(a: str, x: str, y: str) -> Kind:
 
 
 def _check_shapes(a: Operand, x: Vector, y: Vector, transposed: bool) -> None:
-    """
+    """Check the sizes, and the entries of batches.
+
     Raises:
-        ShapeMismatch: sizes, or entries of batches.
+        ShapeMismatch: they do not fit.
     """
     outputs, inner = (a.columns, a.rows) if transposed else (a.rows, a.columns)
     shapes = {"a": a.shape, "x": x.shape, "y": y.shape}
@@ -234,9 +237,10 @@ def _check_shapes(a: Operand, x: Vector, y: Vector, transposed: bool) -> None:
 
 
 def _check_overlap(a: Operand, x: Vector, y: Vector) -> None:
-    """
+    """Check that y overlaps nothing.
+
     Raises:
-        OverlappingOperands: y's buffer is read too, or two of its elements may be one.
+        OverlappingOperands: y's buffer is read too, or two elements of y may have one address.
     """
     for name, each in (("a", a.buffers[0]), ("x", x.buffer)):
         if each.name == y.buffer.name:
@@ -253,7 +257,7 @@ def _factor(name: str, value: Any, kind: Kind) -> Literal | Scalar:
 
 
 def _pointer(access: type[Access], buffer: Buffer, offset: int) -> Access:
-    # where nothing is read or written the offset may be the buffer's end, which no argument may name
+    # the offset of an empty operand may be the buffer's end, which no argument may have
     offset_bytes = offset * KINDS[buffer.dtype].element_bytes
     return access(buffer, offset_bytes if offset_bytes < buffer.nbytes else 0)
 

@@ -1,4 +1,4 @@
-"""Which kernels there are: an Instance says how one matrix product of CUTLASS is put together, and bears its name."""
+"""The kernels: an Instance describes one matrix product of CUTLASS, and its name is the kernel's symbol."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from kaas import errors
 
 EXTRAS: Final[dict[str, str]] = {"finish": "finish.cuh", "gemv": "gemv.cuh"}
-"""Other device code that is built and named like an instance: name -> its file in `device`. One image each,
-with several kernels."""
+"""Other device code that is built and named like an instance: name -> its file in `device`. Each is one image with
+several kernels."""
 
 OUTS: Final = {
     "s": ("float32",),
@@ -23,7 +23,7 @@ OUTS: Final = {
     "b": ("bfloat16", "float32"),
     "t": ("float32",),
 }
-"""Kind of product -> dtypes that its result can have; the first is the usual one."""
+"""Kind of product -> possible dtypes of its result; the first is the usual one."""
 UNITS: Final = {
     "s": ("simt",),
     "d": ("simt", "tensor"),
@@ -37,7 +37,7 @@ _ELEMENT_BYTES: Final = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 2, "b": 2, "t": 4
 _DTYPE_BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 _INSTRUCTION: Final = {"d": (8, 8, 4), "z": (8, 8, 4), "h": (16, 8, 16), "b": (16, 8, 16), "t": (16, 8, 8)}
 _WARPS: Final = 16
-"""In a block, at most."""
+"""The most warps in a block."""
 
 Shape = tuple[int, int, int]
 
@@ -48,16 +48,16 @@ class Instance:
 
     Args:
         kind: of A and B: "s" float32, "d" float64, "c" complex64, "z" complex128, "h" float16, "b" bfloat16, "t"
-            float32 multiplied as tf32. Added up in float32 for the last three, else in the type itself.
+            float32 multiplied as tf32. The last three are added up in float32, the others in their own type.
         out: dtype of C and D.
         op_a, op_b: "n", "t" or "c".
         unit: "simt" or "tensor".
-        tile, warp: (m, n, k) of what a block and a warp of it work on at once.
+        tile, warp: (m, n, k) that a block, and each of its warps, computes at once.
         stages: tiles in flight.
-        align: that the leading dimensions, batch strides and pointers of A and B are multiples of, in elements.
+        align: the leading dimensions, batch strides and pointers of A and B are multiples of it, in elements.
         align_c: the same for C and D.
         gelu: GELU is applied at the end.
-        name: also the kernel's symbol. What is usual for its kind is left out: "sgemm_nt_128x128x8_4".
+        name: the kernel's symbol. It leaves out the usual values of its kind: "sgemm_nt_128x128x8_4".
 
     Raises:
         UnknownSymbol: no such kernel can be made.
@@ -84,12 +84,12 @@ class Instance:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The number of threads of a block."""
         return 32 * (self.tile[0] // self.warp[0]) * (self.tile[1] // self.warp[1]) * (self.tile[2] // self.warp[2])
 
     @property
     def shared_bytes(self) -> int:
-        """Of its tiles in flight; two stages are padded a little."""
+        """The bytes of its tiles in flight; with two stages the kernel takes a little more, for padding."""
         m, n, k = self.tile
         return (m + n) * k * self.stages * _ELEMENT_BYTES[self.kind]
 
@@ -111,7 +111,10 @@ def _name(x: Instance) -> str:
 
 
 def _usual_warp(unit: str, tile: Shape) -> Shape:
-    """Four warps, two by two; of 128 x 128 and more a SIMT kernel has eight, a tensor kernel of more than that too."""
+    """Return the warp's tile for four warps, two by two.
+
+    A SIMT kernel with a tile of 128 x 128 or more has eight warps, and so has a tensor kernel with a larger tile.
+    """
     m, n, k = tile
     if unit == "simt" and m >= 128 and n >= 128:
         return m // 4, n // 2, k
@@ -119,7 +122,7 @@ def _usual_warp(unit: str, tile: Shape) -> Shape:
 
 
 def _usual_align_c(align: int, out: str) -> int:
-    """As many elements as those of A and B, but not more than a thread stores at once (16 bytes)."""
+    """Return the alignment of A and B, but at most the elements that a thread stores at once (16 bytes)."""
     return min(align, 16 // _DTYPE_BYTES[out])
 
 
@@ -140,7 +143,7 @@ def _objections(x: Instance) -> Iterator[tuple[bool, str]]:
         yield any(size % part for size, part in parts), f"a warp is a multiple of {_INSTRUCTION[x.kind]}"
         yield x.align not in _aligns(_ELEMENT_BYTES[x.kind]), f"align is one of {_aligns(_ELEMENT_BYTES[x.kind])}"
         yield x.align_c not in _aligns(_DTYPE_BYTES[x.out]), f"align_c is one of {_aligns(_DTYPE_BYTES[x.out])}"
-        # what is copied asynchronously comes in 4 bytes or more; two stages are copied through registers
+        # an asynchronous copy has at least 4 bytes; two stages are copied through registers
         small = x.align * _ELEMENT_BYTES[x.kind] < 4
         yield small and x.stages != 2, "loads of 2 bytes go with 2 stages"
     else:
@@ -163,10 +166,10 @@ _NAME = re.compile(
 
 @lru_cache(maxsize=4096)
 def parse(name: str) -> Instance:
-    """The instance of this name.
+    """Return the instance of this name.
 
     Raises:
-        UnknownSymbol: no instance is called so.
+        UnknownSymbol: no instance has this name.
     """
     found = _NAME.fullmatch(name)
     if found is None:
@@ -202,7 +205,7 @@ def _shape(text: str) -> Shape:
 def _several(
     kind: str, ops: str, tile: Shape, stages: int, *, unit: str = "", align: int = 1, out: str = "", gelu: bool = False
 ) -> tuple[Instance, ...]:
-    """One for each pair in `ops`, which are set apart by spaces; what is not said is as usual for the kind."""
+    """Return an instance for each pair in `ops`, separated by spaces; defaults are the kind's usual values."""
     unit, out = unit or UNITS[kind][0], out or OUTS[kind][0]
     warp, align_c = _usual_warp(unit, tile), _usual_align_c(align, out)
     return tuple(
@@ -237,5 +240,5 @@ CORE: Final[tuple[Instance, ...]] = (
     *_several("t", "nn", (64, 64, 16), 4, align=4),
     *_several("t", "nn", (64, 64, 16), 3),
 )
-"""What `python -m cutlass_blas build` makes, and wheels have; any other instance is made when it is first used.
-One tile for small matrices, one for large ones where it pays, and what any shape falls back to."""
+"""The instances that `python -m cutlass_blas build` makes, and wheels have; any other is built at its first use. They
+are one tile for small matrices, one for large ones if that pays, and one that serves any shape."""

@@ -1,4 +1,4 @@
-"""NumPy's matmul in kernels: any number of dimensions, broadcast, in as few matrices as their memory allows."""
+"""NumPy's matmul as kernels: any number of dimensions, broadcast, in as few products as the memory layout allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Axis(NamedTuple):
-    """A dimension of the batch, and the elements from one entry to the next in each; 0 where one is broadcast."""
+    """A dimension of the batch: its size, and the elements between entries of each operand; 0 if it is broadcast."""
 
     size: int
     a: int
@@ -29,7 +29,7 @@ class Product(NamedTuple):
     """A broadcast product of contiguous arrays: for each entry of the axes, an (m, k) by a (k, n).
 
     Fields:
-        shape: of the result, as NumPy has it.
+        shape: the result's shape in NumPy.
     """
 
     m: int
@@ -50,22 +50,22 @@ def matmul(
     compute: str | None = None,
     arch: str | None = None,
 ) -> tuple[Kernel, ...]:
-    """The kernels that make c = alpha (a @ b) + beta c, as numpy.matmul defines a @ b.
+    """Return the kernels of c = alpha (a @ b) + beta c, as numpy.matmul defines a @ b.
 
-    Args:
-        a, b: of one or more dimensions. The last two are matrices, those before them are broadcast; of one dimension, a
-            is a row, b is a column, and the result lacks that dimension.
-        c: of exactly the result's shape: () for two vectors.
-        alpha, beta, epilogue, compute, arch: as `gemm` takes them; a bias goes along c's last dimension. Vectors go
-            through `gemv`, unless there is an epilogue or another way to compute.
+    `alpha`, `beta`, `epilogue`, `compute` and `arch` are those of `gemm`; a bias goes along c's last dimension. `gemv`
+    computes products of vectors, unless there is an epilogue or a `compute`.
 
-    Batch dimensions that lie in memory at equal distances are one batch; where b has none of its own, the entries of a
-    are the rows of one matrix. All others are reached through tables of pointers, in one launch.
+    `a` and `b` have one or more dimensions. The last two are matrices, and those before them are broadcast. With one
+    dimension, a is a row and b is a column, and the result lacks that dimension. c has exactly the result's shape: ()
+    for two vectors.
+
+    Batch dimensions at equal distances in memory are one batch. If b has no batch dimensions, the entries of a are the
+    rows of one matrix. All other batches take tables of pointers, in one launch.
 
     Raises:
-        ShapeMismatch: the shapes do not go together, or make another than c's.
-        InvalidOperand: not a buffer, or one without dimensions.
-        BlasError: all else that `gemm` and `gemv` raise.
+        ShapeMismatch: the shapes of a and b do not fit, or the result's shape is not c's.
+        InvalidOperand: an operand is no buffer, or a or b has no dimension.
+        BlasError: see `gemm` and `gemv`.
     """
     for name, buffer in (("a", a), ("b", b), ("c", c)):
         if not isinstance(buffer, Buffer):
@@ -81,7 +81,7 @@ def matmul(
     if plain and 1 in (found.m, found.n) and len(found.axes) <= 1:
         return _by_vectors(found, a, b, c, alpha, beta)
     options = {"alpha": alpha, "beta": beta, "epilogue": epilogue, "compute": compute, "arch": arch}
-    if len(b.shape) == 1 < len(a.shape) and epilogue is not None:  # a bias goes along c, which is a row then
+    if len(b.shape) == 1 < len(a.shape) and epilogue is not None:  # c becomes a row, along which a bias goes
         *outer, m, k = a.shape
         count = math.prod(outer) if outer else None
         return gemm(Matrix(b, 1, k), Matrix(a, m, k, count=count), Matrix(c, 1, m, count=count), trans_b="t", **options)
@@ -94,10 +94,10 @@ def matmul(
 
 
 def product_of(a: Shape, b: Shape) -> Product:
-    """What two shapes make, with as few axes as possible.
+    """Return the product of two shapes, with as few axes as possible.
 
     Raises:
-        ShapeMismatch: inner sizes that differ, or dimensions that cannot be broadcast.
+        ShapeMismatch: inner sizes differ, or dimensions cannot be broadcast.
     """
     rows = (1, *a) if len(a) == 1 else a
     columns = (*b, 1) if len(b) == 1 else b
@@ -109,10 +109,10 @@ def product_of(a: Shape, b: Shape) -> Product:
     dimensions = max(len(outer_a), len(outer_b))
     sizes_a = (1,) * (dimensions - len(outer_a)) + tuple(outer_a)
     sizes_b = (1,) * (dimensions - len(outer_b)) + tuple(outer_b)
-    for one, other in zip(sizes_a, sizes_b, strict=True):
-        if one != other and 1 not in (one, other):
+    for size_a, size_b in zip(sizes_a, sizes_b, strict=True):
+        if size_a != size_b and 1 not in (size_a, size_b):
             raise ShapeMismatch(f"{a} @ {b}: {tuple(outer_a)} and {tuple(outer_b)} do not broadcast", shapes=shapes)
-    sizes = tuple(other if one == 1 else one for one, other in zip(sizes_a, sizes_b, strict=True))
+    sizes = tuple(size_b if size_a == 1 else size_a for size_a, size_b in zip(sizes_a, sizes_b, strict=True))
     shape = (*sizes, *((m,) if len(a) > 1 else ()), *((n,) if len(b) > 1 else ()))
     if 0 in sizes:
         return Product(m, n, k, (Axis(0, 0, 0, m * n),), shape)
@@ -121,13 +121,13 @@ def product_of(a: Shape, b: Shape) -> Product:
 
 
 def _strides(sizes: Shape, entry: int) -> list[int]:
-    """Of a contiguous array of entries; 0 where there is one only, which is that of all."""
+    """Return the strides of a contiguous array of entries; 0 for a size of 1, which is broadcast."""
     strides = [entry * math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
     return [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
 
 
 def _merged(axes: list[Axis]) -> tuple[Axis, ...]:
-    """With neighbours as one wherever all three operands go through both in equal steps."""
+    """Merge adjacent axes if all three operands step through both in equal distances."""
     merged: list[Axis] = []
     for axis in axes:
         if merged and all(far == near * axis.size for far, near in zip(merged[-1][1:], axis[1:], strict=True)):
@@ -137,7 +137,7 @@ def _merged(axes: list[Axis]) -> tuple[Axis, ...]:
 
 
 def _folded(found: Product) -> Product:
-    """With the last axis as rows of a and c, if b has nothing to do with it."""
+    """Return the product with the last axis as rows of a and c, if b is the same along that axis."""
     if not found.axes or found.axes[-1].b != 0 or found.axes[-1].a != found.m * found.k:
         return found
     *axes, last = found.axes
@@ -145,7 +145,7 @@ def _folded(found: Product) -> Product:
 
 
 def _matrices(buffer: Buffer, rows: int, columns: int, strides: list[int], axes: tuple[Axis, ...]) -> Any:
-    """An operand as `gemm` takes it: one matrix, a batch at equal distances, or a list."""
+    """Return an operand as `gemm` takes it: one matrix, a batch at equal distances, or a list."""
     if not any(strides) and buffer.nbytes:
         return Matrix(buffer, rows, columns)
     if len(axes) <= 1:
@@ -165,8 +165,8 @@ def _by_vectors(found: Product, a: Buffer, b: Buffer, c: Buffer, alpha: Any, bet
         matrix, rows, columns, step, trans = b, found.k, found.n, steps.b, "t"
         x, x_step = a, steps.a
 
-    def batch(of_its_own: int) -> dict[str, Any]:
-        return {} if count is None or not of_its_own else {"count": count, "stride": of_its_own}
+    def batch(stride: int) -> dict[str, Any]:
+        return {} if count is None or not stride else {"count": count, "stride": stride}
 
     size = found.m if found.n == 1 else found.n
     y = Vector(c, size) if count is None else Vector(c, size, count=count, stride=steps.c)

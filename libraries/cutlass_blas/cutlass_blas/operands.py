@@ -1,4 +1,4 @@
-"""What gemm multiplies: matrices in buffers, read as operands and checked before a kernel is made of them."""
+"""The operands of gemm: matrices in buffers, checked before a kernel is made of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: Final = {
     "float16": "h",
     "bfloat16": "b",
 }
-"""dtype of the elements -> kind of product."""
+"""Dtype of the elements -> kind of product."""
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
 SUM_DTYPES: Final = {
     "s": "float32",
@@ -30,11 +30,11 @@ SUM_DTYPES: Final = {
     "b": "float32",
     "t": "float32",
 }
-"""Kind of product -> dtype in which it adds up, and of the workspace."""
+"""Kind of product -> dtype of its sums and of its workspace."""
 LETTERS: Final = {"n": "n", "t": "t", "c": "c", "N": "n", "T": "t", "C": "c"}
-"""As given -> as instances have it. Fortran's programmers write them large."""
+"""A given letter -> the letter of instances. Fortran programs use capital letters."""
 LIMIT: Final = 1 << 62
-"""Distances and sizes stay below: kernels count in 64 bits."""
+"""All distances and sizes are below this limit: kernels count in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -43,16 +43,16 @@ class Matrix:
 
     Args:
         buffer: of any shape; its dtype is the matrix's.
-        rows, columns: of the matrix as one thinks of it, before it is transposed.
+        rows, columns: of the logical matrix, before it is transposed.
         ld: leading dimension, in elements: from one row to the next (layout "row"), or from one column to the next
             (layout "column"). None: no gaps.
         offset: of the first element, in elements of the buffer.
-        count: how many matrices; None is a single one, which goes with every entry of the others' batches.
+        count: the number of matrices; None is a single matrix, which goes with every entry of the others' batches.
         stride: from one matrix to the next, in elements. None: no gaps.
 
     Raises:
-        InvalidOperand: a number that is none, or is negative. Whether the matrix lies within its buffer depends on the
-            layout: that is checked where a kernel is made of it.
+        InvalidOperand: a number is no integer from 0 to 2**62. gemm checks that the matrix lies within its buffer,
+            which depends on the layout.
     """
 
     buffer: Buffer
@@ -91,18 +91,18 @@ class Matrix:
 
 
 Given = Buffer | Matrix | Sequence[Buffer | Matrix]
-"""What the functions of this library take for a matrix or a batch of them."""
+"""The types of an argument for a matrix or a batch of matrices."""
 
 
 class Operand(NamedTuple):
-    """A matrix, or several of one shape, as a kernel finds them; a tuple, since making a gemm should take little time.
+    """A matrix, or several of one shape, in memory; a tuple, since making a gemm should take little time.
 
     Fields:
-        name: what the caller calls it: "a".
-        buffers, offsets: where the first element lies, in elements; one of each for every matrix if `table`, else one.
+        name: the name of the caller's parameter: "a".
+        buffers, offsets: the place of the first element, in elements; one for every matrix if `table`, else one.
         rows, columns: before it is transposed.
         ld: elements from one row (layout "column": column) to the next, at least 1.
-        count, stride: matrices, None if it is not a batch, and elements between them.
+        count, stride: the number of matrices, None if it is no batch, and the elements from one to the next.
     """
 
     name: str
@@ -118,21 +118,22 @@ class Operand(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(rows, columns), with the count before them if it is a batch."""
         return (self.rows, self.columns) if self.count is None else (self.count, self.rows, self.columns)
 
     def place(self, entry: int) -> tuple[Buffer, int]:
-        """The buffer and the offset of a matrix; of the only one whatever the entry."""
+        """Return the buffer and the offset of a batch's matrix; every entry of a single matrix is that matrix."""
         if self.table:
             return self.buffers[entry], self.offsets[entry]
         return self.buffers[0], self.offsets[0] + (entry * self.stride if self.count is not None else 0)
 
 
 def operand(name: str, given: Any, column: bool) -> Operand:
-    """What was given, checked by itself.
+    """Return the operand for an argument, checked without the others.
 
     Raises:
-        InvalidOperand: no matrix, or one that does not lie within its buffer.
-        InvalidDtype: elements that are not multiplied here.
+        InvalidOperand: no matrix, or a matrix that does not lie within its buffer.
+        InvalidDtype: elements that this library does not multiply.
     """
     if isinstance(given, Buffer):
         shape, dtype = given.shape, given.dtype
@@ -189,7 +190,7 @@ def _view(name: str, matrix: Matrix, column: bool) -> Operand:
 
 def _table(name: str, given: Sequence[Any], column: bool) -> Operand:
     if not given:
-        raise InvalidOperand(f"{name} is an empty list: there is nothing a kernel could be given", operand=name)
+        raise InvalidOperand(f"{name} is an empty list: a kernel needs at least one matrix", operand=name)
     entries = [operand(f"{name}[{position}]", each, column) for position, each in enumerate(given)]
     first = entries[0]
     for entry in entries:
@@ -218,10 +219,10 @@ def _table(name: str, given: Sequence[Any], column: bool) -> Operand:
 
 
 def letter(option: str, value: Any, is_complex: bool) -> str:
-    """What is done to an operand: "n" nothing, "t" transposed, "c" transposed and conjugated.
+    """Return the letter of an operation: "n" none, "t" transposed, "c" transposed and conjugated.
 
     Raises:
-        InvalidOption
+        InvalidOption: no such letter.
     """
     found = LETTERS.get(value) if isinstance(value, str) else None
     if found is None:
@@ -232,7 +233,7 @@ def letter(option: str, value: Any, is_complex: bool) -> str:
 
 
 def natural(value: Any) -> int | None:
-    """A non-negative integer of whatever library, below LIMIT; None for what is none."""
+    """Return a non-negative integer of any library, below LIMIT; None for other values."""
     try:
         number = index(value)
     except TypeError:

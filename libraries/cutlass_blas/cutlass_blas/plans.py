@@ -1,4 +1,4 @@
-"""A product's launches, which depend on its shape only, and the kernels that they become for given buffers."""
+"""A product's launches, which depend on its shape only, and their kernels for given buffers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Step(NamedTuple):
     """One launch of a product.
 
     Fields:
-        table: matrices are given by tables of pointers.
-        shift_b, shift_c: from the matrices' first elements to the piece's; in A a piece begins where the matrix does.
+        table: True if matrices are given by tables of pointers.
+        shift_b, shift_c: elements from the matrices' first elements to the piece's; in A both are the same.
     """
 
     code: Library
@@ -39,9 +39,9 @@ class Plan(NamedTuple):
     """The launches of a shape.
 
     Fields:
-        reads_c: whether C counts before it is written.
-        slices: how many sums for each element the steps leave in a workspace; 0 if they write to C.
-        finish: what comes after the steps, if they do not end the product.
+        reads_c: True if C's earlier contents count.
+        slices: the number of sums for each element that the steps leave in a workspace; 0 if they write to C.
+        finish: the last kernel, if the steps do not complete the product.
     """
 
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 def key_of(shape: Shape) -> Key:
-    """What a kernel is chosen by."""
+    """Return the key by which a kernel is chosen for a shape."""
     key = Key(
         shape.arch, shape.kind, shape.out, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, shape.align,
         shape.align_c, shape.batch, shape.activation == split_k.GELU,
@@ -60,12 +60,10 @@ def key_of(shape: Shape) -> Key:
 
 
 def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
-    """
-    Args:
-        chosen: the kernel and its slices, instead of the best one.
+    """Return the launches of a problem, by the kernel and the slices of `chosen` instead of the best ones if given.
 
     Raises:
-        kaas.errors.MissingPackage, CompileFailed: a kernel that is not there and cannot be built.
+        kaas.errors.MissingPackage, CompileFailed: a kernel is missing and cannot be built.
     """
     shape, reads_c = problem.shape, problem.shape.reads_c
     kind = SCALAR_KINDS[shape.kind]
@@ -73,10 +71,10 @@ def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
     if nothing or (not shape.chosen_alpha and is_zero(shape.alpha, kind)):
         return Plan((), reads_c, 0, _finish(problem, 0))
     instance, slices = chosen or choice.choose(key_of(shape), shape.split_k)
-    if slices == 1 and not (shape.bias and reads_c):  # a kernel adds one of the two
+    if slices == 1 and not (shape.bias and reads_c):  # a kernel adds either a bias or C
         return Plan(_steps(shape, instance, 1, False), reads_c, 0, None)
     steps = _steps(shape, instance, slices, True)
-    made = steps[0].launch.grid[2] if slices > 1 else 1  # a slice holds a multiple of what one load takes
+    made = steps[0].launch.grid[2] if slices > 1 else 1  # may be fewer: a slice is a multiple of one load
     return Plan(steps, reads_c, made, _finish(problem, made))
 
 
@@ -87,7 +85,7 @@ def _finish(problem: Problem, slices: int) -> split_k.Finish:
 
 
 def _steps(shape: Shape, instance: Instance, slices: int, sums: bool) -> tuple[Step, ...]:
-    """The launches of an instance, into C or, as sums, into a workspace."""
+    """Return the launches of an instance, which write to C or, if `sums`, to a workspace."""
     kind = SCALAR_KINDS[shape.kind]
     symbol = instance.name
     code = _code(symbol)
@@ -98,7 +96,7 @@ def _steps(shape: Shape, instance: Instance, slices: int, sums: bool) -> tuple[S
     if sums:
         alpha, beta, relu = one(kind), bytes(len(beta)), False
         leading, strides = (lda, ldb, shape.n, shape.n), (stride_a, stride_b, *(shape.m * shape.n,) * 2)
-    elif shape.bias:  # one row in C's place, the same for all rows
+    elif shape.bias:  # the bias in C's place, as one row for all rows
         beta, leading, strides = one(kind), (lda, ldb, 0, ldc), (stride_a, stride_b, 0, stride_c)
     mode = _SPLIT if slices > 1 else _PLAIN if shape.batch == 1 else _TABLES if shape.table else _STRIDED
     steps = []
@@ -125,7 +123,7 @@ def _code(name: str) -> Library:
 
 
 def kernels(made: Plan, problem: Problem) -> tuple[Kernel, ...]:
-    """The kernels of a plan."""
+    """Return the kernels of a plan."""
     shape, c, bias = problem.shape, problem.c, problem.bias
     fresh: Set[str] = frozenset() if made.reads_c else batches.covered(c, shape.m * shape.n)
     if made.finish is None:
@@ -148,7 +146,7 @@ def _writing(
     bias: Buffer | None,
     scalars: dict[str, Scalar],
 ) -> list[Kernel]:
-    """The kernels of steps that write to d; it holds nothing that counts in buffers named in `fresh`."""
+    """Return the kernels of steps that write to d. Earlier contents of the buffers named in `fresh` do not count."""
     made = []
     bytes_ab, bytes_d = DTYPE_BYTES[problem.a.dtype], DTYPE_BYTES[d.dtype]
     for step in steps:
@@ -171,6 +169,6 @@ def _writing(
             else None,
         )
         made.append(Kernel(step.code, step.symbol, launch.grid, launch.block, (struct,), launch.shared_bytes))
-        if len(steps) > 1 and fresh:  # what the next ones meet there is what this one has written
+        if len(steps) > 1 and fresh:  # the next kernels have to keep the results of this one
             fresh = fresh - {d.place(entry)[0].name for entry in range(piece.first, piece.first + piece.entries)}
     return made

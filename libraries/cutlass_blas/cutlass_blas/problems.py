@@ -1,4 +1,4 @@
-"""A call of gemm, read as one row-major product and checked."""
+"""Calls of gemm, checked and turned into one row-major product."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cutlass_blas.scalars import SCALAR_KINDS, coefficient, is_zero
 from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
-"""m and n stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
+"""m and n are below this limit: CUTLASS counts in 32 bits, and rounds up to tiles."""
 LIMIT_K: Final = 1 << 30
-"""k stays below: CUTLASS adds a slice to it in 32 bits, and one slice is all of it."""
+"""k is below this limit: CUTLASS adds the length of a slice to k in 32 bits, and a single slice is as long as k."""
 
 
 class Shape(NamedTuple):
-    """All that the launches of a product depend on: everything but its buffers.
+    """The parts of a problem that its launches depend on: everything except the buffers.
 
     Fields:
-        batch: products, 1 without a batch.
-        table: matrices are given by tables of pointers.
+        batch: the number of products, 1 without a batch.
+        table: True if matrices are given by tables of pointers.
         leading, strides: of A, B and C, in elements.
-        align, align_c: powers of two, up to what one load takes, that divide all distances in A and B, and in C.
-        alpha, beta: as bytes; zeros where each invocation chooses them.
+        align, align_c: powers of two, at most one load, that divide all distances in A and B, and in C.
+        alpha, beta: as bytes; zeros if each invocation chooses them.
         activation: as device/finish.cuh numbers them.
     """
 
@@ -60,12 +60,12 @@ class Shape(NamedTuple):
 
     @property
     def reads_c(self) -> bool:
-        """Whether C counts before it is written."""
+        """True if C's earlier contents count."""
         return self.chosen_beta or not is_zero(self.beta, SCALAR_KINDS[self.kind])
 
     @property
     def aligned(self) -> bool:
-        """Whether all loads and stores are as wide as they can be."""
+        """True if all loads and stores are as wide as possible."""
         widest = choice.WIDEST.get(self.kind)
         return widest is None or (self.align == widest and self.align_c * DTYPE_BYTES[self.out] == 16)
 
@@ -74,8 +74,8 @@ class Problem(NamedTuple):
     """A row-major product, C (m x n) = op(A) (m x k) op(B) (k x n), of given buffers.
 
     Fields:
-        shape: what plans are remembered by.
-        scalars: by "alpha" and "beta", where each invocation chooses them.
+        shape: the key of remembered plans.
+        scalars: those that each invocation chooses, by "alpha" and "beta".
     """
 
     a: Operand
@@ -100,11 +100,7 @@ def read(
     split_k: Any,
     arch: Any,
 ) -> Problem:
-    """A call of gemm as a row-major product, checked.
-
-    Raises:
-        see gemm
-    """
+    """Return a call of gemm as a checked row-major product; for arguments and errors see `gemms.gemm`."""
     column = isinstance(layout, str) and layout == "column"
     if not column and not (isinstance(layout, str) and layout == "row"):
         raise _unknown("layout", layout, ("row", "column"))
@@ -114,7 +110,7 @@ def read(
     op_a, op_b = letter("trans_a", trans_a, is_complex), letter("trans_b", trans_b, is_complex)
     m, n, k, batch, table = _sizes(first, second, third, op_a, op_b)
     _check_written(first, second, third)
-    if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
+    if column:  # column-major memory, read as row-major, is the transposed matrix: C' = op(B)' op(A)'
         first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
     check_apart(third, n, m)
     ending = epilogues.epilogue_of(epilogue)
@@ -165,19 +161,19 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
 
 
 def _sizes(a: Operand, b: Operand, c: Operand, op_a: str, op_b: str) -> tuple[int, int, int, int, bool]:
-    """m, n, k, the number of products, and whether tables of pointers are needed.
+    """Return m, n, k, the number of products, and True if tables of pointers are needed.
 
     Raises:
-        ShapeMismatch, ProblemTooLarge
+        ShapeMismatch, ProblemTooLarge: the sizes do not fit, or are too large.
     """
     m, k = (a.rows, a.columns) if op_a == "n" else (a.columns, a.rows)
     inner, n = (b.rows, b.columns) if op_b == "n" else (b.columns, b.rows)
     if inner != k:
         raise _mismatch(
-            a, b, c, f"{_said(a, op_a)} has {k} columns and {_said(b, op_b)} has {inner} rows; they have to be equal"
+            a, b, c, f"{_shown(a, op_a)} has {k} columns and {_shown(b, op_b)} has {inner} rows; they have to be equal"
         )
     if c.rows != m or c.columns != n:
-        raise _mismatch(a, b, c, f"{_said(a, op_a)} times {_said(b, op_b)} is {m}x{n}, but c is {c.rows}x{c.columns}")
+        raise _mismatch(a, b, c, f"{_shown(a, op_a)} times {_shown(b, op_b)} is {m}x{n}, but c is {c.rows}x{c.columns}")
     if m >= LIMIT or n >= LIMIT or k >= LIMIT_K:
         raise ProblemTooLarge(
             f"m = {m}, n = {n}, k = {k}: a kernel counts m and n to {LIMIT - 1}, k to {LIMIT_K - 1}; cut the matrices",
@@ -198,9 +194,10 @@ def _sizes(a: Operand, b: Operand, c: Operand, op_a: str, op_b: str) -> tuple[in
 
 
 def _check_written(a: Operand, b: Operand, c: Operand) -> None:
-    """
+    """Check that C's buffers are not read.
+
     Raises:
-        OverlappingOperands
+        OverlappingOperands: a or b lies in one of them.
     """
     if len(a.buffers) == len(b.buffers) == len(c.buffers) == 1:
         name = c.buffers[0].name
@@ -218,9 +215,10 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
 
 
 def _slices(split_k: Any) -> int:
-    """
+    """Return the number of slices.
+
     Raises:
-        InvalidOption
+        InvalidOption: no integer from 1 to LAUNCH_COUNT.
     """
     slices = natural(split_k)
     if slices is None or not 1 <= slices <= LAUNCH_COUNT:
@@ -234,14 +232,14 @@ def _slices(split_k: Any) -> int:
 
 
 def _joined(x: Operand, column: bool) -> Operand:
-    """A batch without gaps as one matrix, along its strided dimension."""
+    """Return a batch without gaps as one matrix, joined along its strided dimension."""
     count = x.count or 1
     if column:
         return x._replace(columns=x.columns * count, count=None, stride=0)
     return x._replace(rows=x.rows * count, count=None, stride=0)
 
 
-def _said(x: Operand, op: str) -> str:
+def _shown(x: Operand, op: str) -> str:
     how = {"n": "", "t": " transposed", "c": " transposed and conjugated"}[op]
     return f"{x.name} ({x.rows}x{x.columns}){how}"
 

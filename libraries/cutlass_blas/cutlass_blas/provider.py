@@ -1,4 +1,4 @@
-"""The entry point through which executors get this library's code; a client only names it."""
+"""The entry point from which executors get this library's code; a client sends only the code's name."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from cutlass_blas import sources, store
 from kaas import errors
 
 NAME = "cutlass_blas"
-"""Of the entry point."""
+"""The name of the entry point."""
 BUILD = "KAAS_BUILD_PROVIDED"
-"""A server's executors have it as "0": there a client's name of an instance starts no compiler."""
+"""The environment variable that is "0" in a server's executors: a client's request starts no compiler there."""
 
 
 @lru_cache(maxsize=1024)
 def library(name: str) -> kaas.Library:
-    """What a kernel of this library names as its code; nothing of it is uploaded.
+    """Return the reference to a kernel's code in this library; no code is uploaded.
 
     Args:
         name: of an instance, or of other device code in `EXTRAS`.
 
     Raises:
-        UnknownSymbol: there is nothing of this name.
+        UnknownSymbol: no code has this name.
     """
     return kaas.Library.provided(NAME, name, sources.version(name))
 
 
 def images(name: str, version: str) -> kaas.Library:
-    """The code itself, for whoever runs it; built now if it is not there.
+    """Return the code, for the process that runs it; it is built now if it is missing.
 
     Raises:
-        NotProvided: nothing of this name, or not in this version.
-        NotProvided: it is not there, and this process builds nothing.
-        MissingPackage, CompileFailed: it is not there and cannot be built.
+        NotProvided: no code of this name and version, or it is missing and this process builds nothing.
+        MissingPackage, CompileFailed: it is missing and cannot be built.
     """
     try:
         mine = sources.version(name)

@@ -1,4 +1,4 @@
-"""What `tune` has measured, in a SQLite file that processes share: each reads it once, at its first product."""
+"""The records of `tune`, in a SQLite file that processes share: each process reads it once, at its first product."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kaas import cache_root, errors
 log = logging.getLogger("cutlass_blas")
 
 ENVIRONMENT = "KAAS_BLAS_RECORDS"
-"""The variable that names another file."""
+"""The environment variable that names another file."""
 WAIT_S = 20.0
-"""For another process that is writing."""
+"""The time to wait for another process that is writing."""
 
 _TABLE = "choices_1"
-"""Other columns, another number: files of two versions of this module are one."""
+"""The number changes with the columns, so that two versions of this module can use one file."""
 _MADE = f"""CREATE TABLE IF NOT EXISTS {_TABLE} (
     device TEXT, arch TEXT, kind TEXT, out TEXT, op_a TEXT, op_b TEXT, m INTEGER, n INTEGER, k INTEGER,
     align INTEGER, align_c INTEGER, batch INTEGER, gelu INTEGER,
@@ -34,11 +34,11 @@ _KEY = "arch, kind, out, op_a, op_b, m, n, k, align, align_c, batch, gelu"
 
 
 class Key(NamedTuple):
-    """What a choice is made for: a row-major product D[m, n] = op(A) op(B), as `Instance` has it.
+    """The key of a choice: a row-major product D[m, n] = op(A) op(B), with the fields of `Instance`.
 
     Fields:
         align, align_c: elements that divide extents, leading dimensions, offsets and strides of A and B, and of C.
-        batch: entries of it, 1 without one.
+        batch: the number of its entries, 1 without a batch.
     """
 
     arch: str
@@ -56,21 +56,21 @@ class Key(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An instance by its name, and the slices of its split-K: 1 is none."""
+    """An instance by its name, and the slices of its split-K: 1 is no split."""
 
     instance: str
     slices: int
 
 
 class RecordsUnavailable(BlasError, OSError):
-    """The file of what was measured can be neither opened nor made; `reason` is SQLite's or the system's."""
+    """The file of the records can be neither opened nor made; `reason` is SQLite's or the system's."""
 
     path: str
     reason: str
 
 
 class _State:
-    """What this process has read, and from where."""
+    """The records that this process has read, and the path of their file if `use` named one."""
 
     path: Path | None = None
     known: dict[tuple[str | int, ...], Choice] | None = None
@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def path() -> Path:
-    """Where the records are: as `use` said, or the environment, or in KaaS's folder for what is kept."""
+    """Return the records' file: the one that `use` or the environment names, or blas.sqlite3 in `kaas.cache_root`."""
     if _state.path is not None:
         return _state.path
     named = os.environ.get(ENVIRONMENT)
@@ -89,16 +89,16 @@ def path() -> Path:
 
 
 def use(path: str | os.PathLike[str] | None) -> None:
-    """Has this process read and write another file; None: the usual one, read anew."""
+    """Let this process read and write another file; None: the usual file, which is read again."""
     with _lock:
         _state.path = None if path is None else Path(path)
         _state.known = None
 
 
 def best(key: tuple[str | int, ...]) -> Choice | None:
-    """The choice that was fastest, if this was ever measured; key is a Key, or a tuple equal to one.
+    """Return the fastest choice for a Key, or for an equal tuple; None if it was never measured.
 
-    A file that cannot be read counts as empty, and the log says so: products go on by the table.
+    A file that cannot be read counts as empty, and the log has a warning: the table and the rule then choose.
     """
     known = _state.known
     if known is None:
@@ -107,10 +107,10 @@ def best(key: tuple[str | int, ...]) -> Choice | None:
 
 
 def store(key: Key, choice: Choice, device: str, seconds: float) -> None:
-    """Keeps a choice, instead of any other for the same key on the same device. A damaged file is put aside.
+    """Keep a choice, in the place of another for the same key on the same device. A damaged file is renamed.
 
     Raises:
-        RecordsUnavailable
+        RecordsUnavailable: the file cannot be written.
     """
     where = path()
     try:
@@ -120,7 +120,7 @@ def store(key: Key, choice: Choice, device: str, seconds: float) -> None:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            _put_aside(where, error)
+            _rename_damaged(where, error)
             _write(where, key, choice, device, seconds)
     except (sqlite3.Error, OSError) as error:
         message = f"what was measured cannot be kept in {where}: {error}"
@@ -148,7 +148,7 @@ def _read() -> dict[tuple[str | int, ...], Choice]:
 
 
 def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
-    # what was measured last is what holds, where several devices of an architecture were
+    # in the order of measuring: the last one counts if several devices of an architecture were measured
     query = f"SELECT {_KEY}, slices, instance, version FROM {_TABLE} ORDER BY rowid"
     try:
         if not where.exists():
@@ -163,8 +163,10 @@ def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
 
 
 def _is_ours(name: object, slices: object, version: object) -> bool:
-    """Whether it is the kernel that was measured: there may be none of this name any more, or another one. SQLite
-    keeps anything in any column."""
+    """Return True if the kernel of this name is the kernel that was measured.
+
+    It may have changed or be gone, and SQLite keeps any type in any column.
+    """
     if not isinstance(name, str) or not isinstance(slices, int) or slices < 1:
         return False
     try:
@@ -179,11 +181,11 @@ def _connected(where: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _put_aside(where: Path, error: Exception) -> None:
-    """A damaged file stays to be looked at; the records begin anew."""
-    aside = where.with_name(where.name + ".damaged")
-    log.warning("%s is damaged (%s): it is now %s, and the records begin anew", where, error, aside)
+def _rename_damaged(where: Path, error: Exception) -> None:
+    """Rename a damaged file, which stays for inspection; the records begin anew."""
+    renamed = where.with_name(where.name + ".damaged")
+    log.warning("%s is damaged (%s): it is now %s, and the records begin anew", where, error, renamed)
     with suppress(FileNotFoundError):  # another process was first
-        where.replace(aside)
-    for suffix in ("-journal", "-wal", "-shm"):  # of the damaged one
+        where.replace(renamed)
+    for suffix in ("-journal", "-wal", "-shm"):  # of the damaged file
         where.with_name(where.name + suffix).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from cutlass_blas.errors import InvalidScalar
 from kaas import KaasError, Scalar, c64, c128, f32, f64
 
 SCALAR_KINDS: Final = {"s": "f32", "d": "f64", "c": "c64", "z": "c128", "h": "f32", "b": "f32", "t": "f32"}
-"""Kind of product -> kind of alpha and beta, which is the one of the sums."""
+"""Kind of product -> kind of alpha and beta, which is the kind of the sums."""
 BYTES: Final = {"f32": 4, "f64": 8, "c64": 8, "c128": 16}
 _LITERALS: Final = {"f32": f32, "f64": f64, "c64": c64, "c128": c128}
 _PACK: Final = {"f32": Struct("<f").pack, "f64": Struct("<d").pack}
@@ -22,10 +22,10 @@ _ZEROS: Final = {
 
 
 def coefficient(name: str, value: Any, kind: str) -> tuple[bytes, Scalar | None]:
-    """The bytes of alpha or beta; for a Scalar zeros, and the Scalar. kind: one of SCALAR_KINDS' values.
+    """Return the bytes of alpha or beta, or for a Scalar zeros and the Scalar. `kind` is one of SCALAR_KINDS' values.
 
     Raises:
-        InvalidScalar: no number, one that is complex where elements are real, or a Scalar of another kind.
+        InvalidScalar: no number, a complex number for real elements, or a Scalar of another kind.
     """
     if type(value) is float or type(value) is int:
         pack = _PACK.get(kind)
@@ -33,7 +33,7 @@ def coefficient(name: str, value: Any, kind: str) -> tuple[bytes, Scalar | None]
             try:
                 return pack(value), None
             except (OverflowError, error):
-                pass  # said below, in words
+                pass  # the error is raised below
     if isinstance(value, Scalar):
         if value.kind != kind:
             raise InvalidScalar(
@@ -55,12 +55,12 @@ def coefficient(name: str, value: Any, kind: str) -> tuple[bytes, Scalar | None]
 
 
 def is_zero(data: bytes, kind: str) -> bool:
-    """Of either sign."""
+    """Return True if the bytes are 0, of either sign."""
     return data in _ZEROS[kind]
 
 
 def one(kind: str) -> bytes:
-    """The bytes of 1."""
+    """Return the bytes of 1."""
     return _ONES[kind]
 
 

@@ -1,4 +1,4 @@
-"""What is compiled: the C++ of instances, of their adapters and of other device code, and the version of each."""
+"""The C++ of instances, of their adapters and of other device code, and the version of each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Final
 from cutlass_blas.instances import EXTRAS, Instance, parse
 
 CUTLASS_VERSION: Final = (4, 2)
-"""Of the headers. Kernels and the bytes of their parameters follow from them."""
+"""The version of the headers. Kernels and the bytes of their parameters depend on it."""
 DEVICE: Final = Path(__file__).resolve().parent / "device"
 CORE_ADAPTER: Final = "core"
-"""What the adapter of all core instances is called among the built files."""
-# one pass through the headers, and from it machine code of two architectures and PTX, which newer ones take
+"""The name of the adapter of all core instances among the built files."""
+# one pass through the headers gives PTX, and from it machine code of two architectures, and PTX for newer ones
 PTX_FLAGS: Final = ("-std=c++17", "--expt-relaxed-constexpr", "-O3", "-arch=compute_80", "-ptx")
 FATBIN_FLAGS: Final = (
     "-gencode", "arch=compute_80,code=[sm_80,sm_90,compute_80]", "-Xfatbin", "-compress-all", "-fatbin"
 )  # fmt: skip
-# code of the host alone counts here: no CUDA runtime, and the names that stand in for it must not meet a real one's
+# only the host's code is used: no CUDA runtime, and the names that replace it must not resolve to those of a real one
 ADAPTER_FLAGS: Final = (
     "-std=c++17", "--expt-relaxed-constexpr", "-O1", "-arch=sm_80", "-shared", "-cudart", "none",
     "-Xcompiler", "-fPIC", "-Xlinker", "-Bsymbolic"
@@ -39,10 +39,10 @@ _TYPES: Final = {
 
 
 def kernels_text(name: str) -> str:
-    """The translation unit of an instance or of other device code.
+    """Return the translation unit of an instance or of other device code.
 
     Raises:
-        UnknownSymbol: there is nothing of this name.
+        UnknownSymbol: no code has this name.
     """
     if name in EXTRAS:
         return f'#include "{EXTRAS[name]}"\n'
@@ -50,7 +50,7 @@ def kernels_text(name: str) -> str:
 
 
 def adapter_text(instances: Sequence[Instance]) -> str:
-    """The translation unit of what fills the parameters of these."""
+    """Return the translation unit of the adapter that fills these instances' parameters."""
     lines = (f"BLAS_ADAPTER({_arguments(instance)})\n" for instance in instances)
     return f'#include "adapter.cuh"\n{"".join(lines)}'
 
@@ -76,17 +76,18 @@ def _arguments(x: Instance) -> str:
 
 @lru_cache(maxsize=4096)
 def version(name: str) -> str:
-    """Of an instance or of other device code: a hash of all that it is made from. The same on every machine, with nvcc
-    or without.
+    """Return the version of an instance or of other device code: a hash of its sources and of the compiler's flags.
+
+    The version is the same on every machine, with or without nvcc.
 
     Raises:
-        UnknownSymbol: there is nothing of this name.
+        UnknownSymbol: no code has this name.
     """
     return _digest(kernels_text(name), *PTX_FLAGS, *FATBIN_FLAGS)
 
 
 def adapter_version(instances: Sequence[Instance]) -> str:
-    """Of an adapter; it is code for the host."""
+    """Return the version of an adapter, which depends on the host's architecture too."""
     return _digest(adapter_text(instances), platform.machine(), *ADAPTER_FLAGS)
 
 
@@ -98,7 +99,7 @@ def _digest(text: str, *more: str) -> str:
 
 
 def _included(text: str) -> list[str]:
-    """The files of `device` that a text includes, and those that these include."""
+    """Return the files of `device` that a text includes, directly or through others."""
     found: list[str] = []
     wanted = _LOCAL.findall(text)
     while wanted:

@@ -1,4 +1,4 @@
-"""What one kernel cannot end: sums kept in a workspace, and the kernel that makes C of them (device/finish.cuh)."""
+"""Products of two kernels: the first leaves sums in a workspace, the last makes C of them (device/finish.cuh)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RELU, GELU = 1, 2
 """Activations, as device/finish.cuh numbers them."""
 _THREADS: Final = 256
 _BLOCKS: Final = 4_096
-"""In each dimension at most; threads go on where the grid ends."""
+"""The most blocks in each dimension; each thread continues beyond the grid."""
 
 
 class Finish(NamedTuple):
-    """The last kernel of a product, but for its buffers.
+    """The last kernel of a product, without its buffers.
 
     Fields:
-        empty: there is no element to write.
+        empty: True if there is no element to write.
     """
 
     symbol: str
@@ -44,7 +44,7 @@ def _library() -> Library:
 
 
 def workspace(c: Buffer, kind: str, count: int, slices: int, m: int, n: int) -> Buffer:
-    """Where the sums lie until they are finished: [count][slices][m][n]. Products of one shape into c share it."""
+    """Return the buffer of the sums, [count][slices][m][n]. Products of one shape into c share it."""
     dtype = SUM_DTYPES[kind]
     return Buffer(f"{c.name} sums {count}x{slices}x{m}x{n} {dtype}", (count, slices, m, n), dtype)
 
@@ -57,10 +57,10 @@ def finish(
     alpha: bytes,
     beta: bytes,
 ) -> Finish:
-    """
-    Args:
-        sizes: m, n and count.
-        slices: that are added up; 0 if there is no product: C is only scaled then.
+    """Return the last kernel for C.
+
+    `sizes` are m, n and count. `slices` is the number of sums for each element; with 0 there is no product, and C is
+    only scaled.
     """
     m, n, count = sizes
     stride = c.stride if c.count is not None else 0
@@ -79,13 +79,11 @@ def finishing(
     unread: tuple[Operand, ...],
     scalars: Mapping[str, Scalar],
 ) -> Kernel:
-    """The kernel.
+    """Return the last kernel for given buffers.
 
-    Args:
-        fresh: names of buffers that it writes without reading them.
-        sums: the workspace; None if there is no product.
-        unread: operands that stay inputs of the kTask though nothing is read of them.
-        scalars: by "alpha" and "beta".
+    The kernel writes the buffers named in `fresh` without reading them. `sums` is the workspace, None without a
+    product. The operands in `unread` stay inputs of the kTask although no kernel reads them. `scalars` are those that
+    each invocation chooses, by "alpha" and "beta".
     """
     everything = Piece(0, max(count, 1), 0, 0)
     element_bytes = 0 if last.empty else DTYPE_BYTES[c.dtype]  # an empty matrix may lie at the very end of its buffer

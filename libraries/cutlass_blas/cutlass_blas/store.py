@@ -1,4 +1,4 @@
-"""Where built kernels and adapters lie: inside an installed wheel, else in the cache, whole or not at all."""
+"""The files of built kernels and adapters: in an installed wheel, else in the cache, whole or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE, Instance
 
 PACKED: Final = Path(__file__).resolve().parent / "packed"
-"""Where a wheel has the core."""
+"""A wheel's folder for the core."""
 _MAGIC: Final = b"KAASBLAS"
 _DIGEST_BYTES: Final = 16
 _TAIL_BYTES: Final = len(_MAGIC) + _DIGEST_BYTES
@@ -27,59 +27,60 @@ _log = logging.getLogger(__name__)
 
 
 def cached() -> Path:
-    """The folder of what this user has built.
+    """Return the folder of the files that this user has built.
 
     Raises:
-        DeviceUnavailable: there is nowhere to write.
+        DeviceUnavailable: no folder can be written.
     """
     return kaas.cache_root() / "blas"
 
 
 def kernels_file(name: str) -> str:
-    """What the file with the fat image of an instance or of other device code is called.
+    """Return the name of the file with the fat image of an instance or of other device code.
 
     Raises:
-        UnknownSymbol: there is nothing of this name.
+        UnknownSymbol: no code has this name.
     """
     return f"{name}-{sources.version(name)}.fatbin"
 
 
 def adapter_file(instances: Sequence[Instance]) -> str:
-    """What the file with the adapter of these is called."""
+    """Return the name of the file with the adapter of these instances."""
     name = sources.CORE_ADAPTER if len(instances) > 1 else instances[0].name
     return f"{name}-{sources.adapter_version(instances)}.so"
 
 
 def kernels(name: str) -> bytes:
-    """The fat image of an instance, or of other device code; built now if it is not there.
+    """Return the fat image of an instance or of other device code; it is built now if it is missing.
 
     Raises:
-        UnknownSymbol: there is nothing of this name.
-        MissingPackage, CompileFailed: it is not there and cannot be built.
+        UnknownSymbol: no code has this name.
+        MissingPackage, CompileFailed: it is missing and cannot be built.
     """
     file = kernels_file(name)
     return contents(find(file) or _built_now(file, lambda: build_kernels(name)))
 
 
 def adapter(instance: Instance) -> Path:
-    """A library with the adapter of this instance: that of the core if it is built, else one of its own, which is built
-    now if need be.
+    """Return a library with the adapter of this instance.
+
+    It is the core's adapter if that is built, else one for this instance only, which is built now if it is missing.
 
     Raises:
-        MissingPackage, CompileFailed: it is not there and cannot be built.
+        MissingPackage, CompileFailed: it is missing and cannot be built.
     """
     if instance in CORE:
         try:
             return _core_adapter(cached())
         except LookupError:
-            pass  # it takes a minute to build: this instance's own comes sooner
+            pass  # the core's adapter takes a minute to build, this instance's own takes less
     file = adapter_file((instance,))
     return find(file) or _built_now(file, lambda: build_adapter((instance,)))
 
 
 @cache
 def _core_adapter(folder: Path) -> Path:
-    """Looked for until it is there.
+    """Return the core's adapter; only a file that was found is remembered.
 
     Raises:
         LookupError: neither a wheel nor the folder has it.
@@ -92,18 +93,18 @@ def _core_adapter(folder: Path) -> Path:
 
 
 def build_kernels(name: str) -> bytes:
-    """Its fat image, compiled."""
+    """Compile an instance or other device code, and return its fat image."""
     return toolchain().fatbin(sources.kernels_text(name), name)
 
 
 def build_adapter(instances: Sequence[Instance]) -> bytes:
-    """The library that fills the parameters of these, compiled."""
+    """Compile the adapter of these instances, and return its library."""
     title = sources.CORE_ADAPTER if len(instances) > 1 else instances[0].name
     return toolchain().adapter(sources.adapter_text(instances), f"{title}_adapter")
 
 
 def find(file: str, folder: Path | None = None) -> Path | None:
-    """The built file of this name, if it is there and whole; None if it is to be built.
+    """Return the path of a built file, or None if it is missing or damaged and must be built.
 
     Raises:
         StoreFailed: it cannot be read.
@@ -114,7 +115,7 @@ def find(file: str, folder: Path | None = None) -> Path | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise StoreFailed(f"the BLAS library cannot read what it has built: {error}", path=str(path)) from error
+            raise StoreFailed(f"the BLAS library cannot read a built file: {error}", path=str(path)) from error
         if is_whole(found):
             return path
         _log.warning("%s is damaged and will be built again", path)
@@ -122,17 +123,19 @@ def find(file: str, folder: Path | None = None) -> Path | None:
 
 
 def contents(path: Path) -> bytes:
-    """What was built, without what tells whether it is whole."""
+    """Return a built file's contents without its checksum."""
     return path.read_bytes()[:-_TAIL_BYTES]
 
 
 def is_whole(file: bytes) -> bool:
+    """Return True if a file's contents fit the checksum at its end."""
     return file[-_TAIL_BYTES:] == _tail(file[:-_TAIL_BYTES])
 
 
 def made(path: Path, build: Callable[[], bytes]) -> Path:
-    """This file, made by `build` unless it is there and whole. Of several who want it at once one builds, the others
-    wait for it.
+    """Return the path of a file, made by `build` unless it is there and whole.
+
+    If several processes need the file at once, one of them builds it and the others wait.
 
     Raises:
         StoreFailed: it cannot be written.
@@ -141,29 +144,29 @@ def made(path: Path, build: Callable[[], bytes]) -> Path:
     try:
         return _made(path, build)
     except OSError as error:
-        raise StoreFailed(f"the BLAS library cannot keep what it builds: {error}", path=str(path)) from error
+        raise StoreFailed(f"the BLAS library cannot write a built file: {error}", path=str(path)) from error
 
 
 def _made(path: Path, build: Callable[[], bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # which ends with its holder
+        fcntl.flock(held, fcntl.LOCK_EX)  # the lock ends with its process
         try:
             if find(path.name, path.parent) is None:
-                _put(path, build())
+                _write(path, build())
         finally:
-            # who comes now makes a lock of its own, and at worst builds once more
+            # a later process makes a new lock, and at worst builds once more
             lock.unlink(missing_ok=True)
     return path
 
 
-def _put(path: Path, built: bytes) -> None:
-    """Writes to a name of our own, then renames: whoever looks finds a whole file or none."""
+def _write(path: Path, built: bytes) -> None:
+    """Write a draft, then rename it, so that readers find a whole file or none."""
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(built + _tail(built))  # behind its end, where neither a library nor an image is read
+            file.write(built + _tail(built))  # the checksum is behind the end, where no loader reads
         os.chmod(draft, 0o644)
         os.replace(draft, path)
     finally:
@@ -171,7 +174,7 @@ def _put(path: Path, built: bytes) -> None:
 
 
 def _built_now(file: str, build: Callable[[], bytes]) -> Path:
-    toolchain()  # without one nothing is begun, and nothing said of it
+    toolchain()  # raises its error before the message below
     _log.warning("building %s, once, in about half a minute; `python -m cutlass_blas build NAME` does it ahead", file)
     return made(cached() / file, build)
 

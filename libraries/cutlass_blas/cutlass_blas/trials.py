@@ -1,4 +1,4 @@
-"""What kernels are tried with: numbers whose product is exact, and numbers as they come, for measuring."""
+"""Inputs for trials of kernels: integers with an exact product for the check, random numbers for the measurement."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Array = np.ndarray[Any, Any]
 Operands = tuple[Buffer, Buffer, Buffer]
 
 VALUES = 1 << 20
-"""Different numbers in an operand; the rest repeats them."""
+"""The most different numbers in an operand; the rest repeats them."""
 
 
 class WrongResult(BlasError):
-    """A candidate whose result is not the product; `wrong` is how many of its elements differ."""
+    """A candidate whose result is not the product; `wrong` is the number of its wrong elements."""
 
     instance: str
     wrong: int
@@ -30,8 +30,8 @@ class Trial:
     """The inputs of a product, by name.
 
     Fields:
-        integers: small ones, of which every kernel has to make exactly `wanted`; or nearly, if it is not `exact`.
-        random: others, as they come.
+        integers: small integers, for which every kernel has to give exactly `wanted`, or nearly if not `exact`.
+        random: random numbers.
     """
 
     integers: dict[str, Array]
@@ -40,9 +40,10 @@ class Trial:
     exact: bool
 
     def check(self, instance: str, made: Array) -> None:
-        """
+        """Check the result for `integers`.
+
         Raises:
-            WrongResult
+            WrongResult: it differs from `wanted`.
         """
         if self.exact:
             same = made == self.wanted.astype(made.dtype)
@@ -55,7 +56,7 @@ class Trial:
 
 
 def trial(operands: Operands, options: dict[str, Any]) -> Trial:
-    """For a product with these options of gemm; GELU is the one epilogue that it knows, and whose results differ."""
+    """Return the trial of a product with these options of gemm; GELU is the only epilogue, and is not exact."""
     factors = operands[:2]
     integers = {buffer.name: _integers(buffer) for buffer in factors}
     wanted = _product(operands, integers, options)
@@ -64,7 +65,10 @@ def trial(operands: Operands, options: dict[str, Any]) -> Trial:
 
 
 def _integers(buffer: Buffer) -> Array:
-    """From -2 to 2, in no pattern that a shift would keep: exact in every dtype, as are their sums up to k of 2^22."""
+    """Return integers from -2 to 2, without a pattern that a shift keeps: exact in every dtype.
+
+    Sums of their products are exact too, up to a k of 2^22.
+    """
     rng = np.random.default_rng(sum(buffer.name.encode()))
     return _filled(buffer, rng.integers(-2, 3, VALUES) + 1j * rng.integers(-2, 3, VALUES))
 
@@ -77,20 +81,20 @@ def _random(buffer: Buffer) -> Array:
 def _numpy_dtype(name: str) -> Any:
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes  # on demand: it is the only dtype that NumPy has not
+    import ml_dtypes  # imported here: bfloat16 is the only dtype that NumPy lacks
 
     return np.dtype(ml_dtypes.bfloat16)
 
 
 def _filled(buffer: Buffer, values: Array) -> Array:
-    """The real parts unless the buffer holds complex numbers."""
+    """Return the values in a buffer's shape and dtype; only the real parts unless the dtype is complex."""
     dtype = _numpy_dtype(buffer.dtype)
     some = values if dtype.kind == "c" else values.real
     return np.resize(some.astype(dtype), math.prod(buffer.shape)).reshape(buffer.shape)
 
 
 def _product(operands: Operands, integers: dict[str, Array], options: dict[str, Any]) -> Array:
-    """What comes of the integers, by NumPy."""
+    """Return the product of the integers by NumPy, as it lies in C's memory."""
     a, b, c = operands
     is_complex = a.dtype.startswith("complex")
     exact = np.complex128 if is_complex else np.float64
@@ -107,7 +111,7 @@ def _product(operands: Operands, integers: dict[str, Array], options: dict[str, 
 
 
 def _logical(memory: Array, column: bool) -> Array:
-    """The matrices that lie in memory of their shape, in one layout or the other."""
+    """Return the logical matrices of memory in either layout."""
     if not column:
         return memory
     *batch, rows, columns = memory.shape

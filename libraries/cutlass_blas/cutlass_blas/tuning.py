@@ -1,4 +1,4 @@
-"""tune: the kernels that may serve a product, measured on a device; the fastest is what gemm takes from then on."""
+"""tune: measures the kernels that fit a product on a device; gemm takes the fastest one from then on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cutlass_blas.trials import Array, Operands, Trial, trial
 from kaas import Buffer, Device, KaasError, Kernel, KTask, Library, Out, Scalar, errors, run_local
 
 REPEATS = "repeats"
-"""The scalar that says how often a candidate runs."""
+"""The scalar with the number of times that a candidate runs."""
 ENOUGH_S = 0.02
-"""Kernel time that one measurement should see."""
+"""Kernel time that one measurement should cover."""
 MOST_REPEATS = 200
 MEASUREMENTS = 3
-"""The fastest of these counts: all else that a machine does only adds time."""
+"""The number of measurements. The fastest counts: other work of the machine only adds time."""
 
 _NOTHING = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 x) { ret; }\n"
 
 
 class TuningFailed(BlasError):
-    """No candidate ran; `reasons` has what each of them said, by its name."""
+    """No candidate ran; `reasons` has each candidate's error, by its name."""
 
     problem: str
     reasons: dict[str, str]
@@ -34,10 +34,10 @@ class TuningFailed(BlasError):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a candidate took.
+    """The time of a candidate.
 
     Fields:
-        choice: the kernel, and into how many slices it cuts k.
+        choice: the kernel, and the number of slices that it cuts k into.
         seconds: for the whole product.
     """
 
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A candidate that did not run, or gave something else than the product."""
+    """A candidate that did not run, or gave a wrong result."""
 
     choice: Choice
     error: KaasError
@@ -55,10 +55,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found for a product.
+    """The result of tuning a product.
 
     Fields:
-        device: its name. candidates: all of them, as the table ranks them: the first is what gemm took before.
+        device: its name. candidates: all of them, as the table ranks them; gemm took the first one before.
     """
 
     key: Key
@@ -67,6 +67,7 @@ class Tuned:
 
     @property
     def best(self) -> Measured:
+        """The fastest candidate that ran."""
         return min((each for each in self.candidates if isinstance(each, Measured)), key=lambda each: each.seconds)
 
 
@@ -89,31 +90,37 @@ def tune(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tuned, ...]:
-    """Measures the kernels that may serve these products, and keeps the fastest of each for `gemm`, here and in every
-    process that starts later and shares this machine's records (`cutlass_blas.records`).
+    """Measure the kernels that fit these products, and keep the fastest of each for `gemm`.
 
-    A kernel that is not built yet is built. Each has to give exactly the product of small integers before it counts;
-    times are then taken with random numbers, from contiguous matrices.
+    The choice counts in this process, and in every process that starts later and shares this machine's records
+    (`cutlass_blas.records`). Missing kernels are built. A kernel counts only if it gives exactly the product of small
+    integers; its time is then measured with random numbers, in contiguous matrices.
 
     Args:
         shapes: (m, n, k), or several.
-        dtypes: of the factors, one or several: each shape is measured for each.
-        out: dtype of c, as `gemm` takes it; None: that of the factors. count: of a batch of products.
-        trans_a, trans_b, layout, compute: as `gemm` takes them. gelu: with GELU as the epilogue, which has kernels of
-            its own; all other epilogues go by what is measured without.
-        arch: what `gemm` is told where the result shall count. None: the device's own, and what gemm chooses for
-            unless it is told.
-        device: None is the first GPU. What is fast on the software GPU tells nothing about another: it is measured
-            only if it is named, and what was found is kept only if arch is named too.
-        most: candidates to measure, the likeliest first; None: all.
-        progress: called after each with its number, how many there are, and what came of it.
+        dtypes: of the factors, one or several: each shape is measured for each dtype.
+        out: dtype of c, as `gemm` takes it; None: that of the factors.
+        count: the size of a batch of products; None: no batch.
+        trans_a: as `gemm` takes it.
+        trans_b: as `gemm` takes it.
+        layout: as `gemm` takes it.
+        compute: as `gemm` takes it.
+        gelu: measure with GELU as the epilogue, which has its own kernels; all other epilogues use the results without.
+        arch: the `arch` of gemm for which the result counts. None: the device's own architecture, and gemm's default.
+        device: None is the first GPU. Times of the software GPU say nothing about other devices: it is measured only if
+            it is named, and its result is kept only if arch is named too.
+        most: the number of candidates to measure, the likeliest first; None: all.
+        progress: called after each candidate with its number, the number of candidates, and its result.
+
+    Returns:
+        The result for each shape and dtype.
 
     Raises:
         kaas.errors.DeviceUnavailable: no GPU.
         kaas.errors.DeviceLost: a candidate ended the device.
         TuningFailed: no candidate of a product ran.
         RecordsUnavailable: the result cannot be kept.
-        BlasError: as `gemm` raises them, and for shapes that are none.
+        BlasError: as `gemm` raises them, or a shape is not three positive integers.
     """
     where = Device("gpu") if device is None else device
     if not isinstance(where, Device):
@@ -175,14 +182,14 @@ def _operands(
 
 
 def _opened(device: Device) -> tuple[str, str]:
-    """The name of the device and its architecture.
+    """Return the name of the device and its architecture.
 
     Raises:
-        DeviceUnavailable
+        DeviceUnavailable: there is no such device.
     """
     x = Buffer("x", 1)
     run_local(KTask([Kernel(Library.from_ptx(_NOTHING), "nothing", 1, 1, [Out(x)])], [x]), device=device)
-    from cuda.core import Device as CudaDevice  # only now is the driver loaded, and on the device that was asked for
+    from cuda.core import Device as CudaDevice  # the run above has loaded the driver of the chosen device
 
     opened = CudaDevice(0)
     return opened.name, choice.architecture(f"sm_{opened.arch}")
@@ -207,7 +214,7 @@ def _tuned(
                 chosen, _seconds(instance, slices, operands, options, device, numbers)
             )
         except errors.DeviceLost:
-            raise  # nothing runs on it any more
+            raise  # no other candidate can run on it
         except KaasError as error:
             outcome = Failed(chosen, error)
         outcomes.append(outcome)

@@ -1,4 +1,4 @@
-"""Vectors within buffers: what `gemv` multiplies a matrix by, and what it writes."""
+"""Vectors within buffers: the factor and the result of `gemv`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from kaas import Buffer
 
 @dataclass(frozen=True, slots=True, init=False)
 class Vector:
-    """A part of a buffer as a vector, or as a batch of them: element i of entry b is the buffer's element
-    `offset + i * inc + b * stride`, whatever the buffer's shape.
+    """A part of a buffer as a vector, or as a batch of vectors.
+
+    Element i of entry b is the buffer's element `offset + i * inc + b * stride`, for any shape of the buffer.
 
     Args:
-        size: elements.
+        buffer: of any shape.
+        size: the number of elements.
         inc: from one element to the next; a negative one goes backwards from `offset`, as NumPy's `x[::-1]` does.
         offset: of element 0.
         count, stride: entries of a batch, and elements from one to the next (`size * abs(inc)` unless given).
@@ -77,25 +79,28 @@ class Vector:
 
     @property
     def entries(self) -> int:
+        """The number of vectors, 1 without a batch."""
         return 1 if self.count is None else self.count
 
     @property
     def words(self) -> str:
+        """A description for error messages."""
         batch = "" if self.count is None else f", {self.count} of them {self.stride} apart"
         return f"a vector of {self.size} with inc {self.inc} from {self.offset} on{batch}"
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(size,), or (count, size) for a batch."""
         return (self.size,) if self.count is None else (self.count, self.size)
 
     @property
     def covers(self) -> bool:
-        """Whether every element of the buffer is in it, if no two of its own are one."""
+        """True if it has every element of the buffer, provided that it does not overlap itself."""
         return self.size * self.entries == _elements(self.buffer)
 
     @property
     def overlaps(self) -> bool:
-        """Whether two of its elements may be one."""
+        """True if two of its elements may have one address."""
         steps = sorted((step, n) for step, n in ((abs(self.inc), self.size), (self.stride, self.entries)) if n != 1)
         reached = 0
         for step, n in steps if self.size * self.entries else ():
@@ -106,9 +111,10 @@ class Vector:
 
 
 def vector(name: str, given: Any) -> Vector:
-    """
+    """Return the vector for an argument: a Vector, a buffer of one dimension, or of two for a batch.
+
     Raises:
-        InvalidOperand: neither a Vector nor a buffer of one dimension, or of two for a batch.
+        InvalidOperand: none of these.
     """
     match given:
         case Vector():
