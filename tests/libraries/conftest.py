@@ -11,13 +11,13 @@ from cutlass_blas import records
 
 @pytest.fixture(scope="session", autouse=True)
 def device(softgpu: tuple[int, ...]) -> tuple[int, ...]:
-    """The software devices, for every test here."""
+    """Every test of this folder runs on the software devices."""
     return softgpu
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What was tuned on this machine before does not choose kernels here."""
+    """Earlier tuning on this machine does not choose kernels in these tests."""
     records.use(tmp_path_factory.mktemp("records") / "blas.sqlite3")
     yield
     records.use(None)

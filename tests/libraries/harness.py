@@ -1,4 +1,4 @@
-"""Matrices anywhere in memory, BLAS kernels run over them on the software GPU, SciPy's answer and its error bound."""
+"""Matrices anywhere in memory, runs of BLAS kernels on the software GPU, SciPy's results and error bounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Array = NDArray[Any]
 
 ROUTINES = {"float32": blas.sgemm, "float64": blas.dgemm, "complex64": blas.cgemm, "complex128": blas.zgemm}
 SCALARS = {"float32": "f32", "float64": "f64", "complex64": "c64", "complex128": "c128"}
-"""dtype of accumulation -> kind of alpha and beta."""
+"""Dtype of sums -> kind of alpha and beta."""
 
 ACCUMULATED = {"float16": "float32", "bfloat16": "float32"}
-"""dtype of operands -> dtype in which products are summed, where it is another."""
+"""Dtype of operands -> dtype of sums, if it is another."""
 
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53,
          "complex64": 2.0**-24, "complex128": 2.0**-53}  # fmt: skip
@@ -31,7 +31,7 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "f
 """The smallest number above 0."""
 
 GUARD = 0xFF
-"""Every byte of memory that is no element of a matrix; four of them, or two or eight, are NaN."""
+"""Every byte of memory outside of the matrices; two, four or eight of these bytes are NaN."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -60,11 +60,11 @@ class Placed:
     where: NDArray[np.intp]
 
     def elements(self, memory: Array) -> Array:
-        """The matrices, out of what the buffer holds now."""
+        """Return the matrices from the buffer's current contents."""
         return np.asarray(memory.reshape(-1)[self.where])
 
     def untouched(self, memory: Array) -> bool:
-        """Whether all that is not of the matrices is as it was, to the bit."""
+        """Return True if all bytes outside of the matrices are unchanged."""
         around = np.ones(self.memory.size, bool)
         around[self.where] = False
         before, now = (np.ascontiguousarray(one.reshape(-1)[around]).view(np.uint8) for one in (self.memory, memory))
@@ -81,7 +81,7 @@ def place(
     gap: int = 0,
     after: int = 0,
 ) -> Placed:
-    """Puts a matrix (2-D) or a batch (3-D) into a buffer.
+    """Return a matrix (2-D) or a batch (3-D) placed in a buffer.
 
     Args:
         pad: elements between the end of a row (in layout "column": of a column) and the start of the next.
@@ -114,7 +114,7 @@ def run(
     outputs: Sequence[kaas.Buffer],
     scalars: Mapping[str, Any] | None = None,
 ) -> dict[str, Array]:
-    """The outputs of the kernels as one kTask; of what is given, it gets what it reads."""
+    """Return the outputs of the kernels as one kTask, which gets those of the arrays that it reads."""
     task = kaas.KTask(kernels, outputs)
     inputs = {buffer.name: given[buffer.name].reshape(buffer.shape) for buffer in task.inputs}
     return kaas.run_local(task, inputs, scalars=scalars)
@@ -129,7 +129,7 @@ def multiply(
     extra: Mapping[str, Array] | None = None,
     **options: Any,
 ) -> Any:
-    """What C holds after `gemm`, of each where several are given; asserts that nothing around it has changed.
+    """Return C after `gemm`, or each C of several, and assert that nothing around it has changed.
 
     Args:
         extra: what other buffers hold, such as a bias. options: of `gemm`.
@@ -147,17 +147,17 @@ def multiply(
     return found[0] if isinstance(c, Placed) else found
 
 
-# --- what is right
+# --- expected results
 
 
 def op(values: Array, trans: str) -> Array:
-    """op(A) of one matrix or of each of a batch."""
+    """Return op(A) of one matrix or of each matrix of a batch."""
     turned = values if trans == "n" else np.swapaxes(values, -1, -2)
     return turned.conj() if trans == "c" else turned
 
 
 def scipy_gemm(a: Array, b: Array, c: Array, alpha: Any, beta: Any, trans_a: str, trans_b: str) -> Array:
-    """alpha op(a) op(b) + beta c by SciPy's BLAS, in the type of the arrays; it does not take sizes of 0."""
+    """Return alpha op(a) op(b) + beta c by SciPy's BLAS, in the arrays' dtype; sizes must not be 0."""
     if 0 in (*c.shape, *a.shape):
         return np.zeros_like(c) if beta == 0 else np.asarray(c.dtype.type(beta) * c)
     code = {"n": 0, "t": 1, "c": 2}
@@ -168,7 +168,7 @@ def scipy_gemm(a: Array, b: Array, c: Array, alpha: Any, beta: Any, trans_a: str
 def bound(
     a: Array, b: Array, c: Array, alpha: Any, beta: Any, dtype: str, *, inner: float = 0.0, slices: int = 1
 ) -> Array:
-    """How far two computations of alpha a b + beta c may differ, element by element; a and b with op applied.
+    """Return the largest allowed difference of two computations of alpha a b + beta c, for each element; op is applied.
 
     Each is off by at most gamma(n) = n u / (1 - n u) times the same sum over magnitudes (Higham, Accuracy and Stability
     of Numerical Algorithms, 3.5), n the roundings on the longest way: k products and sums, and a few of the scalars;
@@ -189,7 +189,7 @@ def bound(
 
 
 def assert_close(found: Array, expected: Array, allowed: Array) -> None:
-    """Says which element is off most, if one is."""
+    """Assert that all elements are within the bound; the message names the worst one."""
     assert found.shape == expected.shape
     wide = np.complex128 if is_complex(found.dtype.name) else np.float64
     off = np.abs(found.astype(wide) - expected.astype(wide))
@@ -200,7 +200,7 @@ def assert_close(found: Array, expected: Array, allowed: Array) -> None:
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
-    """Normal numbers; complex ones have both parts."""
+    """Return normally distributed numbers; complex ones have both parts."""
     values = rng.standard_normal(shape)
     if is_complex(dtype):
         return np.asarray((values + 1j * rng.standard_normal(shape)).astype(dtype))

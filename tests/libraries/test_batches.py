@@ -1,4 +1,4 @@
-"""Batches: strided, with a shared operand, by pointer arrays, empty ones and more than a grid has room for."""
+"""Batches: strided, with a shared operand, by pointer arrays, empty, and larger than a grid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored(rows: int, columns: int, trans: str) -> tuple[int, int]:
 
 
 def expected_of(a: Array, b: Array, c: Array, alpha: Any, beta: Any, ops: str) -> tuple[Array, Array]:
-    """SciPy's answer and its bound for each of a batch; 2-D operands are shared."""
+    """Return SciPy's result and its bound for each matrix of a batch; 2-D operands are shared."""
     count = c.shape[0]
     a, b = (one if one.ndim == 3 else np.broadcast_to(one, (count, *one.shape)) for one in (a, b))
     answers = [scipy_gemm(a[i], b[i], c[i], alpha, beta, *ops) for i in range(count)]
@@ -87,7 +87,7 @@ def test_strided(
 def test_pointer_arrays(dtype: str, ops: str, by_name: bool) -> None:
     rng = np.random.default_rng(3)
     m, n, k, count = 17, 9, 12, 5
-    # one leading dimension serves all of an operand, so that the pads do not vary here
+    # an operand has one leading dimension, so that the pads do not vary here
     a, b, c = (
         [place(f"{name}{i}", random_values(rng, shape, dtype), offset=4 * i, after=i) for i in range(count)]
         for name, shape in (("a", stored(m, k, ops[0])), ("b", stored(k, n, ops[1])), ("c", (m, n)))
@@ -102,7 +102,7 @@ def test_pointer_arrays(dtype: str, ops: str, by_name: bool) -> None:
 
 
 def test_pointer_arrays_may_name_one_matrix_often() -> None:
-    """A shared one, as entries of the list or alone beside lists; views of one buffer too, C's among them."""
+    """A shared matrix, in all entries of a list or alone with lists; also views of one buffer, C's among them."""
     rng = np.random.default_rng(4)
     a, b = random_values(rng, (3, 5, 6), "float32"), random_values(rng, (6, 7), "float32")
     whole, shared = kaas.Buffer("a", (3, 5, 6), "float32"), kaas.Buffer("b", (6, 7), "float32")
@@ -119,7 +119,7 @@ def test_pointer_arrays_may_name_one_matrix_often() -> None:
 @pytest.mark.parametrize("options", [{"alpha": 0, "beta": 2}, {"split_k": 2}, {"beta": 1, "epilogue": "bias"}])
 @pytest.mark.parametrize("listed", [[True, False], [False, True]])
 def test_a_list_of_one_is_that_one(listed: list[bool], options: dict[str, Any]) -> None:
-    """Whichever came first of its shape, what is remembered of it serves both."""
+    """A list of one and a single matrix share a remembered plan, whichever came first."""
     rng = np.random.default_rng(8)
     a, b, c = (random_values(rng, shape, "float32") for shape in ((3, 1100), (1100, 5), (3, 5)))
     bias = kaas.Buffer("bias", 5, "float32")
@@ -136,7 +136,7 @@ def test_a_list_of_one_is_that_one(listed: list[bool], options: dict[str, Any]) 
 
 
 def test_a_batch_of_none() -> None:
-    """Lists cannot be empty since nothing would say what they hold; a buffer of none is one launch without effect."""
+    """Lists cannot be empty, since they would have no dtype; a buffer with no entries is one launch without effect."""
     a, b, c = (np.empty((0, *shape), np.float32) for shape in ((3, 4), (4, 5), (3, 5)))
     placed = [place(name, values) for name, values in zip("abc", (a, b, c), strict=True)]
     assert multiply(*placed).shape == (0, 3, 5)
@@ -145,7 +145,7 @@ def test_a_batch_of_none() -> None:
 
 
 def test_more_than_a_grid_holds() -> None:
-    """A grid's third dimension ends at 65535: the rest are launches of their own."""
+    """A grid's third dimension ends at 65535: the rest takes further launches."""
     count = 65535 + 3
     rng = np.random.default_rng(6)
     a, b = rng.integers(-9, 9, (1, 2)).astype(np.float32), rng.integers(-9, 9, (count, 2, 1)).astype(np.float32)
@@ -160,7 +160,7 @@ def test_more_than_a_grid_holds() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_batch_equals_its_products_one_by_one(count: int) -> None:
-    """To the bit: the same kernel sums in the same order."""
+    """The results are bitwise equal: the same kernel sums in the same order."""
     rng = np.random.default_rng(9)
     a, b = random_values(rng, (count, 33, 40), "float32"), random_values(rng, (count, 40, 31), "float32")
     c = np.empty((count, 33, 31), np.float32)

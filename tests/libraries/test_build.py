@@ -1,4 +1,4 @@
-"""Built files: made once, found again, whole or not at all; and what is said where they cannot be made."""
+"""Built files are made once, found again, and whole or not there; errors say why a file cannot be built."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KERNEL = 'extern "C" __global__ void tiny(int *p) { *p = 7; }\n'
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty store, for this test alone."""
+    """Return an empty store for this test."""
     monkeypatch.setattr(store, "cached", lambda: tmp_path / "built")
     return tmp_path / "built"
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Gives the library a piece of device code that is quickly built, "tiny"; each call changes it."""
+    """Give the library a small piece of device code, "tiny", that is quickly built; each call changes it."""
     device = tmp_path / "device"
     device.mkdir()
     monkeypatch.setattr(sources, "DEVICE", device)
@@ -73,7 +73,7 @@ def test_code_is_built_when_it_is_first_asked_for(folder: Path, write: Callable[
     assert provider.library("tiny").images[0].kind == "provided"
 
 
-def test_only_what_is_missing_is_built(folder: Path, write: Callable[[str], None]) -> None:
+def test_only_missing_files_are_built(folder: Path, write: Callable[[str], None]) -> None:
     write(KERNEL)
     steps: list[building.Progress] = []
     wanted = building.jobs(["tiny"])
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_made_again(
     assert path.read_bytes() == whole
 
 
-def test_of_two_who_want_the_same_at_once_one_builds_it(
+def test_of_two_processes_that_need_a_file_at_once_one_builds_it(
     folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(KERNEL)
@@ -126,7 +126,7 @@ def test_of_two_who_want_the_same_at_once_one_builds_it(
     assert [path.name for path in folder.iterdir()] == [store.kernels_file("tiny")]
 
 
-def test_what_a_wheel_brings_is_taken_first(
+def test_the_files_of_a_wheel_are_taken_first(
     folder: Path, write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(KERNEL)
@@ -154,19 +154,19 @@ def test_other_sources_are_another_version(write: Callable[[str], None]) -> None
     assert len(set(versions)) == 3
 
 
-def test_a_store_that_cannot_be_written_is_told(
+def test_a_store_that_cannot_be_written_is_an_error(
     tmp_path: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(KERNEL)
     (tmp_path / "file").touch()
     monkeypatch.setattr(store, "cached", lambda: tmp_path / "file" / "built")
-    with pytest.raises(StoreFailed, match="cannot keep") as raised:
+    with pytest.raises(StoreFailed, match="cannot write a built file") as raised:
         store.kernels("tiny")
     assert raised.value.path == str(tmp_path / "file" / "built" / store.kernels_file("tiny"))
     assert survives(raised.value)
 
 
-def test_what_is_built_and_cannot_be_read_is_told(folder: Path, write: Callable[[str], None]) -> None:
+def test_a_built_file_that_cannot_be_read_is_an_error(folder: Path, write: Callable[[str], None]) -> None:
     write(KERNEL)
     path = folder / store.kernels_file("tiny")
     path.mkdir(parents=True)
@@ -188,14 +188,14 @@ def test_the_adapter_of_the_core_is_taken_as_soon_as_it_is_there(folder: Path, m
     assert store.adapter(other) == folder / store.adapter_file((other,))
 
 
-def test_an_adapter_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "adapter.so").write_bytes(b"no library")
     with pytest.raises(StoreFailed, match="cannot load") as raised:
         adapter._loaded(str(tmp_path / "adapter.so"))
     assert raised.value.path == str(tmp_path / "adapter.so")
 
 
-def test_an_adapter_s_version_follows_what_it_is_for() -> None:
+def test_an_adapter_s_version_depends_on_its_instances() -> None:
     assert len({sources.adapter_version(some) for some in (CORE, CORE[1:], CORE[:1])}) == 3
 
 
@@ -209,7 +209,7 @@ def test_another_version_than_asked_for_is_not_given() -> None:
     assert raised.value.has == ()
 
 
-def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[str], None]) -> None:
+def test_the_error_of_a_refused_source_has_nvcc_s_log(folder: Path, write: Callable[[str], None]) -> None:
     write("#include <missing.h>\n")
     with pytest.raises(errors.CompileFailed, match=r"missing\.h") as raised:
         store.kernels("tiny")
@@ -220,7 +220,7 @@ def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[s
     assert not list(folder.glob("*"))
 
 
-def test_what_nvcc_dies_of_is_told(
+def test_the_reason_of_nvcc_s_end_is_in_the_error(
     folder: Path, write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(KERNEL)
@@ -231,7 +231,7 @@ def test_what_nvcc_dies_of_is_told(
     assert not list(folder.glob("*"))
 
 
-def test_a_compiler_that_writes_nothing_is_told(
+def test_a_compiler_that_writes_nothing_is_an_error(
     folder: Path, write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(KERNEL)
@@ -242,7 +242,7 @@ def test_a_compiler_that_writes_nothing_is_told(
     assert not list(folder.glob("*"))
 
 
-def test_without_nvcc_it_says_what_to_install(
+def test_without_nvcc_the_error_says_how_to_install_it(
     folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(KERNEL)
@@ -256,24 +256,24 @@ def test_without_nvcc_it_says_what_to_install(
     assert raised.value.package == "nvcc"
     assert survives(raised.value)
     assert not list(folder.glob("*"))
-    assert not caplog.records  # nor that it is being built
+    assert not caplog.records  # no message that the file is being built
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("output", "why"),
     [
         ("release 11.7, V11.7.89", r"nvcc 11\.8 or newer; .* is 11\.7"),
         ("no such thing", "does not tell its version"),
     ],
 )
-def test_an_old_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str) -> None:
-    monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", f'echo "{said}"')))
+def test_an_old_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, why: str) -> None:
+    monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", f'echo "{output}"')))
     with pytest.raises(errors.MissingPackage, match=why):
         compiling.toolchain()
 
 
 def test_behind_an_old_nvcc_one_that_serves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the system's is too old, and the wheel is installed as the message says."""
+    """The system's nvcc is too old, and the wheel is installed as the message says."""
     old, wheel = tmp_path / "old", tmp_path / "nvidia" / "cu13" / "bin"
     for folder, release in ((old, "11.2, V11.2.152"), (wheel, "13.9, V13.9.1")):
         folder.mkdir(parents=True)
@@ -301,13 +301,13 @@ def test_a_chosen_nvcc_may_be_named_from_here(
         store.kernels("tiny")
 
 
-def test_a_chosen_nvcc_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_nvcc_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAAS_NVCC", "/nowhere/nvcc")
     with pytest.raises(errors.MissingPackage, match="/nowhere/nvcc"):
         compiling.toolchain()
 
 
-def test_without_a_compiler_for_the_host_it_says_what_to_install(
+def test_without_a_compiler_for_the_host_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", 'echo "release 13.9, V13.9.1"')))

@@ -1,4 +1,4 @@
-"""The wheel of the BLAS library: with kernels inside it needs no compiler, without it is for any machine."""
+"""The wheel of the BLAS library: with kernels inside it needs no compiler, without kernels it is for any machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wheel(folder: Path, packed: str, source: Path = SOURCE, **environment: str) 
 
 
 def in_wheel(made: Path) -> set[str]:
-    """The built files that it has."""
+    """Return the built files of a wheel."""
     with zipfile.ZipFile(made) as file:
         return {name.rpartition("/")[2] for name in file.namelist() if name.startswith("cutlass_blas/packed/")}
 
@@ -70,8 +70,8 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     assert not (home / "kaas" / "blas").exists()
 
 
-def test_what_lies_packed_in_the_sources_goes_in_only_if_it_is_named(tmp_path: Path) -> None:
-    """As where it was copied for the editable package, and an older one with it."""
+def test_files_packed_in_the_sources_go_into_a_wheel_only_if_named(tmp_path: Path) -> None:
+    """The folder has a kernel that was copied there for the editable package, and an older one."""
     source = tmp_path / "source"
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "packed"))
     packed = source / "cutlass_blas" / "packed"

@@ -1,4 +1,4 @@
-"""Kernels of the BLAS library in kTasks: what becomes an input, sums that go on, results side by side in one buffer."""
+"""Kernels of the BLAS library in kTasks: inputs, sums over iterations, and several results in one buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ a, b, c = (kaas.Buffer(name, values.shape, "float32") for name, values in (("a",
 
 
 def run(task: kaas.KTask, **inputs: Array) -> Array:
-    """Its only output; what is given are exactly its inputs."""
+    """Return a kTask's only output; the given arrays must be exactly its inputs."""
     assert {buffer.name for buffer in task.inputs} == inputs.keys()
     (result,) = kaas.run_local(task, inputs).values()
     return np.asarray(result)
@@ -53,7 +53,7 @@ SIDE_BY_SIDE = {
 
 @pytest.mark.parametrize("targets", SIDE_BY_SIDE)
 def test_results_side_by_side(targets: str) -> None:
-    """Together they cover the buffer, so that it is no input, although each is only a part of it."""
+    """The results together cover the buffer, so that it is no input, although each result is only a part of it."""
     twice = kaas.Buffer("b", (2, 7, 5), "float32")
     factor = twice if targets == "a batch" else [Matrix(twice, 7, 5, offset=at) for at in (0, 35)]
     task = kaas.KTask(cutlass_blas.gemm(a, factor, SIDE_BY_SIDE[targets]), ["both"])  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_results_side_by_side(targets: str) -> None:
 
 
 def test_a_part_of_a_buffer_leaves_the_rest() -> None:
-    """The other half is what was given, so the buffer is an input."""
+    """The other half keeps the given contents, so the buffer is an input."""
     both = kaas.Buffer("both", (9, 10), "float32")
     before = random_values(RNG, (9, 10), "float32")
     found = run(kaas.KTask(cutlass_blas.gemm(a, b, Matrix(both, 9, 5, ld=10, offset=5)), [both]), a=A, b=B, both=before)
@@ -85,7 +85,7 @@ def test_one_scalar_in_two_places() -> None:
 
 @pytest.mark.parametrize("beta", [0, 1])
 def test_bias_of_pointer_arrays(beta: float) -> None:
-    """Of column-major matrices, whose bias has an element for each row."""
+    """The bias of column-major matrices has an element for each row."""
     names = ("c", "d")
     outs = [kaas.Buffer(name, (9, 5), "float32") for name in names]
     bias = random_values(RNG, (9,), "float32")

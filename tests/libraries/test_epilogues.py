@@ -1,4 +1,4 @@
-"""Fused epilogues and split-K: bias, ReLU and GELU after alpha A B + beta C, however the sum was made."""
+"""Fused epilogues and split-K: bias, ReLU and GELU after alpha A B + beta C, with and without slices."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SIZES = st.sampled_from([1, 2, 7, 31, 33, 64, 65, 129]) | st.integers(0, 80)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 STEEPEST = {None: 1.0, "relu": 1.0, "gelu": 1.13}
-"""The largest slope of each activation: how much an error before it may grow."""
+"""The largest slope of each activation: an error before it may grow by this factor."""
 
 
 def activated(values: Array, activation: str | None) -> Array:
-    """In double precision."""
+    """Return the activation in double precision."""
     wide = values.astype(np.float64)
     match activation:
         case "relu":
@@ -135,9 +135,9 @@ def test_split_k(
     pads: tuple[int, ...],
     by_name: bool,
 ) -> None:
-    """Also with more slices than k has elements."""
+    """Some cases have more slices than k has elements."""
     if activation == "gelu" and split_k == 1:
-        ops = "nn"  # with others it is a kernel that would have to be built
+        ops = "nn"  # other transposes need a kernel that would have to be built
     options: dict[str, Any] = {"biased": biased, "layout": layout, "ops": ops, "pads": pads}
     check(m, n, k, activation, split_k=split_k, alpha=0.75, beta=beta, by_name=by_name, **options)
 
@@ -152,7 +152,7 @@ def test_split_k_of_complex_numbers() -> None:
 
 
 def test_one_number_of_slices_is_one_answer() -> None:
-    """Deterministic: the slices are added in one order, whatever order they are computed in."""
+    """The result is deterministic: the slices are added in one order, in whichever order they are computed."""
     rng = np.random.default_rng(3)
     a, b = random_values(rng, (20, 700), "float32"), random_values(rng, (700, 20), "float32")
     c = np.empty((20, 20), np.float32)
@@ -161,7 +161,7 @@ def test_one_number_of_slices_is_one_answer() -> None:
 
 
 def test_split_k_is_chosen_where_k_is_far_larger() -> None:
-    """By itself for a deep and narrow product, never where forbidden, and never for a square one."""
+    """A deep and narrow product is split by default, a square product is not, and split_k=1 forbids it."""
     a, b, c = (kaas.Buffer(name, shape, "float32") for name, shape in zip("abc", [(64, 65536), (65536, 64), (64, 64)],
                                                                           strict=True))  # fmt: skip
     assert len(cutlass_blas.gemm(a, b, c)) > 1
@@ -171,7 +171,7 @@ def test_split_k_is_chosen_where_k_is_far_larger() -> None:
 
 
 def test_two_split_products_in_one_task() -> None:
-    """Their workspaces are apart, or ordered: names do not collide."""
+    """Their workspaces are different or ordered: names do not collide."""
     rng = np.random.default_rng(4)
     a, b = random_values(rng, (12, 400), "float32"), random_values(rng, (400, 12), "float32")
     one, two = kaas.Buffer("a", a.shape, "float32"), kaas.Buffer("b", b.shape, "float32")

@@ -32,8 +32,8 @@ OPS = {
     "complex64": ("nn", "nc", "cn", "tt"),
     "complex128": ("nn", "nt", "tn"),
 }
-"""Transposes that are tried. With C in column-major order the kernel is that of the reversed pair, so each is here with
-its own; not all pairs are, since each is a kernel that the software GPU has to compile."""
+"""The tested transposes. With C in column-major order the kernel is that of the reversed pair, so each pair is listed
+with its reverse. Not all pairs are tested, since the software GPU has to compile a kernel for each."""
 
 SIZES = st.sampled_from([0, 1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]) | st.integers(0, 130)
 
@@ -43,7 +43,7 @@ COMPLEX_SCALARS = REAL_SCALARS | st.sampled_from([1j, -1j, 0.5 - 2j, 3 + 0.25j])
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One call of gemm. Of a, b and c in turn: pads, offsets, after."""
+    """One call of gemm. `pads`, `offsets` and `after` have a value each for a, b and c."""
 
     m: int
     n: int
@@ -80,7 +80,7 @@ def products(draw: st.DrawFn, dtype: str) -> Product:
 
 
 def check(dtype: str, p: Product) -> None:
-    """One product, compared."""
+    """Compare one product with SciPy's."""
     rng = np.random.default_rng(p.seed)
     shapes = ((p.m, p.k) if p.ops[0] == "n" else (p.k, p.m), (p.k, p.n) if p.ops[1] == "n" else (p.n, p.k), (p.m, p.n))
     a, b, c = (random_values(rng, shape, dtype) for shape in shapes)
@@ -128,13 +128,13 @@ def test_complex128(p: Product) -> None:
 
 @pytest.mark.parametrize("beta", [0, 1, 0.5])
 def test_a_deep_product(beta: float) -> None:
-    """More steps along k than the pipeline has stages, and a rest."""
+    """There are more steps along k than stages of the pipeline, and a remainder."""
     check("float32", Product(9, 10, 1031, "nt", beta=beta))
 
 
 @pytest.mark.parametrize(("m", "n"), [(700, 3), (3, 700)])
 def test_long_and_thin(m: int, n: int) -> None:
-    """Many blocks in one dimension: their order is permuted among the grid's dimensions."""
+    """With many blocks in one dimension, their order is permuted among the grid's dimensions."""
     check("float32", Product(m, n, 5))
 
 

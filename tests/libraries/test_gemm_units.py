@@ -1,4 +1,4 @@
-"""What decides about a product, without a device: operands, batches, the choice of a kernel, its launches."""
+"""Products without a device: operands, batches, the choice of a kernel, and launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ few = settings(max_examples=200, deadline=None, derandomize=True)
 
 @pytest.fixture(autouse=True)
 def nothing_measured(tmp_path: Path) -> Iterator[None]:
-    """By the table only, whatever was measured on this machine, and without what other tests have asked for."""
+    """Choose kernels by the table only, without this machine's records and without other tests' plans."""
     records.use(tmp_path / "records.sqlite3")
     gemms.forget()
     yield
@@ -193,7 +193,7 @@ OUT = {
 
 
 def possible(key: Key) -> Key:
-    """A key as gemm makes them."""
+    """Return a key as gemm makes it."""
     ops = [op if key.kind in "cz" or op != "c" else "t" for op in (key.op_a, key.op_b)]
     out = OUT[key.kind]
     align = math.gcd(key.align, choice.WIDEST.get(key.kind, 1))
@@ -215,7 +215,7 @@ def check_serves(key: Key, instance: Instance, slices: int) -> None:
 
 @few
 @given(keys.map(possible), st.sampled_from([None, None, 1, 2, 7]))
-def test_what_is_chosen_serves(key: Key, split: int | None) -> None:
+def test_the_chosen_kernel_fits(key: Key, split: int | None) -> None:
     instance, slices = choice.choose(key, split)
     check_serves(key, instance, slices)
     assert slices >= 1 if split is None else slices == split
@@ -231,7 +231,7 @@ def test_what_is_chosen_serves(key: Key, split: int | None) -> None:
 
 @few
 @given(keys.map(possible))
-def test_the_core_comes_before_what_has_to_be_built(key: Key) -> None:
+def test_the_core_comes_before_kernels_that_have_to_be_built(key: Key) -> None:
     instance, _ = choice.choose(key)
     fitting = [
         x for x in CORE if (x.kind, x.out, x.op_a, x.op_b, x.gelu) == (key.kind, key.out, key.op_a, key.op_b, key.gelu)
@@ -261,7 +261,7 @@ def test_k_is_split_where_few_tiles_have_a_long_one(arch: str) -> None:
         assert choice.choose(key_of(m, n, k, arch=arch))[1] == 1
 
 
-def test_what_was_measured_comes_first() -> None:
+def test_measured_choices_come_first() -> None:
     key = key_of(300, 300, 300)
     own, *others = choice.candidates(key)
     assert choice.choose(key) == own
@@ -296,7 +296,7 @@ def test_a_device_is_served_by_the_newest_table_that_is_not_newer(arch: str | No
 def test_kernels_fit_into_the_shared_memory_of_all_devices_that_they_are_for(
     arch: str | None, shared_bytes: int, op_b: str
 ) -> None:
-    """A block can have 99 KiB of it on sm_86, sm_89 and sm_120."""
+    """A block can have 99 KiB of shared memory on sm_86, sm_89 and sm_120."""
     for dtype in KINDS:
         a, b, c = (kaas.Buffer(name, (4096, 4096), dtype) for name in "abc")
         instance, _ = choice.choose(gemms.key_of(a, b, c, trans_b=op_b, arch=arch))
@@ -306,7 +306,7 @@ def test_kernels_fit_into_the_shared_memory_of_all_devices_that_they_are_for(
 
 
 @pytest.mark.parametrize("instance", [x for x in CORE if x.stages > 2], ids=lambda x: x.name)
-def test_shared_memory_is_what_the_tiles_in_flight_take(instance: Instance) -> None:
+def test_shared_memory_is_that_of_the_tiles_in_flight(instance: Instance) -> None:
     made = adapter.launch(
         instance, 0, 1024, 1024, 1024, 1, (0,) * 4, (1024,) * 4, bytes(16), bytes(16), relu=False
     )  # fmt: skip
@@ -314,7 +314,7 @@ def test_shared_memory_is_what_the_tiles_in_flight_take(instance: Instance) -> N
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "sm_²", "", 90, []])
-def test_what_is_no_device_of_ours_is_told(arch: Any) -> None:
+def test_unknown_architectures_are_refused(arch: Any) -> None:
     with pytest.raises(errors.InvalidOption) as caught:
         choice.architecture(arch)
     assert (caught.value.option, caught.value.known) == ("arch", ("sm_80", "sm_90", "sm_120"))
@@ -331,7 +331,7 @@ def test_what_is_no_device_of_ours_is_told(arch: Any) -> None:
         (((16, 24), (24, 36), (16, 36)), {"b", "c"}),
     ],
 )
-def test_narrow_loads_are_told_with_the_operand_and_its_leading_dimension(
+def test_the_warning_of_narrow_loads_names_the_operand_and_its_leading_dimension(
     shapes: tuple[tuple[int, int], ...], said: set[str]
 ) -> None:
     a, b, c = (kaas.Buffer(name, shape, "float16") for name, shape in zip("abc", shapes, strict=True))
@@ -344,10 +344,10 @@ def test_narrow_loads_are_told_with_the_operand_and_its_leading_dimension(
     by_name = {"a": shapes[0], "b": shapes[1], "c": shapes[2]}
     for text in words:
         assert f"leading dimension {by_name[text.split()[1]][1]}" in text
-        assert Path(caught[0].filename) == Path(__file__)  # the caller's line, not ours
+        assert Path(caught[0].filename) == Path(__file__)  # the line of the caller, not of the library
 
 
-def test_what_is_not_aligned_is_told_whatever_it_is() -> None:
+def test_every_kind_of_misalignment_is_named() -> None:
     x, b, c = (buffer(name, 1000, dtype="float16") for name in "xbc")
     a = [Matrix(x, 8, 8, offset=at) for at in (64, 130, 256)]
     with pytest.warns(AlignmentWarning) as caught:
@@ -405,7 +405,7 @@ def test_a_batch_beyond_the_grid_takes_several_launches() -> None:
     offsets = [16 * LAUNCH_COUNT * launch for launch in range(3)]
     assert [at for kernel in kernels for _, name, at in accesses(kernel) if name == "a"] == offsets
     task = kaas.KTask(kernels, ["c"])
-    assert [each.name for each in task.inputs] == ["a", "b"]  # c is written whole, by all of them
+    assert [each.name for each in task.inputs] == ["a", "b"]  # all launches together write all of c
 
 
 def test_a_batch_whose_b_is_shared_is_one_matrix_of_more_rows() -> None:

@@ -1,4 +1,4 @@
-"""Products of a matrix and a vector against NumPy, on the software GPU, and what is refused."""
+"""Products of a matrix and a vector against NumPy, on the software GPU, and refused calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPSILON = {
 }
 DTYPES = sorted(EPSILON)
 SUMS = {"float16": "float32", "bfloat16": "float32"}
-"""What is added up in another dtype than its own."""
+"""Dtypes whose sums have another dtype."""
 
 
 def drawn(rng: np.random.Generator, size: int | tuple[int, ...], dtype: str) -> Array:
@@ -54,13 +54,13 @@ def wide(array: Array) -> Array:
 
 
 def strided(memory: Array, offset: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
-    """A view by elements, of flat memory."""
+    """Return a view of flat memory, with strides in elements."""
     bytes_ = tuple(step * memory.itemsize for step in steps)
     return np.lib.stride_tricks.as_strided(memory[offset:], shape, bytes_)
 
 
 def ran(kernels: tuple[kaas.Kernel, ...], scalars: Any = None, **inputs: Array) -> Array:
-    """What becomes of y, which counts as an input only if the kTask reads it."""
+    """Return y after the kTask; y is an input only if the kTask reads it."""
     task = kaas.KTask(kernels, ["y"])
     needed = {buffer.name for buffer in task.inputs}
     given = {name: array for name, array in inputs.items() if name in needed}
@@ -92,7 +92,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
 def vector_in(rng: np.random.Generator, name: str, size: int, inc: int, offset: int, count: int | None,
               dtype: str) -> tuple[Vector, Array, Array]:  # fmt: skip
-    """A vector with surroundings, its memory, and the view of it: (entries, size)."""
+    """Return a vector with memory around it, all of the memory, and the vector's view: (entries, size)."""
     stride = size * abs(inc) + 3
     memory = drawn(rng, offset + stride * (count or 1) + 1, dtype)
     first = offset + (max(size, 1) - 1) * -inc if inc < 0 else offset
@@ -173,7 +173,7 @@ def transposed(dtype: str = "float32") -> list[kaas.Buffer]:
 
 
 @pytest.mark.parametrize("trans", ["n", "t"])
-def test_what_a_zero_multiplies_is_not_read(trans: str) -> None:
+def test_operands_that_a_zero_multiplies_are_not_read(trans: str) -> None:
     a, x, y = small() if trans == "n" else transposed()
     ones, nan = np.ones(a.shape, np.float32), np.full(9, np.nan, np.float32)
     outputs, inner = y.shape[0], x.shape[0]
@@ -215,7 +215,7 @@ def test_no_outputs_of_long_sums(count: int | None, trans: str) -> None:
 
 @pytest.mark.parametrize("trans", ["n", "t"])
 @pytest.mark.parametrize("alpha", [np.inf, np.nan])
-def test_nothing_to_add_up_is_no_product_whatever_alpha_is(alpha: float, trans: str) -> None:
+def test_an_empty_sum_is_no_product_for_any_alpha(alpha: float, trans: str) -> None:
     shape = (3, 0) if trans == "n" else (0, 3)
     buffers = kaas.Buffer("a", shape, "float32"), kaas.Buffer("x", 0, "float32"), kaas.Buffer("y", 3, "float32")
     inputs = {"a": np.empty(shape, np.float32), "x": np.empty(0, np.float32), "y": np.ones(3, np.float32)}
@@ -224,7 +224,7 @@ def test_nothing_to_add_up_is_no_product_whatever_alpha_is(alpha: float, trans: 
     np.testing.assert_array_equal(ran(chosen, {"alpha": alpha}, **inputs), [0, 0, 0])
 
 
-def test_infinities_of_complex_numbers_stay_what_they_are() -> None:
+def test_infinities_of_complex_numbers_stay_infinities() -> None:
     a, x, y = (kaas.Buffer(name, shape, "complex64") for name, shape in (("a", (1, 1)), ("x", 1), ("y", 1)))
     kernels = gemv(a, x, y, alpha=2, beta=0.5)
     got = ran(
@@ -273,7 +273,7 @@ REFUSALS: list[tuple[type[BlasError], str, Made]] = [
 
 
 @pytest.mark.parametrize(("kind", "words", "call"), REFUSALS)
-def test_what_cannot_be_is_refused_when_the_kernel_is_made(kind: type[BlasError], words: str, call: Made) -> None:
+def test_impossible_calls_are_refused_when_the_kernel_is_made(kind: type[BlasError], words: str, call: Made) -> None:
     with pytest.raises(kind, match=words):
         call()
 

@@ -27,6 +27,6 @@ def test_the_programs_of_the_guide(guide: str, capsys: pytest.CaptureFixture[str
     programs = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
     assert programs
     names: dict[str, Any] = {}
-    for program in programs:  # each may use what those before it have made
+    for program in programs:  # each may use the names of earlier ones
         exec(compile(program, guide, "exec"), names)
     assert capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Instances: their names, what can be none, and what the adapter says of those of the core."""
+"""Instances: their names, impossible ones, and the adapter's launches of those of the core."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def made(draw: st.DrawFn) -> Instance:
 @given(made())
 def test_a_name_says_all(instance: Instance) -> None:
     assert parse(instance.name) == instance
-    assert re.fullmatch(r"\w+", instance.name)  # it is a C++ identifier
+    assert re.fullmatch(r"\w+", instance.name)  # a C++ identifier
 
 
 @given(made(), made())
@@ -79,7 +79,7 @@ def test_names_are_apart(one: Instance, other: Instance) -> None:
         ("sgemm_nn_064x64x8_2", "it is 'sgemm_nn_64x64x8_2'"),
     ],
 )
-def test_what_is_no_kernel_says_why(name: str, why: str) -> None:
+def test_the_error_of_an_impossible_kernel_says_why(name: str, why: str) -> None:
     with pytest.raises(errors.UnknownSymbol, match=why) as raised:
         parse(name)
     again = pickle.loads(pickle.dumps(raised.value))
@@ -104,7 +104,7 @@ def ptx(name: str) -> str:
 
 
 def problem(instance: Instance, mode: int, count: int, mark: int = 0) -> adapter.Launch:
-    """Of 2 x 3 tiles and a bit, aligned; mark changes alpha and beta."""
+    """Return the launch of an aligned product of a little more than 2 x 3 tiles; `mark` changes alpha and beta."""
     m, n, k = 2 * instance.tile[0] + 8, 3 * instance.tile[1] - 8, 4 * instance.tile[2]
     leading = (m if instance.op_a != "n" else k, k if instance.op_b != "n" else n, n, n)
     alpha, beta = (scalar(instance, mark + value) for value in (3, 5))
@@ -118,7 +118,7 @@ def scalar(instance: Instance, value: int) -> bytes:
 
 @pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
 def test_params_are_those_of_the_kernel(instance: Instance) -> None:
-    """Host and device have the struct from two compilations."""
+    """The struct is compiled twice, for the host and for the device."""
     launch, text = problem(instance, 0, 1), ptx(instance.name)
     assert f".entry {instance.name}(" in text
     (size,) = re.findall(rf"\.param \.align 8 \.b8 {instance.name}_param_0\[(\d+)\]", text)
@@ -128,7 +128,7 @@ def test_params_are_those_of_the_kernel(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
-def test_params_hold_what_they_were_asked_for(instance: Instance) -> None:
+def test_params_have_the_requested_values(instance: Instance) -> None:
     launch, other = problem(instance, 0, 1), problem(instance, 0, 1, mark=7)
     size = len(scalar(instance, 0))
     for at, value in ((launch.alpha, 3), (launch.beta, 5)):
@@ -138,9 +138,9 @@ def test_params_hold_what_they_were_asked_for(instance: Instance) -> None:
     assert differ
     assert differ <= scalars
     pointers = (launch.a, launch.b, launch.c, launch.d)
-    assert pointers == tuple(range(launch.a, launch.a + 32, 8))  # none lies in another
-    assert all(launch.params[at : at + 8] == bytes(8) for at in pointers)  # and they are to be patched
-    # a swizzled grid has the blocks of a tile's neighbours in one row, and a few that do nothing
+    assert pointers == tuple(range(launch.a, launch.a + 32, 8))  # they do not overlap
+    assert all(launch.params[at : at + 8] == bytes(8) for at in pointers)  # zeros, to be patched
+    # a swizzled grid has the blocks of adjacent tiles in one row, and a few blocks that do nothing
     assert 3 * 3 <= launch.grid[0] * launch.grid[1] <= 4 * 4
     assert launch.grid[2] == 1
 
@@ -169,7 +169,7 @@ def test_modes_and_sizes_decide_the_grid() -> None:
         ("sgemm_nn_64x64x8_2", (-1, 8, 8), (8, 8, 8, 8), "more than"),
     ],
 )
-def test_what_an_instance_cannot_do_is_refused(
+def test_problems_that_an_instance_cannot_compute_are_refused(
     name: str, sizes: tuple[int, int, int], leading: tuple[int, int, int, int], why: str
 ) -> None:
     one = np.float32(1).tobytes()

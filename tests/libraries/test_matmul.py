@@ -1,4 +1,4 @@
-"""matmul against NumPy's: what shapes mean, without a device; then the kernels, on the software GPU."""
+"""matmul against NumPy's: shapes without a device, then the kernels on the software GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 @st.composite
 def pairs(draw: st.DrawFn, side: int = 4, dimensions: int = 4) -> tuple[Shape, Shape]:
-    """Shapes that NumPy multiplies."""
+    """Draw shapes that NumPy multiplies."""
     signature = np.matmul.signature
     found = mutually_broadcastable_shapes(signature=signature, max_dims=dimensions, min_side=0, max_side=side)
     a, b = draw(found).input_shapes
@@ -37,12 +37,12 @@ def pairs(draw: st.DrawFn, side: int = 4, dimensions: int = 4) -> tuple[Shape, S
 
 
 def integers(shape: Shape, dtype: str = "float64") -> Array:
-    """Small ones: sums of products are exact."""
+    """Return small integers: sums of products are exact."""
     return (np.arange(math.prod(shape)) % 7 - 3).reshape(shape).astype(dtype)
 
 
 def views(memory: Array, rows: int, columns: int, sizes: Shape, strides: Shape) -> Array:
-    """The matrices that a Product says lie in memory."""
+    """Return a Product's matrices in memory."""
     steps = tuple(8 * step for step in (*strides, columns, 1))
     return np.lib.stride_tricks.as_strided(memory, (*sizes, rows, columns), steps)
 
@@ -66,7 +66,7 @@ def test_axes_lead_to_the_matrices_that_numpy_multiplies(shapes: tuple[Shape, Sh
 @pytest.mark.parametrize(
     ("a", "b", "m", "axes"),
     [
-        ((8, 3, 5), (5, 2), 24, 0),  # one matrix for all: their rows are those of one
+        ((8, 3, 5), (5, 2), 24, 0),  # one b for all entries: the rows of all entries are one matrix
         ((2, 8, 3, 5), (5, 2), 48, 0),
         ((2, 8, 3, 5), (2, 8, 5, 2), 3, 1),
         ((8, 3, 5), (8, 5, 2), 3, 1),
@@ -85,7 +85,7 @@ def test_as_few_axes_as_memory_allows(a: Shape, b: Shape, m: int, axes: int) -> 
     st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple),
     st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple),
 )
-def test_what_numpy_refuses_is_refused(a: Shape, b: Shape) -> None:
+def test_shapes_that_numpy_refuses_are_refused(a: Shape, b: Shape) -> None:
     try:
         shape = np.matmul(np.zeros(a), np.zeros(b)).shape
     except ValueError:
@@ -100,7 +100,7 @@ def buffers(a: Shape, b: Shape, c: Shape, dtype: str = "float32") -> tuple[kaas.
     return kaas.Buffer("a", a, dtype), kaas.Buffer("b", b, dtype), kaas.Buffer("c", c, dtype)
 
 
-def test_inner_sizes_are_told() -> None:
+def test_the_error_names_the_inner_sizes() -> None:
     with pytest.raises(ShapeMismatch, match=r"last dimension of a is 4, and the second to last of b is 5"):
         matmul(*buffers((3, 4), (5, 6), (3, 6)))
     with pytest.raises(ShapeMismatch, match=r"last dimension of a is 4, and the one of b is 5"):
@@ -111,7 +111,7 @@ def test_inner_sizes_are_told() -> None:
         matmul(*buffers((3, 4), (4, 6), (6, 3)))
 
 
-def test_what_else_is_refused() -> None:
+def test_other_refused_calls() -> None:
     a, b, c = buffers((3, 4), (4, 6), (3, 6))
     refused: list[tuple[type[BlasError], str, tuple[Any, ...], dict[str, Any]]] = [
         (InvalidOperand, "a single element", (kaas.Buffer("a", (), "float32"), b, c), {}),

@@ -1,4 +1,4 @@
-"""With memcheck, which sees every access: kernels touch their matrices and nothing beside them."""
+"""memcheck sees every access: kernels touch their matrices and nothing outside of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ product(2, 0, 5)
 product(2, 3, 0, beta=2)
 print("all right")
 
-# a kernel that is told of one row more than its buffers have
+# a kernel whose parameters have one row more than its buffers
 x, y, z = (kaas.Buffer(name, (64, 64), "float32") for name in "xyz")
 taller = [kaas.Buffer(one.name, (65, 64), "float32") for one in (x, z)]
 (kernel,) = cutlass_blas.gemm(taller[0], y, taller[1])
@@ -65,8 +65,8 @@ except kaas.KaasError as error:
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
-    """What the program prints, in a process of its own, where every kernel is compiled with checks."""
+def lines() -> list[str]:
+    """Return the lines that the program prints, in another process, where every kernel is compiled with checks."""
     environment = os.environ | {MEMCHECK_VARIABLE: "1"}
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -75,10 +75,10 @@ def said() -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_products_touch_what_is_theirs(said: list[str]) -> None:
-    assert said[0] == "all right"
+def test_products_touch_their_own_memory_only(lines: list[str]) -> None:
+    assert lines[0] == "all right"
 
 
-def test_a_row_too_many_would_have_been_seen(said: list[str]) -> None:
-    assert said[1].startswith("seen: ")
-    assert "behind the end of the nearest buffer" in said[1]
+def test_a_row_too_many_would_have_been_seen(lines: list[str]) -> None:
+    assert lines[1].startswith("seen: ")
+    assert "behind the end of the nearest buffer" in lines[1]

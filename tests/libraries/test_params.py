@@ -1,4 +1,4 @@
-"""Every kernel of the core is built, and its parameters are what CUTLASS's documents say: sizes, pointers, grids."""
+"""Every kernel of the core is built, and its parameters are those of CUTLASS's documents: sizes, pointers, grids."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.lanes import spread
 ELEMENT_BYTES = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 2, "b": 2, "t": 4}
 SCALARS = {"s": "f4", "d": "f8", "c": "c8", "z": "c16", "h": "f4", "b": "f4", "t": "f4"}
 MOST_SHARED_BYTES = 163 << 10
-"""Of a block on compute capability 8.0."""
+"""The limit of a block on compute capability 8.0."""
 PTX, CUBIN = 1, 2
 
 SHAPES = [(8, 8, 8), (1000, 136, 72), (136, 1000, 264), (4096, 4096, 4096)]
-"""Multiples of 8, which every alignment divides."""
+"""Sizes that are multiples of 8, which every alignment divides."""
 
 by_name = pytest.mark.parametrize("instance", spread(CORE, 8), ids=lambda instance: str(instance.name))
 
@@ -38,7 +38,7 @@ def test_the_core_is_small_and_its_names_read_back() -> None:
 
 
 def launched(instance: Instance, m: int, n: int, k: int, mode: int = 0, count: int = 1, **options: Any) -> Any:
-    """Packed matrices in row-major order."""
+    """Return the launch for packed matrices in row-major order."""
     leading = (k if instance.op_a == "n" else m, n if instance.op_b == "n" else k, n, n)
     scalar = np.dtype(SCALARS[instance.kind]).type
     numbers = {"alpha": scalar(2).tobytes(), "beta": scalar(3).tobytes(), "relu": False} | options
@@ -72,7 +72,7 @@ def test_launches(instance: Instance) -> None:
 
 @by_name
 def test_pointers_and_strides(instance: Instance) -> None:
-    """The four pointers are apart and empty; what else is in there depends on the leading dimensions."""
+    """The four pointers do not overlap and are empty; the other bytes depend on the leading dimensions."""
     found = launched(instance, 136, 72, 264)
     pointers = (found.a, found.b, found.c, found.d)
     assert [at % 8 for at in pointers] == [0] * 4
@@ -89,8 +89,7 @@ def test_pointers_and_strides(instance: Instance) -> None:
 @by_name
 @pytest.mark.parametrize(("k", "slices"), [(264, 3), (8, 5), (4096, 16)])
 def test_split_k(instance: Instance, k: int, slices: int) -> None:
-    """Slices begin at multiples of 16 bytes, or of 128 where both operands are contiguous along k, so that there may be
-    fewer of them than asked for."""
+    """Slices begin at multiples of 16 bytes, or of 128 if both operands are contiguous along k: there may be fewer."""
     size = ELEMENT_BYTES[instance.kind]
     found = launched(instance, 64, 64, k, mode=1, count=slices).grid
     possible = {ceil(k / (ceil(ceil(k / slices) / unit) * unit)) for unit in (max(1, 16 // size), max(1, 128 // size))}
@@ -106,7 +105,7 @@ def test_batches(instance: Instance, mode: int) -> None:
 
 @pytest.mark.parametrize("mode", range(4), ids=["one", "split", "strided", "pointers"])
 def test_equal_launches_have_equal_bytes(mode: int) -> None:
-    """Whatever lay on the stack, which is another one in another thread: kTasks are known by a hash of these bytes."""
+    """The bytes do not depend on the stack's contents, as in another thread: a kTask's key is a hash of these bytes."""
     here = [launched(instance, 64, 128, 64, mode=mode, count=2) for instance in CORE]
     with ThreadPoolExecutor(1) as pool:
         there = [pool.submit(launched, instance, 64, 128, 64, mode=mode, count=2).result() for instance in CORE]
@@ -123,8 +122,10 @@ def code_of(instance: Instance) -> tuple[image.Entry, ...]:
 
 @by_name
 def test_code_takes_these_parameters(instance: Instance) -> None:
-    """The image has PTX for all devices to come, machine code for two architectures, and one kernel: its symbol is the
-    name, its only parameter has the bytes that the adapter fills, and its block is the one that is launched."""
+    """The image has PTX for newer devices, machine code for two architectures, and one kernel.
+
+    The kernel's symbol is the name, its only parameter has the adapter's bytes, and its block is the launch's.
+    """
     entries = code_of(instance)
     assert sorted(entry.kind for entry in entries) == [PTX, CUBIN, CUBIN]
     (text,) = (entry.content().split(b"\0")[0].decode() for entry in entries if entry.kind == PTX)
@@ -132,7 +133,7 @@ def test_code_takes_these_parameters(instance: Instance) -> None:
     parameters = re.findall(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.b8\s+\w+_param_\d+\[(\d+)\]", text)
     found = launched(instance, 64, 64, 64)
     assert [int(size) for _, size in parameters] == [len(found.params)]
-    assert all(int(align) <= 16 for align, _ in parameters)  # what kaas.Struct aligns to
+    assert all(int(align) <= 16 for align, _ in parameters)  # the alignment of kaas.Struct
     (most,) = re.findall(r"\.maxntid\s+(\d+)", text)
     assert int(most) == found.block
     assert re.search(r"\.target\s+sm_80", text)
@@ -143,8 +144,10 @@ TENSOR = {"h": "f16", "b": "bf16", "t": "tf32", "d": "f64", "z": "f64"}
 
 @by_name
 def test_code_uses_its_unit(instance: Instance) -> None:
-    """Tensor kernels multiply by mma of their element type, others by fma; more than two stages are copied
-    asynchronously; GELU is there where it belongs."""
+    """Tensor kernels multiply by mma of their element type, others by fma.
+
+    More than two stages are copied asynchronously, and only kernels with GELU have its code.
+    """
     (text,) = (entry.content().split(b"\0")[0].decode() for entry in code_of(instance) if entry.kind == PTX)
     products = set(re.findall(r"\bmma\.sync\.aligned\.m\d+n\d+k\d+\.row\.col\.(\S+);?", text))
     kinds = {kind.split(".")[1] for kind in products}

@@ -1,4 +1,4 @@
-"""A call that cannot mean anything is a typed error when the kernel is made: fields, words, the way through pickle."""
+"""A call without a meaning is a typed error when the kernel is made: the error's fields, message and pickling."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WRONG: dict[str, Wrong] = {
         {"sizes": {"m": 1, "n": 1, "k": 1 << 30}, "limit": (1 << 30) - 1},
         "1073741823",
     ),
-    # --- what is no matrix
+    # --- no matrix
     "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),  # type: ignore[list-item]
     "nothing": (lambda: gemm(A, None, C), errors.InvalidOperand, {"operand": "b"}, "None"),  # type: ignore[arg-type]
     "an access": (lambda: gemm(kaas.In(A), B, C), errors.InvalidOperand, {"operand": "a"}, "In"),  # type: ignore[arg-type]
@@ -392,8 +392,8 @@ def test_refused(case: str) -> None:
     assert (str(back), back.fields) == (str(error), error.fields)
 
 
-def test_nothing_is_launched_for_what_is_refused() -> None:
-    """A wrong call in the middle of a list of kernels raises there: no kernel is made, none has a side effect."""
+def test_nothing_is_launched_for_a_refused_call() -> None:
+    """A wrong call in the middle of a list of kernels raises: no kernel is made, and none has a side effect."""
     kernels = [*gemm(A, B, C)]
     with pytest.raises(errors.ShapeMismatch):
         kernels += gemm(C, B, buffer("d", 4, 5))
@@ -401,7 +401,7 @@ def test_nothing_is_launched_for_what_is_refused() -> None:
 
 
 def test_known_shapes_are_checked_too() -> None:
-    """What is remembered of a shape says nothing of where its matrices lie."""
+    """A remembered plan of a shape does not replace the check of its matrices' addresses."""
     assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
     with pytest.raises(errors.OverlappingOperands):
         gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=19)])
@@ -410,8 +410,8 @@ def test_known_shapes_are_checked_too() -> None:
         gemm(A, B, C, epilogue=Epilogue(bias=kaas.Buffer("c", 5, "float32")))
 
 
-def test_what_is_allowed_although_it_looks_odd() -> None:
-    """a and b may be one buffer, c may lie in several places of one, letters may be large, shapes may be 0."""
+def test_odd_calls_that_are_allowed() -> None:
+    """a and b may be one buffer, c may lie in several places of a buffer, letters may be capitals, sizes may be 0."""
     square, out = buffer("a", 4, 4), buffer("c", 4, 4)
     assert gemm(square, square, out)
     assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
@@ -429,6 +429,6 @@ def leaves(cls: type[errors.BlasError]) -> list[type[errors.BlasError]]:
 
 
 @pytest.mark.parametrize("cls", leaves(errors.BlasError), ids=lambda cls: cls.__name__)
-def test_each_error_says_what_it_is_for(cls: type[errors.BlasError]) -> None:
+def test_each_error_has_a_docstring(cls: type[errors.BlasError]) -> None:
     assert cls.__doc__
     assert issubclass(cls, kaas.KaasError)

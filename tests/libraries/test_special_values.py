@@ -1,4 +1,4 @@
-"""NaN and infinities go where BLAS sends them: C is not read when beta is 0, nor A and B when alpha is."""
+"""NaN and infinities are treated as in BLAS: C is not read if beta is 0, nor are A and B if alpha is 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def operands(dtype: str) -> tuple[Array, Array, Array]:
 
 
 def scalars(dtype: str, by_name: bool, **values: Any) -> dict[str, Any]:
-    """alpha and beta as options of multiply, as values or chosen at the invocation."""
+    """Return alpha and beta as options of multiply, as values or as scalars of the invocation."""
     if not by_name:
         return values
     return {name: kaas.Scalar(name, SCALARS[dtype]) for name in values} | {"scalars": values}
@@ -71,7 +71,7 @@ def test_both_zero_clears_c(by_name: bool) -> None:
 
 @pytest.mark.parametrize("beta", [0, 2])
 def test_no_products_at_all(beta: float) -> None:
-    """k = 0: C = beta C, and C = 0 where beta is 0, whatever C holds."""
+    """With k = 0, C = beta C, and C = 0 if beta is 0, for any contents of C."""
     c = np.full((M, N), NAN if beta == 0 else 3, np.float32)
     empty = np.empty((M, 0), np.float32), np.empty((0, N), np.float32)
     found = multiply(place("a", empty[0]), place("b", empty[1]), place("c", c, pad=2), alpha=INF, beta=beta)
@@ -82,7 +82,7 @@ def test_no_products_at_all(beta: float) -> None:
 def test_infinities_meet_zeros_as_in_scipy(beta: float) -> None:
     """0 times infinity is NaN, and infinities of both signs add to NaN: no element is skipped for being 0."""
     a, b, c = operands("float32")
-    a[2, 3], b[3, 4] = INF, 0  # one NaN in row 2; the rest of it infinite
+    a[2, 3], b[3, 4] = INF, 0  # one NaN in row 2; the rest of the row is infinite
     a[5, 1], a[5, 2] = INF, -INF
     b[6, 7] = NAN
     a[7, 6] = 0
@@ -100,8 +100,8 @@ def test_infinities_meet_zeros_as_in_scipy(beta: float) -> None:
 
 @pytest.mark.parametrize("split_k", [1, 2])
 @pytest.mark.parametrize("beta", [1, 0.5])
-def test_infinities_of_complex_numbers_stay_what_they_are(beta: float, split_k: int) -> None:
-    """As gemv has it: a real beta scales both parts, and 0 times infinity does not come into it."""
+def test_infinities_of_complex_numbers_stay_infinities(beta: float, split_k: int) -> None:
+    """As in gemv, a real beta scales both parts, without a product of 0 and infinity."""
     a, b, c = operands("complex64")
     c[2, 3], c[4, 5] = complex(INF, 1), complex(0, -INF)
     found = multiply(place("a", a), place("b", b), place("c", c), beta=beta, split_k=split_k)
@@ -114,7 +114,7 @@ def test_infinities_of_complex_numbers_stay_what_they_are(beta: float, split_k: 
 
 
 def test_relu_keeps_nan() -> None:
-    """As torch.relu does; a maximum in CUDA would give 0."""
+    """torch.relu keeps NaN too; a maximum in CUDA would give 0."""
     a, b, c = operands("float32")
     a[3, 3] = NAN
     a[4] = -INF
@@ -128,7 +128,7 @@ def test_relu_keeps_nan() -> None:
 
 
 def test_gelu_at_the_ends() -> None:
-    """0 where the argument is far below 0, the argument itself where it is far above, NaN of NaN."""
+    """GELU is 0 for arguments far below 0, the argument itself far above 0, and NaN for NaN."""
     a = np.array([[-60.0], [60.0], [0.0], [NAN], [INF]], np.float32)
     one = np.ones((1, 2), np.float32)
     found = multiply(place("a", a), place("b", one), place("c", np.empty((5, 2), np.float32)), epilogue=GELU)
@@ -164,7 +164,7 @@ def test_split_products_with_alpha_zero() -> None:
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["values", "scalars"])
 def test_a_buffer_that_only_beta_would_read_is_no_input(by_name: bool) -> None:
-    """With beta 0 as a value the kTask does not ask for C; a Scalar may be anything, so then it does."""
+    """With beta 0 as a value the kTask has no input C; with a Scalar it has, since the value is not known."""
     a, b, c = operands("float32")
     where = [place(name, values) for name, values in zip("abc", (a, b, c), strict=True)]
     beta: Any = kaas.Scalar("beta", "f32") if by_name else 0.0
@@ -173,8 +173,8 @@ def test_a_buffer_that_only_beta_would_read_is_no_input(by_name: bool) -> None:
     assert {buffer.name for buffer in task.inputs} == ({"a", "b", "c"} if by_name else {"a", "b"})
 
 
-def test_what_a_temporary_held_before_does_not_matter() -> None:
-    """A product into a temporary and on from there: the arena's memory is whatever it was."""
+def test_earlier_contents_of_a_temporary_do_not_matter() -> None:
+    """A product goes into a temporary and is used from there: the arena's memory has any contents before."""
     a, b, _ = operands("float32")
     square = np.eye(N, dtype=np.float32)
     middle, last = kaas.Buffer("middle", (M, N), "float32"), kaas.Buffer("last", (M, N), "float32")

@@ -18,7 +18,7 @@ from tests.libraries.harness import Placed, assert_close, bound, multiply, numpy
 few = settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 TF32 = 2.0**-10
-"""Relative error of a float32 whose fraction keeps 10 bits, if the rest is cut off."""
+"""The relative error of a float32 whose fraction is cut to 10 bits."""
 
 odd_rows = pytest.mark.filterwarnings("ignore::cutlass_blas.AlignmentWarning")
 
@@ -38,7 +38,7 @@ def check(
     layout: str = "row",
     relu: bool = False,
 ) -> None:
-    """Compared with the product in double precision of the same half numbers."""
+    """Compare with the product of the same half-precision numbers in double precision."""
     out = out or dtype
     rng = np.random.default_rng(100 * m + 10 * n + k)
     shapes = ((m, k) if ops[0] == "n" else (k, m), (k, n) if ops[1] == "n" else (n, k))
@@ -109,7 +109,7 @@ def test_sums_are_of_float32(dtype: str) -> None:
 
 
 def test_tf32_is_asked_for() -> None:
-    """Operands keep 10 bits of their fraction then, and all 23 otherwise."""
+    """With tf32, operands keep 10 bits of their fraction, and otherwise all 23."""
     a, b, c = np.full((8, 8), 1 + 2.0**-12, np.float32), np.eye(8, dtype=np.float32), np.empty((8, 8), np.float32)
     given = place("a", a), place("b", b), place("c", c)
     assert (multiply(*given, compute="tf32") == 1).all()
@@ -127,14 +127,14 @@ def test_nan_rules_hold(dtype: str) -> None:
 
 
 def test_overflow_of_half_precision_is_infinite() -> None:
-    """65504 is the largest; the sum itself, in float32, does not overflow."""
+    """65504 is the largest float16; the sum, in float32, does not overflow."""
     a, b = np.full((8, 8), 256, np.float16), np.full((8, 8), 256, np.float16)
     placed = place("a", a), place("b", b), place("c", np.empty((8, 8), np.float16))
     assert (multiply(*placed) == np.inf).all()
     assert (multiply(*placed, alpha=0.0625) == 256 * 256 / 2).all()
 
 
-# --- what is said of alignment
+# --- warnings about alignment
 
 
 def buffers(k: int, n: int = 16, dtype: str = "float16") -> list[kaas.Buffer]:
@@ -142,7 +142,7 @@ def buffers(k: int, n: int = 16, dtype: str = "float16") -> list[kaas.Buffer]:
 
 
 @odd_rows
-def test_slower_loads_are_said() -> None:
+def test_slower_loads_give_a_warning() -> None:
     with pytest.warns(cutlass_blas.AlignmentWarning, match=r"\ba\b.*33"):
         cutlass_blas.gemm(*buffers(33))
     with pytest.warns(cutlass_blas.AlignmentWarning, match=r"\bb\b.*18"):
@@ -158,7 +158,7 @@ def test_a_warning_is_given_of_known_shapes_too() -> None:
 @pytest.mark.parametrize(
     ("k", "n", "dtype"), [(32, 16, "float16"), (8, 8, "bfloat16"), (33, 17, "float32"), (33, 17, "float64")]
 )
-def test_nothing_is_said_where_loads_are_as_wide_as_they_get(k: int, n: int, dtype: str) -> None:
+def test_loads_of_full_width_give_no_warning(k: int, n: int, dtype: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cutlass_blas.gemm(*buffers(k, n, dtype))

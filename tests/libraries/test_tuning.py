@@ -1,4 +1,4 @@
-"""Choices that are measured, kept, and taken by gemm; files of them that are damaged, shared or of other kernels."""
+"""Choices are measured, kept, and taken by gemm; their files may be damaged, shared or of other kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = Key("sm_80", "s", "float32", "n", "n", 40, 50, 60, 1, 1, 1, False)
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path) -> Iterator[Path]:
-    """Records of the test's own."""
+    """Give the test its own records."""
     path = tmp_path / "deep" / "blas.sqlite3"
     records.use(path)
     gemms.forget()
@@ -48,20 +48,20 @@ def operands(m: int = 40, n: int = 50, k: int = 60) -> tuple[kaas.Buffer, kaas.B
 
 
 def taken() -> str:
-    """The kernel that gemm takes for KEY."""
+    """Return the kernel that gemm takes for KEY."""
     (kernel,) = gemms.gemm(*operands())
     return kernel.symbol
 
 
 def offered(monkeypatch: pytest.MonkeyPatch, *picks: tuple[str, int]) -> None:
-    """Has the table offer these candidates."""
+    """Let the table offer these candidates."""
     monkeypatch.setattr(choice, "candidates", lambda _: [(parse(name), slices) for name, slices in picks])
 
 
 # --- tune
 
 
-def test_what_is_measured_is_taken_from_then_on_and_by_other_processes(
+def test_the_measured_choice_is_taken_from_then_on_and_by_other_processes(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered(monkeypatch, (SMALL, 1), (LARGE, 1))
@@ -84,7 +84,7 @@ def test_what_is_measured_is_taken_from_then_on_and_by_other_processes(
 
 
 def faster_the_later(measure: Any) -> Any:
-    """The times are made up, the runs are not."""
+    """The times are invented, the runs are real."""
     times = iter((3.0, 2.0, 1.0))
 
     def made_up(*arguments: Any) -> float:
@@ -94,7 +94,7 @@ def faster_the_later(measure: Any) -> Any:
     return made_up
 
 
-def test_what_the_software_gpu_finds_is_not_kept_unless_that_is_wanted(file: Path) -> None:
+def test_a_result_of_the_software_gpu_is_kept_only_on_request(file: Path) -> None:
     (tuned,) = tune((40, 50, 60), device=SOFTWARE, most=1)
     assert tuned.best.choice == Choice(SMALL, 1)
     assert not file.exists()
@@ -195,7 +195,7 @@ def test_the_last_measurement_counts(file: Path) -> None:
     records.store(KEY, Choice(SMALL, 1), "one device", 1.0)
     records.store(KEY, Choice(LARGE, 2), "another", 2.0)
     assert records.best(tuple(KEY)) == Choice(LARGE, 2)
-    records.use(file)  # read anew
+    records.use(file)  # the file is read again
     assert records.best(KEY) == Choice(LARGE, 2)
     records.store(KEY, Choice(SMALL, 3), "one device", 1.0)
     records.use(file)
@@ -244,7 +244,7 @@ def test_a_kernel_of_another_product_does_not_count(file: Path, other: str) -> N
 
 
 def test_slices_go_into_a_workspace() -> None:
-    """So that the kernel is one that writes sums, of a dtype of their own."""
+    """The kernel of a product with slices writes sums, in the dtype of sums."""
     shape = (64, 64), "float16"
     a, b, c = (kaas.Buffer(name, *shape) for name in "abc")
     key = gemms.key_of(a, b, c)
@@ -257,7 +257,7 @@ def test_slices_go_into_a_workspace() -> None:
 
 
 def test_records_that_others_can_only_read(file: Path) -> None:
-    """They may lie where this process cannot write: nothing is left beside them, and nothing has to be made."""
+    """The folder of the records may be read-only: reading writes no other file there."""
     records.store(KEY, Choice(SMALL, 1), "device", 1.0)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
     assert caught.value.path.endswith("blas.sqlite3")
 
 
-def test_several_processes_keep_what_they_measure(file: Path) -> None:
+def test_several_processes_keep_their_measurements(file: Path) -> None:
     program = (
         "import sys; from cutlass_blas import records\n"
         f"key = records.Key(*{tuple(KEY)!r})\n"
