@@ -2,8 +2,8 @@
 
     python examples/cgemm.py
 
-100 × 10,000 by 10,000 × 25,000 of complex64 on a GPU, where the constant takes 2 GB and stays; on the software GPU a
-hundredth of each side of it. The kernel is the BLAS library's: this program names it, and uploads no code.
+100 × 10,000 by 10,000 × 25,000 of complex64 on a GPU, where the constant takes 2 GB and stays; on the software GPU the
+constant has a hundredth of each side. The kernel is the BLAS library's: this program sends its name and no code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAPER = (10_000, 25_000)
 
 
 def build(rows: int, inner: int, columns: int) -> kaas.KTask:
-    """The kTask: inputs "A", which changes, and "B", output "C"."""
+    """Return the kTask: inputs "A", which changes, and "B", output "C"."""
     a = kaas.Buffer("A", (rows, inner), "complex64")
     b = kaas.Buffer("B", (inner, columns), "complex64")
     c = kaas.Buffer("C", (rows, columns), "complex64")
@@ -42,7 +42,7 @@ def main(requests: int = 3) -> None:
 
     narrow = [random(ROWS, inner, seed) for seed in range(1, requests + 1)]
     products = ray.get([multiply.remote(A=a) for a in narrow])
-    some = slice(None, None, max(1, columns // 250))  # of the columns: NumPy takes its time for all of them
+    some = slice(None, None, max(1, columns // 250))  # of the columns: NumPy is slow for all of them
     for a, c in zip(narrow, products, strict=True):
         np.testing.assert_allclose(c[:, some], a @ b[:, some], atol=1e-4 * float(np.abs(c).max()))
     print(f"{requests} × ({ROWS} × {inner:,} by {inner:,} × {columns:,}) of complex64, as NumPy has them")

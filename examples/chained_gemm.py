@@ -3,8 +3,8 @@
     python examples/chained_gemm.py
 
 Each kTask is the feed-forward block of a transformer, two products: y = gelu(x·w1 + b1)·w2 + b2. Biases and GELU are
-fused into the products' kernels, and what lies between the two never leaves the device. Between the blocks `normalise`,
-which needs no device, gives every row mean 0 and variance 1.
+fused into the products' kernels, and the matrix between the two never leaves the device. Between the blocks the task
+`normalise`, which needs no device, gives every row mean 0 and variance 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix = NDArray[np.float32]
 
 
 def build(rows: int, width: int, hidden: int) -> kaas.KTask:
-    """The kTask: inputs "x", "w1", "b1", "w2", "b2", output "y"."""
+    """Return the kTask: inputs "x", "w1", "b1", "w2", "b2", output "y"."""
     x = kaas.Buffer("x", (rows, width), "float32")
     w1, b1 = kaas.Buffer("w1", (width, hidden), "float32"), kaas.Buffer("b1", hidden, "float32")
     w2, b2 = kaas.Buffer("w2", (hidden, width), "float32"), kaas.Buffer("b2", width, "float32")
@@ -51,7 +51,7 @@ def normalise(x: Matrix) -> Matrix:
 
 
 def reference(x: Matrix, given: dict[str, Matrix]) -> Matrix:
-    """A block in NumPy."""
+    """Return the result of a block in NumPy."""
     h = (x @ given["w1"] + given["b1"]).astype(np.float64)
     gelu = h * (1 + np.vectorize(math.erf)(h / math.sqrt(2))) / 2
     result: Matrix = gelu.astype(np.float32) @ given["w2"] + given["b2"]

@@ -20,8 +20,8 @@ TILE, WARPS = 32, 8
 
 
 def build(n: int) -> kaas.KTask:
-    """The kTask: inputs "X", "A", "B" and "C", output "Y"."""
-    kernels = library("nearest_neighbours")  # its matmul will do here too
+    """Return the kTask: inputs "X", "A", "B" and "C", output "Y"."""
+    kernels = library("nearest_neighbours")  # it has a matmul
     x, a, b, c, first, second, y = (
         kaas.Buffer(name, (n, n), "float32") for name in ("X", "A", "B", "C", "XA", "XAB", "Y")
     )

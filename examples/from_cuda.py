@@ -2,7 +2,7 @@
 
     python examples/from_cuda.py
 
-A name instantiates the template, and `library.kernel` knows it by that name. Needs nvidia-cuda-nvrtc; no GPU, no nvcc.
+A name instantiates the template, and `library.kernel` takes that name. Needs nvidia-cuda-nvrtc; no GPU, no nvcc.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ template <class T> __global__ void rms_norm(const T *x, const T *weight, T *y, i
 
 
 def build(rows: int, columns: int, dtype: str = "float16") -> kaas.KTask:
-    """The kTask: inputs "x" and "weight", output "y"."""
+    """Return the kTask: inputs "x" and "weight", output "y"."""
     name = {"float16": "rms_norm<__half>", "float32": "rms_norm<float>"}[dtype]
     library = kaas.Library.from_cuda(SOURCE, "sm_80+ptx", names=[name])
     x, y = (kaas.Buffer(buffer, (rows, columns), dtype) for buffer in ("x", "y"))

@@ -1,4 +1,4 @@
-"""A kernel written for CuPy, as it is: heat that spreads over a plate.
+"""A kernel written for CuPy, unchanged: heat that spreads over a plate.
 
     python examples/from_cupy.py
 
@@ -31,7 +31,7 @@ extern "C" __global__ void spread(const float *old, float *heat, int n) {
 
 
 def build(n: int) -> kaas.KTask:
-    """The kTask: plate "heat" before and after, scalar "passes"; two steps a pass, there and back."""
+    """Return the kTask: plate "heat" as input and output, scalar "passes"; two steps a pass, there and back."""
     library = kaas.Library.from_cupy(HEAT)
     heat, between = (kaas.Buffer(name, (n, n), "float32") for name in ("heat", "between"))
     tiles = -(-n // TILE)

@@ -2,8 +2,8 @@
 
     python examples/from_numba.py
 
-Where the function takes an array, the kernel takes a buffer: shape and strides follow from it. Needs numba-cuda and
-what it compiles with (numba-cuda[cu13]); no GPU.
+The kernel takes a buffer for each array of the function: shape and strides are the buffer's. Needs numba-cuda and its
+compiler (numba-cuda[cu13]); no GPU.
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -21,7 +21,7 @@ BLOCK = 128
 
 
 def nearest(points: Any, centres: Any, found: Any, reach: Any) -> None:
-    """found[p] is the centre nearest to point p, or -1 if none is within reach."""
+    """Set found[p] to the centre nearest to point p, or to -1 if none is within reach."""
     p = cuda.grid(1)
     if p < points.shape[0]:
         best, least = -1, reach * reach
@@ -36,7 +36,7 @@ def nearest(points: Any, centres: Any, found: Any, reach: Any) -> None:
 
 
 def build(points: int, centres: int, axes: int, reach: float) -> kaas.KTask:
-    """The kTask: inputs "points" and "centres", output "found"."""
+    """Return the kTask: inputs "points" and "centres", output "found"."""
     library = kaas.Library.from_numba(nearest, "void(float64[:, ::1], float64[:, ::1], int32[::1], float64)")
     where = kaas.Buffer("points", (points, axes), "float64")
     middle = kaas.Buffer("centres", (centres, axes), "float64")

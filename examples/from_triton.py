@@ -2,8 +2,8 @@
 
     python examples/from_triton.py
 
-The library knows what Triton decided (threads, shared memory, the scratch pointers that it appends), so that only the
-function's own arguments are left to say. Needs Triton; no GPU.
+The library knows Triton's choices (threads, shared memory, the scratch pointers that it appends): a kernel takes only
+the function's own arguments. Needs Triton; no GPU.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -28,7 +28,7 @@ def softmax(x, y, columns, BLOCK: tl.constexpr):  # noqa: N803
 
 
 def build(rows: int, columns: int) -> kaas.KTask:
-    """The kTask: input "x", output "y"."""
+    """Return the kTask: input "x", output "y"."""
     library = kaas.Library.from_triton(softmax, "*fp32 *fp32 i32", {"BLOCK": triton.next_power_of_2(columns)})
     x, y = (kaas.Buffer(name, (rows, columns), "float32") for name in ("x", "y"))
     kernel = library.kernel(grid=rows, args={"x": kaas.In(x), "y": kaas.Out(y), "columns": columns})

@@ -2,8 +2,8 @@
 
     python examples/jacobi.py
 
-One pass runs two sweeps, x → y and y → x, so that nothing is copied between them. How many passes is a Scalar: chosen
-at each invocation, without a new plan.
+One pass runs two sweeps, x → y and y → x, so that nothing is copied between them. The number of passes is a Scalar:
+each invocation chooses it, without a new plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARP, BLOCK = 32, 256
 
 
 def build(n: int) -> kaas.KTask:
-    """The kTask: inputs "A" and "b", scalar "passes", output "x"; two sweeps a pass, from x = 0."""
+    """Return the kTask: inputs "A" and "b", scalar "passes", output "x"; two sweeps a pass, from x = 0."""
     library = kaas.Library.from_file(KERNELS / "jacobi.ptx")
     a = kaas.Buffer("A", (n, n), "float32")
     b = kaas.Buffer("b", n, "float32")
@@ -42,7 +42,10 @@ def build(n: int) -> kaas.KTask:
 
 
 def system(n: int, seed: int = 2) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A random A and b; the diagonal outweighs its row by only 1 %: the error takes 230 sweeps to fall tenfold."""
+    """Return a random A and b.
+
+    The diagonal outweighs its row by only 1 %, so that the error takes 230 sweeps to fall tenfold.
+    """
     rng = np.random.default_rng(seed)
     a = rng.uniform(0, 1, (n, n)).astype(np.float32)
     np.fill_diagonal(a, 0)

@@ -3,7 +3,7 @@
     python examples/nearest_neighbours.py
 
 A is the graph's adjacency matrix and X marks the vertices to start from, one search a column. Each step is
-X ← A·(X − V), V ← V + X; V is the answer. A is bound once and stays on the devices; X comes with each request.
+X ← A·(X − V), V ← V + X; V is the result. A is bound once and stays on the devices; X comes with each request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Matrix = NDArray[np.float32]
 
 
 def build(vertices: int, searches: int, iterations: int) -> kaas.KTask:
-    """The kTask: inputs "A" and "X", output "V"."""
+    """Return the kTask: inputs "A" and "X", output "V"."""
     kernels = library("nearest_neighbours")
     a = kaas.Buffer("A", (vertices, vertices), "float32")
-    x = kaas.Buffer("X", (vertices, searches), "float32")  # read, then written: each request gets a copy of its own
+    x = kaas.Buffer("X", (vertices, searches), "float32")  # read, then written: each request gets its own copy
     v = kaas.Buffer("V", (vertices, searches), "float32", init="zero")
     difference = kaas.Buffer("difference", (vertices, searches), "float32")  # a temporary: it never leaves the device
 
@@ -38,7 +38,7 @@ def build(vertices: int, searches: int, iterations: int) -> kaas.KTask:
 
 
 def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
-    """The same in NumPy."""
+    """Return V in NumPy."""
     v = np.zeros_like(x)
     for _ in range(iterations):
         x, v = a @ (x - v), v + x
@@ -46,14 +46,14 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
 
 
 def random_graph(vertices: int, neighbours: int, rng: np.random.Generator) -> Matrix:
-    """An undirected graph's adjacency matrix, scaled so that a step neither grows nor fades."""
+    """Return an undirected graph's adjacency matrix, scaled so that the values of a step neither grow nor fade."""
     a = (rng.random((vertices, vertices)) < neighbours / vertices / 2).astype(np.float32)
     a = np.maximum(a, a.T)
     return a / np.float32(max(1.0, float(a.sum(axis=1).max())))
 
 
 def random_starts(vertices: int, searches: int, rng: np.random.Generator) -> Matrix:
-    """One vertex a column."""
+    """Return X with one vertex a column."""
     x = np.zeros((vertices, searches), np.float32)
     x[rng.integers(0, vertices, searches), np.arange(searches)] = 1
     return x
@@ -65,10 +65,10 @@ def main(vertices: int = 512, searches: int = 32, iterations: int = 6, requests:
     search = kaas.register(build(vertices, searches, iterations), constants={"A": a})
 
     starts = [random_starts(vertices, searches, rng) for _ in range(requests)]
-    answers = ray.get([search.remote(X=x) for x in starts])  # every call returns at once with a reference
-    for x, v in zip(starts, answers, strict=True):
+    results = ray.get([search.remote(X=x) for x in starts])  # every call returns a reference at once
+    for x, v in zip(starts, results, strict=True):
         np.testing.assert_allclose(v, reference(a, x, iterations), rtol=1e-3, atol=1e-5)
-    reached = np.mean([np.count_nonzero(v) / searches for v in answers])
+    reached = np.mean([np.count_nonzero(v) / searches for v in results])
     print(f"{requests} × {searches} searches of {iterations} steps reached {reached:.0f} of {vertices} vertices each")
 
 

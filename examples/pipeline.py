@@ -2,8 +2,8 @@
 
     python examples/pipeline.py
 
-`draw` renders images, the kTask finds their edges on a device, `count` sums up. The frames overlap: while one is drawn
-another is on the device.
+`draw` renders images, the kTask finds their edges on a device, `count` counts edge pixels. The frames overlap: while
+one frame is drawn, another is on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KERNELS = Path(__file__).parent / "kernels"
 
 
 def build(height: int, width: int) -> kaas.KTask:
-    """The kTask: input "image", output "edges"."""
+    """Return the kTask: input "image", output "edges"."""
     library = kaas.Library.from_file(KERNELS / "sobel.ptx")
     image = kaas.Buffer("image", (height, width), "float32")
     edges = kaas.Buffer("edges", (height, width), "float32")
@@ -36,13 +36,13 @@ def build(height: int, width: int) -> kaas.KTask:
 
 
 def disc(size: int, radius: float) -> NDArray[np.float32]:
-    """A white disc on black."""
+    """Return a white disc on black."""
     x = np.arange(size) - (size - 1) / 2
     return (x[:, None] ** 2 + x**2 < radius**2).astype(np.float32)
 
 
 def reference(image: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sobel's filters in NumPy."""
+    """Return the edges by Sobel's filters in NumPy."""
     above, here, below = image[:-2], image[1:-1], image[2:]
     across = (above + 2 * here + below)[:, 2:] - (above + 2 * here + below)[:, :-2]
     down = (below - above)[:, :-2] + 2 * (below - above)[:, 1:-1] + (below - above)[:, 2:]

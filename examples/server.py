@@ -1,9 +1,9 @@
-"""A server without Ray: pictures come over TCP, a kTask finds their edges, and all that waits is awaited.
+"""A server without Ray: pictures come over TCP, a kTask finds their edges, and one event loop awaits all of them.
 
     python examples/server.py
 
-The pool is plain processes on this machine. One event loop serves every visitor: a call is a future that it awaits, so
-while one picture is on the device others come and go.
+The pool is plain processes on this machine. A call is a future, and the event loop serves every visitor: while one
+picture is on the device, other pictures come and go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Picture = NDArray[np.float32]
 
 
 def build(size: int = SIZE) -> kaas.KTask:
-    """The kTask: input "image", output "edges"."""
+    """Return the kTask: input "image", output "edges"."""
     image, edges = (kaas.Buffer(name, (size, size), "float32") for name in ("image", "edges"))
     sobel = kaas.Kernel(
         kaas.Library.from_file(KERNELS / "sobel.ptx"),
@@ -38,7 +38,7 @@ def build(size: int = SIZE) -> kaas.KTask:
 
 
 async def serve(find_edges: kaas.Function) -> asyncio.Server:
-    """Answers every picture on every connection, each with its edges."""
+    """Return a server that replies to every picture on every connection with its edges."""
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -48,25 +48,25 @@ async def serve(find_edges: kaas.Function) -> asyncio.Server:
                 writer.write(edges.tobytes())
                 await writer.drain()
         except asyncio.IncompleteReadError:
-            writer.close()  # the visitor has gone
+            writer.close()  # the visitor has closed the connection
 
     return await asyncio.start_server(visit, "127.0.0.1", 0)
 
 
 async def ask(port: int, pictures: list[Picture]) -> list[Picture]:
-    """A visitor with some pictures."""
+    """Send a visitor's pictures, and return their edges."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answers: list[Picture] = []
+    replies: list[Picture] = []
     for picture in pictures:
         writer.write(picture.tobytes())
         data = await reader.readexactly(PICTURE_BYTES)
-        answers.append(np.frombuffer(data, np.float32).reshape(SIZE, SIZE))
+        replies.append(np.frombuffer(data, np.float32).reshape(SIZE, SIZE))
     writer.close()
-    return answers
+    return replies
 
 
 async def serve_visitors(visitors: int, pictures: int) -> int:
-    """How many pictures were answered rightly: a square has edges just where its border is."""
+    """Return the number of correct replies: a square has edges at its border only."""
     server = await serve(kaas.register(build()))
     port: int = server.sockets[0].getsockname()[1]
     squares: list[list[Picture]] = []
@@ -75,12 +75,12 @@ async def serve_visitors(visitors: int, pictures: int) -> int:
         for square in squares[-1]:
             square[8 + visitor : 40, 8:40] = 1
     async with server:
-        answers = await asyncio.gather(*(ask(port, one) for one in squares))
-    for visitor, found in enumerate(answers):
+        replies = await asyncio.gather(*(ask(port, each) for each in squares))
+    for visitor, found in enumerate(replies):
         for edges in found:
             assert edges[8 + visitor, 20] > 0, "the upper border"
             assert edges[30, 20] == 0, "its inside"
-    return sum(map(len, answers))
+    return sum(map(len, replies))
 
 
 def main(visitors: int = 8, pictures: int = 10) -> None:

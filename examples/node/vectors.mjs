@@ -1,4 +1,4 @@
-// Reads and writes what stands in tests/vectors, as a client in another language has to: node vectors.mjs FOLDER
+// Reads and writes the messages of tests/vectors, as a client in another language has to: node vectors.mjs FOLDER
 
 import { deepStrictEqual, throws } from "node:assert"
 import { readFileSync } from "node:fs"
