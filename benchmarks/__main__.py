@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: runs every benchmark in a process of its own, shows all bars, and writes their page."""
+"""`python -m benchmarks`: runs every benchmark in its own process, shows all bars, and writes their page."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _NOT_BENCHMARKS = {
 
 
 def names(prefix: str = "") -> list[str]:
-    """The benchmarks of this folder, files and packages with a main module; those named gpu_* need a GPU and are listed
-    only when asked for by that prefix."""
+    """Return the benchmarks of this folder, files and packages with a main module.
+
+    Those named gpu_* need a GPU and are listed only for that prefix.
+    """
     here = Path(__file__).parent
     found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__main__.py")]
     stems = sorted(stem for stem in found if stem not in _NOT_BENCHMARKS)
@@ -36,7 +38,7 @@ def names(prefix: str = "") -> list[str]:
 
 
 def run(name: str) -> dict[str, Any] | str:
-    """What a benchmark reports, or the reason why it reported nothing."""
+    """Return a benchmark's report, or the reason why it reported nothing."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -47,9 +49,9 @@ def run(name: str) -> dict[str, Any] | str:
 
 
 def main() -> int:
-    """Exit status 1 if a benchmark failed to run; a missed bar is shown and changes nothing."""
+    """Return exit status 1 if a benchmark failed to run; a missed bar is shown and does not change the status."""
     options = parser("Run every benchmark.")
-    options.add_argument("names", nargs="*", help="only these")
+    options.add_argument("names", nargs="*", help="run only these")
     given = options.parse_args()
     chosen = given.names or names()
     rows: list[tuple[str, str, Bar]] = []

@@ -1,10 +1,10 @@
-"""A program with a key of its own that means harm: `benchmarks.hostile` starts it.
+"""A hostile client with its own key: `benchmarks.hostile` starts it.
 
     python -m benchmarks.attack ADDRESS KEYS MUTATED REPLAYED RATE SEED
 
-It says READY when it begins, and what it has done when it ends: first mutated frames, then messages that are replayed
-or cut off, so many a second. Of the latter every fifth is a TCP connection with the recorded bytes of another one,
-CURVE's handshake among them, or with the first of them.
+It prints READY at its start, and its counts at its end. It sends first mutated frames, then replayed or cut messages,
+RATE a second. Every fifth of the latter is a TCP connection with the recorded bytes of another connection, including
+CURVE's handshake, or with the first of these bytes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from kaas.wire.key_files import OwnKeys, own_keys
 from kaas.wire.sent_ktasks import encode_library, encode_task
 
 BURST = 10
-"""Messages that go at once; the pace is kept between bursts."""
+"""The number of messages that are sent at once; the pace is kept between bursts."""
 LATE_S = 0.1
-"""If it was held, or had no processor, for longer, it does not make up for it."""
+"""The longest delay that is made up for: longer ones, while it was held or had no processor, are not."""
 NICE = 10
 HELLO_EVERY = 500
 RAW_EVERY = 5
 DEPTH = 2000
 RECORD_S = 2.0
 PATIENCE_S = 10.0
-"""For a TCP connection to be made, or to take some bytes."""
+"""The time limit for a TCP connection to be made, or to take some bytes."""
 FUNCTION = "diff"
 READY = "ready\n"
 
@@ -51,7 +51,7 @@ Message = list[bytes]
 
 
 def corpus() -> list[Message]:
-    """Messages that a server takes: each kind there is, of a client that has registered FUNCTION."""
+    """Return valid messages of every kind, of a client that has registered FUNCTION."""
     task, array = build(), bytes(4096)
     library = task.libraries[0]
     code = encode_library(library)
@@ -83,7 +83,7 @@ def corpus() -> list[Message]:
 
 
 class Mutations:
-    """What becomes of messages."""
+    """Random mutations of messages."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -95,7 +95,7 @@ class Mutations:
         return self._chance.choice(self._kinds)(list(message), other)
 
     def _flip(self, message: Message, _: Message) -> Message:
-        """Some bits of a frame, mostly the header."""
+        """Flip some bits of a frame, mostly of the header."""
         place = 0 if self._chance.random() < 0.8 else self._chance.randrange(len(message))
         data = bytearray(message[place] or b"\0")
         for _turn in range(self._chance.randint(1, 4)):
@@ -108,27 +108,27 @@ class Mutations:
         return message
 
     def _splice(self, message: Message, other: Message) -> Message:
-        """The beginning of one header with the end of another."""
+        """Join the beginning of one header and the end of another."""
         first, second = self._chance.randrange(len(message[0])), self._chance.randrange(len(other[0]))
         return [message[0][:first] + other[0][second:], *message[1:]]
 
     def _huge(self, message: Message, _: Message) -> Message:
-        """A map, list, text or binary that claims to be larger than any message."""
+        """Insert a map, list, text or binary whose length is larger than any message."""
         sign = self._chance.choice([b"\xdf", b"\xdd", b"\xdb", b"\xc6", b"\xc9"])
         place = self._chance.randrange(len(message[0]))
         message[0] = message[0][:place] + sign + b"\xff\xff\xff\xf0" + message[0][place:]
         return message
 
     def _deep(self, message: Message, _: Message) -> Message:
-        """Lists in lists."""
+        """Replace the header by nested lists."""
         return [b"\x82\xa2op\xa5" + b"\x91" * self._chance.randrange(1, DEPTH), *message[1:]]
 
     def _frames(self, message: Message, other: Message) -> Message:
-        """Too many frames, none, or those of another message."""
+        """Give the message too many frames, none, or those of another message."""
         return self._chance.choice([message * 20, message[:1], [message[0], *other[1:]], [b"", *message], [b""] * 50])
 
     def _fields(self, message: Message, other: Message) -> Message:
-        """Fields of another message, or of another type."""
+        """Give a field the value of another message, or a value of another type."""
         fields, others = (msgspec.msgpack.decode(header[0]) for header in (message, other))
         name = self._chance.choice([*fields])
         odd = [
@@ -151,7 +151,7 @@ class Mutations:
 
 
 class Attacker:
-    """One connection, which comes again when the server ends it."""
+    """One connection, which is made again when the server ends it."""
 
     def __init__(self, address: str, keys: OwnKeys, rate: float) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -169,7 +169,7 @@ class Attacker:
         return socket
 
     def send(self, messages: Iterator[Callable[[], None]]) -> None:
-        """At the pace."""
+        """Send the messages at the pace."""
         due_s = monotonic()
         for number, message in enumerate(messages):
             if number % HELLO_EVERY == 0:
@@ -188,7 +188,7 @@ class Attacker:
             self.counts["not taken"] += 1
 
     def read(self) -> None:
-        """Half of the answers: the server has to live with programs that do not read."""
+        """Read half of the replies: the server has to cope with programs that do not read."""
         while self.counts["sent"] > 2 * self.counts["answers"]:
             try:
                 head = self._socket.recv_multipart(zmq.DONTWAIT)[0]
@@ -198,7 +198,7 @@ class Attacker:
             self.counts[f"answers: {type(protocol.decode_from_server(head)).__name__}"] += 1
 
     def recorded(self, messages: list[Message]) -> bytes:
-        """What goes over TCP when these are sent through CURVE."""
+        """Return the bytes on TCP when these messages are sent through CURVE."""
         relay = sockets.create_server(("127.0.0.1", 0))
         relay.settimeout(PATIENCE_S)
         socket = self.connected(f"tcp://127.0.0.1:{relay.getsockname()[1]}")
@@ -229,7 +229,7 @@ class Attacker:
         return sockets.create_connection((host, int(port)), PATIENCE_S)
 
     def raw(self, data: bytes) -> None:
-        """A TCP connection that says this and goes."""
+        """Make a TCP connection, send these bytes, and close it."""
         try:
             with self.tcp() as connection:
                 connection.sendall(data)
@@ -238,14 +238,14 @@ class Attacker:
             self.counts["connections refused"] += 1
 
     def close(self) -> None:
-        """In a limited time, whatever ZeroMQ waits for."""
+        """Close the socket within a limited time, even if ZeroMQ waits for something."""
         self._socket.close()
         end(self._context, 0.0)
 
 
 def main() -> None:
     address, keys, mutated, replayed, rate, seed = sys.argv[1:]
-    os.nice(NICE)  # it stands for a program at another machine
+    os.nice(NICE)  # the program stands for one on another machine
     chance = random.Random(int(seed))
     messages = corpus()
     attacker = Attacker(address, own_keys(Path(keys)), float(rate))

@@ -1,12 +1,11 @@
-"""What it costs to write down a matrix product: `cutlass_blas.gemm` for a shape never seen, over one ctypes call.
+"""The cost of making a matrix product's kernels: `cutlass_blas.gemm` for a new shape, over one ctypes call.
 
     python -m benchmarks.blas_call [--json] [--rounds 1000]
 
-The ctypes call is that of the library's host adapter, which fills in a kernel's parameters: its arguments go over as
-ctypes takes them, 14 sizes and strides as Python numbers into a struct, the struct's address into the call.
-`call_alone_us` is the same call with the struct already filled. A known shape is one that was asked for before, with
-other buffers. All are taken in turns, each call is timed by itself, as a program makes it, and medians are compared; no
-device is needed.
+The ctypes call is that of the library's host adapter, which fills in a kernel's parameters: ctypes puts 14 sizes and
+strides, Python numbers, into a struct and passes the struct's address. `call_alone_us` is the same call with the struct
+already filled. A known shape was used before, with other buffers. The calls take turns, each call is timed by itself,
+and medians are compared. No device is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Matrices = tuple[kaas.Buffer, kaas.Buffer, kaas.Buffer]
 
 
 class Question(ctypes.Structure):
-    """What the adapter is asked, as `cutlass_blas.adapter` lays it out, and room for its answer."""
+    """A request to the adapter, as `cutlass_blas.adapter` lays it out, with room for the reply."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("mode", "m", "n", "k", "count")),
@@ -51,7 +50,7 @@ def matrices(m: int, n: int, k: int, suffix: str = "") -> Matrices:
 
 
 def fresh_shapes() -> Iterator[tuple[int, int, int]]:
-    """Shapes around 512, each once, with odd ones among them."""
+    """Yield shapes from 512 on, each once, including odd ones."""
     for distance in itertools.count(1):
         for m, n in itertools.product(range(distance + 1), repeat=2):
             if distance in (m, n):
@@ -59,7 +58,7 @@ def fresh_shapes() -> Iterator[tuple[int, int, int]]:
 
 
 def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
-    """The adapter's call for the kernel of such shapes: with its arguments as numbers, and alone."""
+    """Return two calls of the adapter for such shapes: with arguments as numbers, and with a filled struct."""
     (kernel,) = cutlass_blas.gemm(*matrices(SIDE, SIDE, SIDE))
     fill: Any = adapter._adapter(kernel.symbol).fill
     one, zero = ((ctypes.c_byte * 16)(*struct.pack("<f", value)) for value in (1.0, 0.0))
@@ -72,7 +71,7 @@ def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
     address = ctypes.addressof(question)
 
     def alone() -> object:
-        return fill(address) or question  # which lives as long as this function
+        return fill(address) or question  # keeps the struct alive as long as this function
 
     if numbers() != 0 or fill(address) != 0:
         raise SystemExit(f"the adapter refuses {kernel.symbol} for {n} × {n} × {n}")
@@ -80,14 +79,14 @@ def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 def timed(call: Callable[..., object], *given: object) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     began = perf_counter()
     call(*given)
     return perf_counter() - began
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Median microseconds."""
+    """Return median microseconds."""
     numbers, alone = ctypes_call()
     gemm = cutlass_blas.gemm
     times: dict[str, list[float]] = {"new_shape": [], "known_shape": [], "ctypes_call": [], "call_alone": []}

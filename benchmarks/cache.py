@@ -1,5 +1,4 @@
-"""What too little device memory costs: throughput falls gradually, and a request that finds all it reads costs no more
-than its kernels.
+"""The cost of too little device memory: throughput falls gradually, and a request that hits costs its kernels only.
 
 Requests read one of 32 objects, drawn at random, on a device on which copying an object takes as long as the kernel
 that reads it. All objects are in host memory; the device has room for a part of them.
@@ -20,12 +19,12 @@ OBJECTS = 32
 OBJECT_BYTES = 16 << 20
 STEPS = 8
 LEAST, MOST = 0.25, 1.5
-"""Room on the device, over what all objects take together."""
+"""Device memory for objects, over the size of all objects together."""
 REQUESTS = 200
 WARM_UP = 32
 ARENA_BYTES = 64 << 10
 HITS_SHORT = 0.1
-"""By how much the share of hits may lie below the share of objects that there is room for: a few drawings decide it."""
+"""The largest distance of the share of hits below the share of objects that fit: few drawings make it inexact."""
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def main() -> None:
 def measure(
     station: Station, requests: list[RunRequest], cache_bytes: int, host_bytes: int
 ) -> tuple[float, list[RunStats]]:
-    """Seconds of REQUESTS requests, one after the other, and what they did."""
+    """Return the seconds of REQUESTS requests, one after the other, and their results."""
     executor = station.executor(cache_bytes=cache_bytes, host_cache_bytes=host_bytes)
     draw = random.Random(0)
     for request in requests:
@@ -78,8 +77,10 @@ def measure(
 
 
 def require_hits(share: float, room: float) -> None:
-    """That a device which is full is kept full. A step cannot tell: throughput is at most halved from all hits to
-    none."""
+    """Check by the share of hits that a full device stays full.
+
+    The bar of a step cannot show that: throughput is at most halved from all hits to none.
+    """
     expected = min(1.0, int(room * OBJECTS) / OBJECTS)
     if share < expected - HITS_SHORT:
         raise SystemExit(f"{share:.3f} of the requests hit with room for {expected:.3f} of the objects")

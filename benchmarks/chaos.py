@@ -1,9 +1,10 @@
-"""Every request is answered, once and right or with an error that says why, while executors and the pool are killed.
+"""Every request gets one correct reply or an error with its reason while executors and the pool are killed.
 
-Four clients send requests in an open loop at 70 % of what software GPUs with modelled kernels can do, first in peace,
-then with an executor killed every 5 s, the pool once, and every 10 s a kernel that ends its device: of a new function,
-and every other time of one that does so again until it is in quarantine. Times of requests that were sent within 15 s
-after the pool's end are not in the 99th percentile; the outage is the longest time without any answer then.
+Four clients send requests in an open loop at 70 % of the throughput of software GPUs with modelled kernels. The first
+run is quiet. In the second run an executor is killed every 5 s, the pool once, and every 10 s a kernel ends its device:
+every other time a kernel of a new function, else one of a function that repeats this until it is in quarantine.
+Requests sent within 15 s after the pool's end are not in the 99th percentile; the outage is the longest time without a
+reply then.
 
     python -m benchmarks.chaos [--path ray|zmq] [--seconds S] [--json]
 
@@ -27,7 +28,7 @@ from time import monotonic
 from typing import Any
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
-os.environ.setdefault("RAY_ADDRESS", "local")  # a Ray of its own: nobody else's pool is to be killed
+os.environ.setdefault("RAY_ADDRESS", "local")  # its own Ray: pools of other programs must not be killed
 
 import numpy as np
 import ray
@@ -45,7 +46,7 @@ DEVICE_BYTES = 64 << 20
 KERNEL_S = 0.02
 LOAD = 0.7
 N = 256
-"""Elements of an input: each is the number of its request."""
+"""The number of elements of an input: each is the number of its request."""
 SECONDS = 40.0
 QUIET_SECONDS = 10.0
 PEAK_REQUESTS = 400
@@ -55,12 +56,12 @@ POISON_EVERY_S = 10.0
 LEFT_OUT_S = 15.0
 PATHS = ("ray", "zmq")
 PATIENCE_S = 90.0
-"""How long after the last request answers may come: more than the run limit."""
+"""The time for replies after the last request: more than the run limit."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A request and what came of it. poison: it ends its device."""
+    """A request and its outcome. With `poison` its kernel ends its device."""
 
     number: int
     at_s: float
@@ -74,7 +75,7 @@ class Sent:
         return self.answered_s - self.at_s
 
     def outcome(self) -> str:
-        """How it ended: "right", the name of the error, or "unanswered"; "wrong" for anything else."""
+        """The outcome: "right", the name of the error, "unanswered", or else "wrong"."""
         if not self.future.done():
             return "unanswered"
         error = self.future.exception()
@@ -86,7 +87,7 @@ class Sent:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Sends requests and notes when their answers come."""
+    """Sends requests and notes the times of their replies."""
 
     function: Any
     chance: random.Random
@@ -100,7 +101,7 @@ class Load:
         return self.note(number, self.function, x, client)
 
     def poison(self, which: int) -> Sent:
-        """which: names the function."""
+        """Send a poisoned request of the function named by `which`."""
         x = np.zeros(N, np.float32)
         return self.note(len(self.sent), task(which), x, "eve", poison=True)
 
@@ -120,7 +121,7 @@ class Load:
         return sent
 
     def open_loop(self, rate: float, seconds: float) -> list[Sent]:
-        """Poisson arrivals, whether answers come or not."""
+        """Send requests with Poisson arrivals, without waiting for replies."""
         first, ends_s = len(self.sent), monotonic() + seconds
         due_s = monotonic()
         while due_s < ends_s:
@@ -132,7 +133,7 @@ class Load:
         return sent
 
     def peak(self) -> float:
-        """Requests a second in a closed loop."""
+        """Return the requests a second of a closed loop."""
         began, pending = monotonic(), set[Any]()
         for _ in range(PEAK_REQUESTS):
             pending.add(self.send().future)
@@ -143,7 +144,7 @@ class Load:
 
 
 def awaited(call: kaas.Future) -> Future[Any]:
-    """The answer as `wait` takes it."""
+    """Return the reply as `wait` takes it."""
     answer = Future[Any]()
 
     def answered(_: kaas.Future) -> None:
@@ -158,7 +159,10 @@ def awaited(call: kaas.Future) -> Future[Any]:
 
 
 def task(poison: int | None = None) -> kaas.KTask:
-    """y = x * 0.5 + w; poison: without w, so that its kernel reads at address 0, and each number another function."""
+    """Return the kTask of y = x * 0.5 + w.
+
+    With `poison` it has no w, so that its kernel reads at address 0; each number gives another function.
+    """
     x, w, y = (kaas.Buffer(name, N, "float32") for name in "xwy")
     rounds = 1 if poison is None else 2 + poison
     args: list[Any] = [kaas.In(x), kaas.In(w) if poison is None else kaas.Null, kaas.Out(y)]
@@ -167,7 +171,7 @@ def task(poison: int | None = None) -> kaas.KTask:
 
 
 class Chaos:
-    """Kills and poisons from a thread of its own, since questions to a dead pool take their time."""
+    """Kills and poisons from its own thread, since requests to a dead pool take long."""
 
     def __init__(self, load: Load, seconds: float, *, pool_kill: bool) -> None:
         self._load = load
@@ -181,7 +185,7 @@ class Chaos:
         for turn in range(1, int(seconds / EXECUTOR_EVERY_S)):
             yield turn * EXECUTOR_EVERY_S, self._kill_executor
         for turn in range(int(seconds / POISON_EVERY_S)):
-            which = turn % 2 and turn  # every other one is of the same function
+            which = turn % 2 and turn  # every other poison is of the same function
             yield (turn + 0.25) * POISON_EVERY_S, partial(self._poison, which)
         if pool_kill:
             yield seconds / 2 + EXECUTOR_EVERY_S / 2, self._kill_pool
@@ -204,7 +208,7 @@ class Chaos:
         try:
             pids = [device.info.pid for device in kaas.status().devices if device.info is not None]
         except kaas.errors.PoolStopped:
-            pids = []  # it is being replaced
+            pids = []  # the executor is being replaced
         if pids:
             os.kill(self._load.chance.choice(pids), signal.SIGKILL)
             self.done["executors killed"] += 1
@@ -221,16 +225,16 @@ class Chaos:
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--seconds", type=float, default=SECONDS, help="how long things are killed")
-    options.add_argument("--path", choices=PATHS, default=PATHS[0], help="how the requests go")
-    options.add_argument("--no-pool-kill", action="store_true", help="executors and poison only")
+    options.add_argument("--seconds", type=float, default=SECONDS, help="length of the run with kills")
+    options.add_argument("--path", choices=PATHS, default=PATHS[0], help="by kaas.invoke on Ray, or by kaas.call")
+    options.add_argument("--no-pool-kill", action="store_true", help="kill executors and poison only")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     model = softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)})
     kaas.init(devices=[kaas.Device("software", DEVICE_BYTES, model)] * DEVICES)
     load = Load(kaas.register(task(), {"w": np.ones(N, np.float32)}), random.Random(given.seed), given.path)
     while any(device.info is None for device in kaas.status().devices):
-        pass  # or the peak would be that of a part of them
+        pass  # otherwise the peak would be that of some executors only
     for _ in range(2):  # the first is the warm-up
         peak = load.peak()
     rate = LOAD * peak
@@ -245,13 +249,13 @@ def main() -> None:
 
 
 def judge(quiet: Sequence[Sent], hard: Sequence[Sent], pool_killed_s: float | None) -> tuple[dict[str, Any], Any]:
-    """The bars, and the figures behind them."""
+    """Return the bars, and the figures behind them."""
     ended = {kind: Counter(one.outcome() for one in hard if one.poison is kind) for kind in (False, True)}
     everything = ended[False] + ended[True] + Counter(one.outcome() for one in quiet)
     after_s = float("inf") if pool_killed_s is None else pool_killed_s
     counted = [one for one in hard if not after_s <= one.at_s < after_s + LEFT_OUT_S and one.outcome() == "right"]
     quiet_s, hard_s = (float(np.quantile([one.latency_s for one in some], 0.99)) for some in (quiet, counted))
-    latencies_s = [one.latency_s for one in quiet]  # a queue that grows in peace would make the rest look harmless
+    latencies_s = [one.latency_s for one in quiet]  # a queue that grows in the quiet run would hide the effect
     bars: dict[str, Any] = {
         "unanswered": (everything["unanswered"], "<=", 0),
         "wrong": (everything["wrong"], "<=", 0),
@@ -270,7 +274,7 @@ def judge(quiet: Sequence[Sent], hard: Sequence[Sent], pool_killed_s: float | No
 
 
 def outage_s(sent: Sequence[Sent], killed_s: float) -> float:
-    """The longest time without an answer from the pool's end on."""
+    """Return the longest time without a reply after the pool's end."""
     window = (killed_s, killed_s + LEFT_OUT_S)
     answers = sorted(one.answered_s for one in sent if one.answered_s and window[0] <= one.answered_s < window[1])
     return max(later - earlier for earlier, later in pairwise([killed_s, *answers, killed_s + LEFT_OUT_S]))

@@ -1,7 +1,7 @@
-"""What it costs that a request comes from another client than the one before: arena and globals are put back.
+"""The cost of a request from another client than the last one's: arena and globals are reset.
 
-Requests of one kernel, in turn from the same client and from another, on the first GPU or else on a software GPU; a
-figure is the median.
+Requests of one kernel come in turn from the same client and from another, on the first GPU or else on a software GPU.
+Figures are medians.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kaas.executor.executor import Executor, RunRequest
 PTX = (Path(__file__).parent / "kernels" / "clients.ptx").read_text()
 MORE = "".join(f".global .align 4 .u32 more{number} = {number};\n" for number in range(1, 8))
 HIDDEN = ".visible .entry hides() {\n.global .u32 inside = 4;\nret;\n}\n"
-"""A variable that nobody can find by name, so that the library is loaded anew."""
+"""A variable that cannot be found by name, so that the library is loaded again."""
 TURNS = {"one variable": (PTX, 2000), "eight variables": (PTX + MORE, 2000), "loaded anew": (PTX + HIDDEN, 50)}
 WARM_UP = 10
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure(executor: Executor, library: kaas.Library, turns: int) -> tuple[float, float]:
-    """Seconds of a request of the client before it, and of one of another."""
+    """Return the seconds of a request of the last request's client, and of a request of another client."""
     task = kaas.KTask([kaas.Kernel(library, "count", 1, 1, [kaas.Out(OUT)])], [OUT])
     times: dict[str, list[float]] = {"same": [], "another": []}
     for turn in range(WARM_UP + turns):

@@ -1,17 +1,16 @@
-"""Where the time of a request goes, cold and warm, as in Figure 8 of the paper; and what a cold kTask adds over getting
-and copying what it reads.
+"""The stages of a cold and a warm request, as in Figure 8 of the paper, and the cost of a cold kTask over a plain copy.
 
     python -m benchmarks.coldstart [--json]
 
 Cold is the first request of a fresh pool: its executor has started and has never seen the function, a library, an
-object or a request; compiled code is on disk. Two functions: one kernel that reads 64 MB, from which the ratio is
-taken, then the paper's three chained products. What cold adds is the first request less the median warm one, at the
-caller. Beside it stands a fresh Ray actor that gets the same object from the store and copies it to a device of its
-own. Both are repeated with new processes, in turn; figures are medians.
+object or a request; compiled code is on disk. Two functions are measured: one kernel that reads 64 MB, which gives the
+ratio, and the paper's three chained products. The cost of the cold request is its time less the median warm time, at
+the caller. It is compared with a fresh Ray actor that gets the same object from the store and copies it to its own
+device. Both are repeated in turn with new processes; figures are medians.
 
-The categories are the paper's. Kernel Init: checking the kTask, loading its code, making its graph. GPU Malloc: room on
-the device, waiting for it included. GPU Copy: copies to the device and back. Data Layer: getting objects from the store
-and into host memory. Overheads: everything else between the call and its value, Ray and the pool above all.
+The categories are the paper's. Kernel Init: checking the kTask, loading its code, making its graph. GPU Malloc: memory
+on the device, with waits for it. GPU Copy: copies to the device and back. Data Layer: getting objects from the store
+and into host memory. Overheads: everything else between the call and its value, mostly Ray and the pool.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from kaas.wire.status.stats import Stats
 
 OBJECT_BYTES = 64 << 20
 SIDE = 256
-"""Of the products' matrices; 1024 in the paper, which would take a CPU seconds."""
+"""The side of the products' matrices; 1024 in the paper, which would take seconds on a CPU."""
 WARM = 30
 REPEATS = 7
 SOFTWARE_BYTES = 256 << 20
@@ -53,7 +52,7 @@ Times = dict[str, float]
 
 
 class Plain:
-    """Gets an object and copies it to a device, and nothing else."""
+    """An actor that only gets an object and copies it to a device."""
 
     def __init__(self) -> None:
         self._device = open_device("software", memory_bytes=SOFTWARE_BYTES)
@@ -94,7 +93,7 @@ COLUMNS = ("cold", "warm")
 
 
 def measure(*, plain_first: bool) -> tuple[float, dict[str, dict[str, Times]]]:
-    """Seconds of a plain get and copy, and the times of both functions, in processes of their own."""
+    """Return the seconds of a plain get and copy, and the times of both functions, in new processes."""
     numbers = np.random.default_rng(0)
     big = ray.put(numbers.random(OBJECT_BYTES // 4, np.float32))
     x = np.ones(N, np.float32)
@@ -104,7 +103,7 @@ def measure(*, plain_first: bool) -> tuple[float, dict[str, dict[str, Times]]]:
     try:
         read = kaas.register(reader(OBJECT_BYTES, 1), {"w": big})
         chain = kaas.register(chained_matmul.build(SIDE), {name: matrices[name] for name in "ABC"})
-        kaas.flush()  # there is nothing to forget yet, but the executor has to have started to say so
+        kaas.flush()  # nothing to drop yet, but the reply shows that the executor has started
         kaas.stats(reset=True)
         times = {
             "reads 64 MB": cold_and_warm(lambda: read.remote(x=x)),
@@ -124,13 +123,13 @@ def plain(ref: Any) -> float:
 
 
 def cold_and_warm(send: Callable[[], Any]) -> dict[str, Times]:
-    """The first request of a function and the median of those that follow, by category."""
+    """Return the first request's times and the medians of the later ones, by category."""
     cold = timed(send)
     return {"cold": cold, "warm": middle([timed(send) for _ in range(WARM)])}
 
 
 def timed(send: Callable[[], Any]) -> Times:
-    """One request: its whole time at the caller, and the executor's stages as the pool tells them."""
+    """Run one request, and return its whole time at the caller and the executor's stages from the pool."""
     began = perf_counter()
     ray.get(send())
     total_s = perf_counter() - began
@@ -138,7 +137,7 @@ def timed(send: Callable[[], Any]) -> Times:
 
 
 def categories(stats: Stats, total_s: float) -> Times:
-    """stats: of this one request."""
+    """Return the seconds by category; `stats` are those of one request."""
     stages = {stage.stage: stage.total_s for stage in stats.stages}
     hosting_s = sum(tier.seconds for tier in stats.tiers if tier.tier == "host")  # a part of copying in
     known = (

@@ -1,10 +1,10 @@
-"""What compiling ResNet-50 costs again, in a process that finds it compiled before, over the first time.
+"""The cost of compiling ResNet-50 again, in a process that finds the compiled model, over the first time.
 
     python -m benchmarks.compile_model [--json] [--rounds 3]
 
-Each measurement is a process of its own; the first of a round finds an empty store, the second finds what the first
-left there. The clock runs over `tvm_backend.compile`: modules, TVM's among them, are imported before. What reading the
-model takes is measured apart, and `..._with_loading` has it on both sides. Needs apache-tvm and onnx.
+Each measurement is a new process. The first of a round finds an empty store, the second finds the model of the first.
+The time is that of `tvm_backend.compile`: modules, TVM's included, are imported before. Reading the model is measured
+separately, and `..._with_loading` includes it on both sides. Needs apache-tvm and onnx.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from benchmarks.report import parser, positive, report
 MODEL = "resnet50"
 MODULES = ("onnx", "tvm_backend", "tvm_backend.compiling", "tvm_backend.tasks", "tvm_backend.frontends.from_onnx",
            "tvm.relax.frontend.onnx", "kaas.models.model")  # fmt: skip
-"""All that `compile` imports."""
+"""The modules that `compile` imports."""
 
 
 def once(path: Path) -> dict[str, float]:
-    """Seconds to read and to compile a model in this process; cpu: of its threads, whatever else the machine does."""
+    """Return the seconds to read and to compile a model in this process; "cpu" is processor time of its threads."""
     onnx, tvm_backend, *_ = map(import_module, MODULES)
     began = perf_counter()
     model = onnx.load(path)
@@ -42,7 +42,7 @@ def once(path: Path) -> dict[str, float]:
 
 
 def elsewhere(path: Path, caches: Path) -> dict[str, float]:
-    """The same in a process of its own, which keeps its caches in a folder."""
+    """Return the same from a new process, which keeps its caches in a folder."""
     command = [sys.executable, "-m", "benchmarks.compile_model", "--once", str(path)]
     environment = os.environ | {"XDG_CACHE_HOME": str(caches)}
     environment.pop("KAAS_MODEL_CACHE", None)
@@ -54,7 +54,7 @@ def elsewhere(path: Path, caches: Path) -> dict[str, float]:
 def main() -> int:
     options = parser((__doc__ or "").partition("\n")[0])
     options.add_argument("--rounds", type=positive, default=3)
-    options.add_argument("--once", type=Path, metavar="MODEL", help="one measurement in this process, for the others")
+    options.add_argument("--once", type=Path, metavar="MODEL", help="make one measurement in this process")
     chosen = options.parse_args()
     if chosen.once:
         print(json.dumps(once(chosen.once)))

@@ -1,11 +1,11 @@
-"""What part of a device's time two clients get by their weights: one whose requests copy, and one whose compute.
+"""The shares of a device's time that two clients get by their weights: one client's requests copy, the other's compute.
 
     python -m benchmarks.fairness [--json]
 
-One software device with modelled time, under `cfs_affinity`: a request of the one client copies 8 MB in and out, 10 ms
-each way, one of the other has a kernel of 5 ms. Both always have requests waiting. A share is the time for which a
-client's requests had the device, over that of both; share_error is its largest distance from the client's part of the
-weights, for weights 1:1 and 2:1.
+One software device with modelled time runs under `cfs_affinity`. A request of the first client copies 8 MB in and out,
+10 ms each way; a request of the second has a kernel of 5 ms. Both always have requests waiting. A share is the time for
+which a client's requests had the device, over that of both; share_error is its largest distance from the client's part
+of the weights, for weights 1:1 and 2:1.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DEVICE = kaas.Device(
 COPIES, COMPUTES = "copies", "computes"
 WEIGHTS = {"equal": {COPIES: 1.0, COMPUTES: 1.0}, "double": {COPIES: 2.0, COMPUTES: 1.0}}
 OUTSTANDING = 3
-"""Requests of each client at a time."""
+"""The number of requests of each client at a time."""
 SECONDS = 4.0
 
 
 def measure(weights: Mapping[str, float], policy: str = "cfs_affinity", seconds: float = SECONDS) -> dict[str, float]:
-    """Seconds for which each client's requests had the device."""
+    """Return the seconds for which each client's requests had the device."""
     clients = {name: kaas.ClientSettings(weight=weight) for name, weight in weights.items()}
     with pool("fairness", [DEVICE], policy, clients=clients):
         data = np.ones(COPIED_BYTES // 4, np.float32)
@@ -46,7 +46,7 @@ def measure(weights: Mapping[str, float], policy: str = "cfs_affinity", seconds:
             COMPUTES: lambda client: check(compute.options(client=client).call(x=X).result(), 1.0),
         }
         for ask in asks.values():
-            ask("first")  # who loads the code is charged for it
+            ask("first")  # the client that loads the code is charged for it
         with _asking(asks):
             threading.Event().wait(seconds / 4)  # until both have requests waiting
             kaas.stats(reset=True)
@@ -58,7 +58,7 @@ def measure(weights: Mapping[str, float], policy: str = "cfs_affinity", seconds:
 
 @contextmanager
 def _asking(asks: Mapping[str, Callable[[str], None]]) -> Iterator[None]:
-    """Each client's next request comes when its last one is answered, from several threads."""
+    """Send each client's requests in a closed loop, from several threads."""
     over = threading.Event()
     failed: list[BaseException] = []
 
@@ -66,7 +66,7 @@ def _asking(asks: Mapping[str, Callable[[str], None]]) -> Iterator[None]:
         try:
             while not over.is_set():
                 asks[name](name)
-        except BaseException as error:  # noqa: BLE001 - raised where it is looked at
+        except BaseException as error:  # noqa: BLE001 - raised again by the reader
             failed.append(error)
 
     threads = [threading.Thread(target=client, args=(name,)) for name in asks for _ in range(OUTSTANDING)]
@@ -88,7 +88,7 @@ def _zero(y: np.ndarray[Any, Any]) -> None:
 
 
 def errors(weights: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """For each client its share of the time, less its part of the weights."""
+    """Return each client's share of the time, less its part of the weights."""
     whole_s, whole = sum(seconds.values()), sum(weights.values())
     return {name: seconds[name] / whole_s - weight / whole for name, weight in weights.items()}
 

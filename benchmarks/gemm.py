@@ -2,9 +2,10 @@
 
     python -m benchmarks.gemm [--json] [--device gpu] [--rounds 9] [--only s_1024 c_1024]
 
-On the software GPU (SIMT kernels): the seconds of a product's kernels, each between two events, against NumPy's `@`
-with as many threads as it takes. On a GPU: several products in one CUDA graph, between two events, against as many
-calls of cuBLAS through CuPy, likewise, TF32 off. Both sides take turns, medians are compared, results checked.
+On the software GPU (SIMT kernels), the seconds of a product's kernels, each between two events, are compared with
+NumPy's `@` and its own number of threads. On a GPU, several products in one CUDA graph, between two events, are
+compared with as many calls of cuBLAS through CuPy, with TF32 off. Both sides take turns, medians are compared, results
+checked.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ Side = Callable[[], float]
 
 WARM_UP = 2
 IN_A_ROW = 5
-"""Products of NumPy in a turn, of which the median counts: the first wakes its threads."""
+"""NumPy's products in a turn. Their median counts, since the first one wakes NumPy's threads."""
 SPINNING_S = 0.2
-"""How long OpenBLAS's threads may go on spinning after a product, on cores that our turn needs."""
+"""The time for which OpenBLAS's threads may spin after a product, on cores that our turn needs."""
 TOLERANCE = {"float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
-"""Largest difference, as a share of the largest element."""
+"""The largest allowed difference, as a share of the largest element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Case:
     """A product of m×k by k×n, row-major.
 
     Fields:
-        least: the bar: the rate over that of the other side. repeats: products between two events.
+        least: the bar: the least rate over that of the other side. repeats: products between two events.
     """
 
     dtype: str
@@ -61,7 +62,7 @@ class Case:
         return (8 if self.dtype.startswith("complex") else 2) * self.m * self.n * self.k
 
     def task(self, arch: str | None = None) -> kaas.KTask:
-        """Inputs "a" and "b", output "c", by the kernel that is chosen for such devices."""
+        """Return the kTask, inputs "a" and "b", output "c", with the kernel that is chosen for such devices."""
         a, b, c = (
             kaas.Buffer(name, shape, self.dtype)
             for name, shape in (("a", (self.m, self.k)), ("b", (self.k, self.n)), ("c", (self.m, self.n)))
@@ -86,7 +87,7 @@ CASES: dict[str, dict[str, Case]] = {
 
 
 def over_numpy(case: Case, task: kaas.KTask) -> tuple[Side, Side]:
-    """Ours on the software GPU, and NumPy's."""
+    """Return the measurements of ours on the software GPU, and of NumPy's."""
     rng = np.random.default_rng(1)
     a, b = (_random(rng, case.dtype, shape) for shape in ((case.m, case.k), (case.k, case.n)))
     device = Device("software")
@@ -109,7 +110,7 @@ def over_numpy(case: Case, task: kaas.KTask) -> tuple[Side, Side]:
 
 
 def over_cublas(case: Case, task: kaas.KTask) -> tuple[Side, Side]:
-    """Ours on the GPU, and cuBLAS's through CuPy; both read the same arrays there."""
+    """Return the measurements of ours on the GPU, and of cuBLAS's through CuPy; both read the same arrays."""
     import cupy
 
     rng = np.random.default_rng(1)
@@ -150,7 +151,7 @@ def _check(case: Case, given: np.ndarray[Any, Any], expected: np.ndarray[Any, An
 
 
 def in_turns(sides: tuple[Side, Side], rounds: int) -> list[float]:
-    """Median seconds of each."""
+    """Return the median seconds of each."""
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(WARM_UP + rounds):
         for side, seconds in zip(sides, times, strict=True):

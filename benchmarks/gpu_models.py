@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu_models [--json] [--rounds 50] [--models resnet50 bert] [--device gpu]
 
-Both get an input that lies on the device already, where a library is installed that can put it there (CuPy, torch), and
-give the answer on the host; turns are taken one after the other, and medians compared. The virtual machine compiles its
-kernels by NVRTC from the same CUDA C++; `..._vm_graph_ms` is the same with its CUDA graphs. `..._kernels_ms` is the sum
-of the kTask's kernels, each between two events of its own, `..._graph_ms` what its graph took.
+Both read an input on the device if an installed library can put it there (CuPy, torch), and return the result on the
+host; they take turns, and medians are compared. The virtual machine compiles its kernels by NVRTC from the same CUDA
+C++; `..._vm_graph_ms` is the same with its CUDA graphs. `..._kernels_ms` is the sum of the kTask's kernels, each
+between two events, and `..._graph_ms` the time of its graph.
 
 Needs a GPU, apache-tvm, onnx and nvidia-cuda-nvrtc. With --device software the kTask runs on the software GPU and the
 virtual machine's code on the CPU, unscheduled: that says nothing about speed, but tries every line.
@@ -44,11 +44,11 @@ WARM_UP = 3
 
 Inputs = dict[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
-"""One inference: gives the answers on the host."""
+"""One inference: returns the results on the host."""
 
 
 def kernel_target() -> Target:
-    """Code for the GPU that is there."""
+    """Return the target for this machine's GPU."""
     from tvm_backend.targets import parsed
 
     major, minor = executor_for(Device("gpu")).device.info().compute_capability
@@ -56,7 +56,7 @@ def kernel_target() -> Target:
 
 
 def scheduled(imported: Imported, target: Target) -> tvm.IRModule:
-    """The module whose kernels the kTask consists of."""
+    """Return the module with the kTask's kernels."""
     from tvm_backend import lowering
     from tvm_backend.constants import Names
 
@@ -65,7 +65,7 @@ def scheduled(imported: Imported, target: Target) -> tvm.IRModule:
 
 
 def executable(module: tvm.IRModule, target: Any, graphs: bool) -> Any:
-    """TVM's own: the passes that follow its scheduling, and `relax.build`."""
+    """Build the module by TVM's own passes after scheduling, and `relax.build`."""
     import tvm
     from tvm import relax
 
@@ -82,7 +82,7 @@ def executable(module: tvm.IRModule, target: Any, graphs: bool) -> Any:
 
 
 def compile_by_nvrtc(target: Target) -> None:
-    """TVM compiles what it generates as KaaS does, by the NVRTC that is installed as a package."""
+    """Let TVM compile its CUDA C++ as KaaS does, by the NVRTC that is installed as a package."""
     import tvm_ffi
 
     from tvm_backend.library import library
@@ -106,7 +106,7 @@ def virtual_machine(built: Any, device: Any, entry: str, inputs: Iterable[np.nda
         machine.invoke_stateful(entry)
         result = machine.get_outputs(entry)
         outputs = [result] if hasattr(result, "numpy") else list(result)
-        return [output.numpy() for output in outputs]  # which waits for the device
+        return [output.numpy() for output in outputs]  # numpy() waits for the device
 
     return run
 
@@ -121,7 +121,7 @@ def ktask(made: kaas.CompiledModel, inputs: Inputs, device: Device) -> Run:
 
 
 def on_device(inputs: Inputs) -> dict[str, Any]:
-    """On the GPU, if there is a library that can put them there; else as they are."""
+    """Return the arrays on the GPU if an installed library can put them there; else unchanged."""
     if importlib.util.find_spec("cupy"):
         import cupy
 
@@ -134,7 +134,7 @@ def on_device(inputs: Inputs) -> dict[str, Any]:
 
 
 def taken_in_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Median seconds of each."""
+    """Return the median seconds of each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(WARM_UP + rounds):
         for name, run in runs.items():
@@ -146,7 +146,7 @@ def taken_in_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
 
 
 def through_ray(made: kaas.CompiledModel, inputs: Inputs, device: Device, rounds: int) -> float:
-    """Median seconds from `remote` to the answer in hand."""
+    """Return the median seconds from `remote` to the result."""
     import ray
 
     kaas.init(devices=[device])
@@ -158,7 +158,7 @@ def through_ray(made: kaas.CompiledModel, inputs: Inputs, device: Device, rounds
 
 
 def machines(model: Model, inputs: Inputs, device: Device) -> tuple[kaas.CompiledModel, dict[str, Run]]:
-    """The model as a kTask, and as programs of the virtual machine without and with CUDA graphs."""
+    """Return the model as a kTask, and as programs of the virtual machine without and with CUDA graphs."""
     import tvm
 
     import tvm_backend
@@ -183,14 +183,14 @@ def machines(model: Model, inputs: Inputs, device: Device) -> tuple[kaas.Compile
 
 
 def measure(model: Model, device: Device, rounds: int) -> dict[str, float]:
-    """Median milliseconds by what was measured."""
+    """Return median milliseconds by measurement."""
     inputs = model.inputs()
     made, runs = machines(model, inputs, device)
     runs["ktask"] = ktask(made, inputs, device)
     expected = list(model.answers().values())
     for name, run in runs.items():
         if not all(relative_error(given, known) < TOLERANCE for given, known in zip(run(), expected, strict=True)):
-            raise SystemExit(f"{model.name}: {name} gives another answer than PyTorch")
+            raise SystemExit(f"{model.name}: {name} gives another result than PyTorch")
     seconds = taken_in_turns(runs, rounds)
     profiles = [made.run(inputs, device=device, profile=True).stats.kernels for _ in range(5)]
     seconds["kernels"] = median(sum(kernel.seconds for kernel in profile) for profile in profiles)

@@ -1,4 +1,4 @@
-"""Where the time of a request goes on a GPU, cold and warm: the paper's Figure 8 for KaaS, without Ray."""
+"""The stages of a cold and a warm request on a GPU: the paper's Figure 8 for KaaS, without Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TILE, WARPS = 32, 8
 
 
 def chain(n: int) -> kaas.KTask:
-    """The paper's micro-benchmark: Y = ((X·A)·B)·C in float32."""
+    """Return the kTask of the paper's micro-benchmark: Y = ((X·A)·B)·C in float32."""
     x, a, b, c, xa, xab, y = (kaas.Buffer(name, (n, n), "float32") for name in ("X", "A", "B", "C", "XA", "XAB", "Y"))
 
     def product(left: kaas.Buffer, right: kaas.Buffer, result: kaas.Buffer) -> kaas.Kernel:
@@ -38,7 +38,7 @@ def chain(n: int) -> kaas.KTask:
 
 
 def tiny() -> kaas.KTask:
-    """One launch over 4 KiB: nothing but overheads."""
+    """Return a kTask of one launch over 4 KiB, whose time is overheads only."""
     x, v, out = (kaas.Buffer(name, 1024, "float32") for name in ("X", "V", "out"))
     kernels = library("nearest_neighbours")
     vsub = kaas.Kernel(kernels, "vsub", 4, 256, [kaas.In(x), kaas.In(v), kaas.Out(out), kaas.u32(1024)])
@@ -46,7 +46,7 @@ def tiny() -> kaas.KTask:
 
 
 def measure(task: kaas.KTask, device: Device) -> dict[str, Any]:
-    """Milliseconds by stage of the first request and of the median warm one."""
+    """Return the milliseconds of the first request and of the median warm request, by stage."""
     rng = np.random.default_rng(0)
     inputs = {buffer.name: rng.uniform(-1, 1, buffer.shape).astype(np.float32) for buffer in task.inputs}
     start = time.perf_counter()

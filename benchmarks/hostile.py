@@ -1,14 +1,14 @@
-"""A client with a key sends nonsense to a server as fast as it is let; what another client sees of that.
+"""A client with a key attacks a server with invalid messages; the benchmark measures the effect on another client.
 
     python -m benchmarks.hostile [--mutated N] [--replayed N] [--json]
 
-100,000 mutated frames and 10,000 messages that are replayed or cut off, at 1,000 a second, from a program of its own,
-while another client's requests go on, 200 a second. Every few seconds the attack is held for a moment, so that what
-else goes on at this machine is in both measurements alike; and the attacker, who would be at another machine, does not
-take the server's processors. `crashes` counts ends of the server and of its executors, and errors that the server did
-not expect; `other_p99` is that client's 99th percentile of latency during the attack over that of the quiet moments;
-`memory_growth` compares medians of what server and executors hold in the last third and in the second. Finished
-answers, which a server keeps up to a limit, are there before: their filling up would be taken for growth.
+Another program sends 100,000 mutated frames and 10,000 replayed or cut messages, 1,000 a second, while the other
+client sends 200 requests a second. The attack pauses for a moment every few seconds, so that other work of this machine
+affects both measurements equally. The attacker, which would be on another machine, has a low priority for processors.
+`crashes` counts ends of the server and of its executors, and errors that the server did not expect. `other_p99` is the
+other client's 99th percentile of latency during the attack, over that of the quiet moments. `memory_growth` compares
+the median memory of server and executors in the last third and in the second. The server keeps finished replies up to a
+limit; they are filled up before, since that would look like growth.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ ATTACKER, OTHER = "eve", "bob"
 RATE = 1000.0
 OTHERS_RATE = 200.0
 ATTACK_S, QUIET_S = 5.0, 1.0
-"""How long it is attacked, and then not."""
+"""The seconds of an attack, and of the pause after it."""
 KEPT_BYTES = 1 << 20
-"""Of finished answers of one client: less than by default, or they would go on to fill up for most of the time."""
+"""The limit of a client's finished replies: less than by default, or they would fill up for most of the run."""
 FILL, IN_FLIGHT = 1000, 16
-"""Requests whose answers are more than that, and how many are open meanwhile."""
+"""The requests whose replies exceed that limit, and the number that is open at a time."""
 PATIENCE_S = 60.0
-"""For an answer, and for the attacker to begin or to end."""
+"""The time limit for a reply, and for the attacker to begin or to end."""
 SLOWEST = 20
-"""So many times slower than its pace the attack may be on a machine that is busy."""
+"""The factor by which the attack may be slower than its pace on a busy machine."""
 
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--mutated", type=positive, default=MUTATED, help="frames")
-    options.add_argument("--replayed", type=positive, default=REPLAYED, help="messages, whole and cut off")
+    options.add_argument("--mutated", type=positive, default=MUTATED, help="number of mutated frames")
+    options.add_argument("--replayed", type=positive, default=REPLAYED, help="number of replayed or cut messages")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -99,13 +99,13 @@ def main() -> None:
 
 @contextmanager
 def attack(server: Server, given: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
-    """One that is ready, and held."""
+    """Yield an attacker that is ready, and stopped."""
     sizes = (given.mutated, given.replayed, RATE, given.seed)
     command = [sys.executable, "-m", "benchmarks.attack", server.address, str(server.keys(ATTACKER)), *map(str, sizes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
         assert attacker.stdout is not None
         try:
-            if attacker.stdout.readline() != READY:  # it ends by itself if it cannot be
+            if attacker.stdout.readline() != READY:  # an attacker that cannot begin ends by itself
                 raise SystemExit("the attack did not begin")
             attacker.send_signal(signal.SIGSTOP)
             yield attacker
@@ -114,7 +114,7 @@ def attack(server: Server, given: argparse.Namespace) -> Iterator[subprocess.Pop
 
 
 def measure(other: Other, attacker: subprocess.Popen[str], limit_s: float) -> tuple[list[float], list[float]]:
-    """Latencies in quiet moments, and in between under attack until that ends."""
+    """Return the latencies in quiet moments and under attack, until the attack ends."""
     quiet_s: list[float] = []
     attacked_s: list[float] = []
     ends_s = monotonic() + limit_s
@@ -129,7 +129,7 @@ def measure(other: Other, attacker: subprocess.Popen[str], limit_s: float) -> tu
 
 
 class Other:
-    """The client that means well."""
+    """The other client, which sends valid requests."""
 
     def __init__(self, client: kaas.Client) -> None:
         self._client = client
@@ -140,10 +140,10 @@ class Other:
 
     def _check(self, future: kaas.Future) -> None:
         if future.result(PATIENCE_S).any():
-            raise SystemExit("x - x is not 0: the other client got a wrong answer")
+            raise SystemExit("x - x is not 0: the other client got a wrong result")
 
     def fill(self) -> None:
-        """Have the server keep as many answers as it does, and everything warm."""
+        """Fill up the replies that the server keeps, and warm everything up."""
         pending = deque[kaas.Future]()
         for number in range(FILL):
             if len(pending) == IN_FLIGHT:
@@ -153,7 +153,7 @@ class Other:
             self._check(future)
 
     def latencies(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> list[float]:
-        """Seconds of requests, one at a time, that begin at a pace, for so long or until something has ended."""
+        """Return the seconds of requests, one at a time at a pace, for a time or until a process has ended."""
         found: list[float] = []
         due_s = perf_counter()
         ends_s = due_s + seconds

@@ -1,8 +1,8 @@
-"""What it saves that outputs stay on the device: a chain of kTasks, each of which reads what the one before has made.
+"""The gain of outputs that stay on the device: in a chain of kTasks, each reads the output of the one before.
 
-Through Ray and a pool of one device: a GPU, if Ray finds one, or else a software GPU with modelled copies. Timed from
-the first invocation until the last one's array is there; chains with and without `keep` take turns, a figure is the
-median.
+The chains run through Ray and a pool of one device: a GPU if Ray finds one, else a software GPU with modelled copies. A
+time is from the first invocation to the last one's array. Chains with and without `keep` take turns; figures are
+medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ N = OBJECT_BYTES // 4
 COPY_BYTES_PER_S = 2e9
 KERNEL_S = 1e-3
 WORKED = 1024
-"""Elements that a kernel reads and writes: its time is modelled, not worked."""
+"""The number of elements that a kernel reads and writes: its time is modelled."""
 CHAINS = 15
 WARM_UP = 2
 

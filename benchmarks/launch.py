@@ -1,6 +1,6 @@
-"""What the executor adds to launching a graph, and what it saves over launching kernels, or iterations, one by one.
+"""The executor's cost over launching a graph, and its gain over launching kernels or iterations one by one.
 
-Both sides of a ratio run in turn, in one process, on the first GPU or else on a software GPU; a figure is the median.
+Both sides of a ratio run in turn, in one process, on the first GPU or else on a software GPU; figures are medians.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kaas.executor.plan.graph_cache import GraphCache, LaunchValues
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 N = 1024
-"""Elements of every buffer: 4 KB of float32."""
+"""The number of elements of every buffer: 4 KB of float32."""
 KERNELS = 100
 READERS = 10
-"""Every tenth kernel reads the object that is drawn anew for each request: so many launches are re-pointed."""
+"""Every tenth kernel reads the object that is drawn for each request: the pointers of so many launches change."""
 OBJECTS = 32
 KERNELS_S = 0.75e-3
-"""What the kernels of the graph are to take together."""
+"""The wanted time of all kernels of the graph together."""
 CALIBRATION = 0.05
-"""How far they may be from it: what the executor adds does not depend on it, and the ratio does."""
+"""The allowed distance from it: the executor's cost does not depend on the kernels' time, but the ratio does."""
 EMPTY_KERNELS = 1000
 ITERATIONS = 1000
-"""Of two empty kernels."""
+"""The number of iterations of two empty kernels."""
 REPEATS = 600
 WARM_UP = 100
 
@@ -47,7 +47,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     kind = "gpu" if gpu_count() else "software"
     executor = Executor(open_device(kind, 0))
-    executor.device.stay()  # as the threads that run requests in an executor's process do
+    executor.device.stay()  # like an executor's threads that run requests
     library = kaas.Library.from_file(PTX)
     graph, graph_detail = measure_graph(executor, library)
     loop, loop_detail = measure_loop(executor, library)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def in_turn(*sides: Callable[[], object], repeats: int = REPEATS) -> list[float]:
-    """Median seconds of each side, run one after the other again and again."""
+    """Return the median seconds of each side; the sides take turns."""
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(WARM_UP + repeats):
         for side, seconds in zip(sides, times, strict=True):
@@ -78,7 +78,7 @@ def in_turn(*sides: Callable[[], object], repeats: int = REPEATS) -> list[float]
 
 
 def chain(library: kaas.Library, rounds: int) -> kaas.KTask:
-    """x -> y through KERNELS launches, each reading what the one before it wrote."""
+    """Return the kTask of x -> y through KERNELS launches; each reads the output of the one before."""
     steps = [kaas.Buffer(f"t{k}", N, "float32") for k in range(KERNELS - 1)]
     kernels = []
     for k, (source, target) in enumerate(zip([X, *steps], [*steps, Y], strict=True)):
@@ -122,7 +122,7 @@ def measure_graph(executor: Executor, library: kaas.Library) -> tuple[float, dic
 
 
 def calibrated(executor: Executor, library: kaas.Library) -> kaas.KTask:
-    """The chain with as many rounds as it takes to come near KERNELS_S."""
+    """Return the chain with the number of rounds that comes near KERNELS_S."""
     rounds = 1
     sources = {"x": InputSource(np.ones(N, np.float32)), "w": InputSource(np.ones(N, np.float32))}
     for _ in range(12):
@@ -135,7 +135,7 @@ def calibrated(executor: Executor, library: kaas.Library) -> kaas.KTask:
 
 
 def raw_graph(executor: Executor, task: kaas.KTask, x: Any) -> Callable[[], object]:
-    """The same graph, the same copies, and nothing else: straight calls of the driver."""
+    """Return a call of the same graph with the same copies, by the driver alone."""
     instance, stream, where = instantiated(executor, task)
     x_address, y_address, y = where[X], where[Y], np.empty(N, np.float32)
 
@@ -149,7 +149,7 @@ def raw_graph(executor: Executor, task: kaas.KTask, x: Any) -> Callable[[], obje
 
 
 def instantiated(executor: Executor, task: kaas.KTask) -> tuple[Any, Any, dict[kaas.Buffer, int]]:
-    """An instance of a kTask's graph and a stream for it, both as the driver has them, and where its buffers lie."""
+    """Return the driver's handles of a kTask's graph instance and of a stream, and the addresses of its buffers."""
     device = executor.device
     plan = executor.prepare(task)
     with device.current():
@@ -160,7 +160,7 @@ def instantiated(executor: Executor, task: kaas.KTask) -> tuple[Any, Any, dict[k
         return instance.handle, device.stream().handle, dict(zip(plan.buffers, placement.addresses, strict=False))
 
 
-# --- a thousand launches of nothing
+# --- a thousand launches of an empty kernel
 
 
 def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict[str, Any]]:
@@ -185,7 +185,7 @@ def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict
     return replay_s / loop_s, {"empty_replay_us": replay_s * 1e6, "launch_loop_us": loop_s * 1e6}
 
 
-# --- a thousand iterations of nothing
+# --- a thousand iterations of empty kernels
 
 
 def measure_iterations(executor: Executor, library: kaas.Library) -> tuple[float, dict[str, Any]]:

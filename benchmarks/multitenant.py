@@ -1,13 +1,13 @@
-"""More clients than devices: kTasks, which share them, over eTasks, which take a device each for a process of its own.
+"""More clients than devices: kTasks, which share devices, over eTasks, which take a device each for their own process.
 
     python -m benchmarks.multitenant [--json]
 
-Four software devices, whose kernel is modelled as 5 ms of device time. Every request runs that kernel on 4 KB of its
-own and on 4 KB of its client's, and its output is checked. kTasks run under `cfs_affinity`, with two slots a device,
-eTasks under `exclusive`. The relay is an asyncio actor in front of four empty ones, with as many slots, that hold a
-lock for 5 ms: a device runs one such kernel at a time. It passes on what a kTask's request carries, an array and a
-reference, and takes turns with them, so that both see the same machine. Where an open loop asks for more than it is
-answered, the bar of latencies says "unstable": their ratio would tell how long the loop lasted.
+There are four software devices, whose kernel is modelled as 5 ms of device time. Every request runs that kernel on 4 KB
+of its own and on 4 KB of its client's, and its output is checked. kTasks run under `cfs_affinity`, with two slots a
+device, eTasks under `exclusive`. The relay is an asyncio actor before four empty actors, with as many slots, that hold
+a lock for 5 ms: a device runs one such kernel at a time. The relay passes on an array and a reference, as a kTask's
+request has them, and takes turns with kTasks, so that both see the same machine. If an open loop gets fewer replies
+than it sends requests, the bar of latencies is "unstable": their ratio would only show the length of the loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEVICES, SLOTS = 4, 2
 FEW, MANY = 4, 16
 N = 1024
 ROUNDS = 1
-"""Of the kernel's own work: its time is modelled."""
+"""The rounds of the kernel's own work: its time is modelled."""
 DEVICE = kaas.Device("software", 64 << 20, model=softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)}))
 SHARED, EXCLUSIVE = "cfs_affinity", "exclusive"
 
@@ -53,14 +53,14 @@ SHARED_ROUNDS, SHARED_ROUND_S = 5, 1.2
 EXCLUSIVE_FEW_S, EXCLUSIVE_MANY_S = 3.0, 12.0
 OPEN_SHARED_S, OPEN_EXCLUSIVE_S = 8.0, 12.0
 FEWEST = 8
-"""Requests of an open loop, however long they take."""
+"""The number of requests of an open loop."""
 OPEN_LOAD = 0.8
-"""Of the eTasks' peak."""
+"""The load of an open loop, as a share of the eTasks' peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a client, by its number, sends a request, and sees that the answer is right."""
+    """Functions that send a request of a client, by its number, and check the result."""
 
     send: Callable[[int], Any]
     check: Callable[[int, Any], None]
@@ -76,7 +76,7 @@ def reader() -> kaas.KTask:
 
 
 class Step:
-    """What an eTask, or an actor, does: the same kernel, by the CUDA driver of its own process."""
+    """The work of an eTask or an actor: the same kernel, by the CUDA driver of its own process."""
 
     def __init__(self, w: np.ndarray[Any, Any]) -> None:
         self.w = w
@@ -87,7 +87,7 @@ class Step:
 
 
 class Plain(Step):
-    """An ordinary actor that does what an eTask's worker does."""
+    """An ordinary actor with the work of an eTask's worker."""
 
     def first(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         os.environ["CUDA_VISIBLE_DEVICES"] = "0"
@@ -100,7 +100,7 @@ WEIGHTS = [np.full(N, k + 1, np.float32) for k in range(MANY)]
 
 
 def check(client: int, y: np.ndarray[Any, Any]) -> None:
-    """That the kernel has read this client's object: a fast pool may be a wrong one."""
+    """Check that the kernel has read this client's object: a fast pool may be a wrong one."""
     w = float(WEIGHTS[client][0])
     expected = 2 * w + (1 - 2 * w) * 0.5**ROUNDS  # from x = 1
     if abs(y[0] - expected) > 1e-3 or abs(y[-1] - expected) > 1e-3:
@@ -111,7 +111,7 @@ def check(client: int, y: np.ndarray[Any, Any]) -> None:
 
 
 async def closed(load: Load, clients: int, seconds: float) -> float:
-    """Requests a second of so many clients, each with one under way, from the first answer to the last."""
+    """Return the requests a second of so many clients in closed loops, from the first reply to the last."""
     answered: list[float] = []
     under_way: dict[int, Any] = {}
 
@@ -136,7 +136,7 @@ async def closed(load: Load, clients: int, seconds: float) -> float:
 
 
 async def opened(load: Load, clients: int, rate: float, seconds: float) -> list[float]:
-    """What requests took that came by chance, so many a second, each of another client than the one before."""
+    """Return the latencies of random arrivals, so many a second, each of another client than the last."""
     chance = np.random.default_rng(0)
     gaps = chance.exponential(1 / rate, max(FEWEST, round(rate * seconds)))
 
@@ -149,7 +149,7 @@ async def opened(load: Load, clients: int, rate: float, seconds: float) -> list[
     return list(await asyncio.gather(*(request(number, at) for number, at in enumerate(times))))
 
 
-# --- what is compared
+# --- the compared sides
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def etasks() -> Load:
 
 
 class Empty:
-    """An executor without anything in it."""
+    """An empty executor."""
 
     def __init__(self) -> None:
         self._device = threading.Lock()
@@ -186,7 +186,7 @@ class Empty:
 
 
 class Relay:
-    """The shape of a pool without anything in it: whoever comes first gets the next free slot."""
+    """An empty pool: the first request in its queue gets the next free slot."""
 
     def __init__(self, executors: list[Any]) -> None:
         self._free: asyncio.Queue[Any] = asyncio.Queue()
@@ -203,7 +203,7 @@ class Relay:
 
 @contextmanager
 def relay() -> Iterator[Load]:
-    remote: Any = ray.remote  # its types know no concurrency
+    remote: Any = ray.remote  # Any: Ray's types lack concurrency
     actor = remote(num_cpus=0, max_concurrency=SLOTS)(Empty)
     between = remote(num_cpus=0, max_concurrency=1000)(Relay)
     executors = [actor.remote() for _ in range(DEVICES)]
@@ -222,7 +222,7 @@ def relay() -> Iterator[Load]:
 
 
 def cold_starts() -> tuple[list[float], list[float]]:
-    """Seconds to the first result of a new eTask, on a device that has no worker, and of a new actor."""
+    """Return the seconds to the first result of a new eTask, on a device without a worker, and of a new actor."""
     plain: Any = ray.remote(num_cpus=0)(Plain)
 
     def of_etask(k: int) -> None:
@@ -270,7 +270,7 @@ async def measure_shared(rate: float) -> dict[str, Any]:
 
 def main() -> None:
     options = arguments(__doc__.partition("\n")[0] if __doc__ else "")
-    ray.init(logging_level=logging.WARNING)  # outlives the pools
+    ray.init(logging_level=logging.WARNING)  # this Ray outlives the pools
     with pool(EXCLUSIVE):
         etask_s, actor_s = cold_starts()
         exclusive = asyncio.run(measure_exclusive())

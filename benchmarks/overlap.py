@@ -1,8 +1,8 @@
-"""While one request computes, the next one's objects travel: a stream of requests that each miss an object whose copy
-takes as long as the kernel that reads it, through two slots against one.
+"""While a request computes, the next one's objects are copied: a stream of misses through two slots, over one slot.
 
-The objects are in page-locked host memory, and the device has no room for them until they come again. On a GPU the copy
-rate is measured with plain copies first, and a spinning kernel takes as long as such a copy.
+Each request misses an object whose copy takes as long as the kernel that reads it. The objects are in page-locked host
+memory, and are evicted before they are used again. On a GPU the copy rate is measured with plain copies first, and a
+spinning kernel takes as long as such a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kaas.executor.executor import RunStats
 OBJECTS = 12
 OBJECT_BYTES = 16 << 20
 ROOM = 4
-"""Objects that the device has room for: two slots hold one each and have brought the next."""
+"""The number of objects that fit on the device: two slots hold one each and have copied the next."""
 ARENAS_BYTES = 1 << 20
 REQUESTS = 48
 REPEATS = 5

@@ -1,11 +1,11 @@
-"""What a request's way costs: a warm kTask of one kernel by kaas.call and by kaas.invoke, over a bare Ray actor.
+"""The cost of a request's path: a warm kTask of one kernel by kaas.call and by kaas.invoke, over a bare Ray actor.
 
     python -m benchmarks.path [--json] [--rounds N]
 
-4 KB go in and 4 KB come back, on a software GPU; the actor takes an array and gives it back, as does its twin of bytes,
-which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine and what Ray still has to
-do after an answer falls to its own kind; a figure is a median. 64 MB by value are compared with NumPy's copy of them.
-The steps are measured afterwards, in requests of their own.
+4 KB go in and 4 KB come back, on a software GPU. The actor returns the array that it takes; a second actor does so with
+bytes, which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine, and Ray's work
+after a reply falls to its own kind; figures are medians. 64 MB by value are compared with NumPy's copy of them. The
+steps are measured afterwards, in other requests.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Calls = Mapping[str, Callable[[], Any]]
 
 
 class Empty:
-    """An actor that gives back what it gets."""
+    """An actor that returns its argument."""
 
     def run(self, data: Any) -> Any:
         return data
 
 
 def build() -> kaas.KTask:
-    """out = x - x."""
+    """Return the kTask of out = x - x."""
     x, out = kaas.Buffer("x", ELEMENTS, "float32"), kaas.Buffer("out", ELEMENTS, "float32")
     args: list[Any] = [kaas.In(x), kaas.In(x), kaas.Out(out), kaas.u32(ELEMENTS)]
     return kaas.KTask([kaas.Kernel(library("nearest_neighbours"), "vsub", ELEMENTS // 256, 256, args)], [out])
 
 
 def build_large() -> kaas.KTask:
-    """out = the first of x - v."""
+    """Return the kTask of out = the first elements of x - v."""
     x, v = kaas.Buffer("x", LARGE_ELEMENTS, "float32"), kaas.Buffer("v", ELEMENTS, "float32")
     out = kaas.Buffer("out", ELEMENTS, "float32")
     args: list[Any] = [kaas.In(x), kaas.In(v), kaas.Out(out), kaas.u32(ELEMENTS)]
@@ -123,7 +123,7 @@ def pool(**options: Any) -> Iterator[None]:
 
 
 def latencies(calls: Calls, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Seconds of each call, by name."""
+    """Return the seconds of each call, by name."""
     for call in calls.values():
         for _ in range(WARM_UP):
             call()
@@ -140,8 +140,10 @@ def latencies(calls: Calls, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
 def rates(
     kinds: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]], rounds: int = RATE_ROUNDS
 ) -> dict[str, float]:
-    """Requests a second of each kind, which is how one is sent and how its answer is had: in a closed loop, in which
-    the oldest one's answer lets the next one go."""
+    """Return the requests a second of each kind in a closed loop: the oldest request's reply lets the next one go.
+
+    A kind is a function that sends a request, and a function that gets its result.
+    """
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, (send, answer) in kinds.items():
@@ -158,8 +160,10 @@ def rates(
 
 
 def large(task: kaas.KTask) -> dict[str, float]:
-    """Seconds for 64 MB by value: to copy them, and to run a kTask that takes them, which is not told that they are
-    the same each time."""
+    """Return the seconds for 64 MB by value: to copy them, and to run a kTask that takes them.
+
+    Each request sends all of the bytes, although they are the same each time.
+    """
     x, v = np.ones(LARGE_ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
     copied = x.copy()
     calls: Calls = {
@@ -173,7 +177,7 @@ def large(task: kaas.KTask) -> dict[str, float]:
         for name, call in calls.items():
             began = perf_counter()
             answer = call()
-            if turn >= 2:  # the others warm up
+            if turn >= 2:  # earlier turns warm up
                 found[name].append(perf_counter() - began)
             if answer is not None and (answer[0], answer[1]) != (turn, 1):
                 raise SystemExit(f"{name} gave {answer[:2]} in turn {turn}: this measured something else")

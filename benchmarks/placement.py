@@ -1,10 +1,11 @@
-"""Whether idle devices are used: as many functions as devices, each with constants that take most of one.
+"""The use of idle devices: as many functions as devices, each with constants that fill most of a device.
 
     python -m benchmarks.placement [--json]
 
-Four software devices of 64 MB; four functions of one client with a constant of 40 MB each, called one after the other,
-so that all devices are idle whenever one is placed. After the first round each has a device of its own:
-misses_after_first_round counts the constants that had to come again in three further rounds, of the worst policy.
+There are four software devices of 64 MB, and four functions of one client with a constant of 40 MB each. They are
+called one after the other, so that all devices are idle whenever a call is placed. After the first round each function
+should have its own device: misses_after_first_round counts the constants that were copied again in three further
+rounds, of the worst policy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROUNDS = 3
 
 
 def measure(policy: str, devices: int = DEVICES, device: kaas.Device = DEVICE, nbytes: int = CONSTANT_BYTES) -> int:
-    """Misses after the first round under a policy."""
+    """Return the misses after the first round under a policy."""
     with pool("placement", [device] * devices, policy):
         values = [float(number + 1) for number in range(devices)]
         functions = [holder(nbytes, value, client="one") for value in values]

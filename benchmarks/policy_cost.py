@@ -1,13 +1,13 @@
-"""What decisions cost: a policy's share of the time that a pool has for a request, and how fast a policy decides alone.
+"""The cost of decisions: a policy's share of a pool's time per request, and the rate of a policy's decisions alone.
 
     python -m benchmarks.policy_cost [--json]
 
-Live, on Ray: four software devices, 16 clients with one request each in flight, all the time, so that the pool has no
-pause. policy_share is the seconds that the policy took, its checks included (`kaas.stats().policy_s`), over the seconds
-that went by: what a request costs the policy, over the time that the pool has for a request at full throughput.
-share_of_cpu is over the processor time of the pool's process, Ray's threads there included. The bar is for the worst of
-the policies measured. Alone: the simulator with 4, 64 and 1,024 devices; decisions in a second (of processor time) of
-the whole simulation, its own work and the checks included, and of the policy by itself.
+Live, on Ray: four software devices, and 16 clients with one request each in flight all the time, so that the pool has
+no pause. policy_share is the seconds of the policy, with its checks (`kaas.stats().policy_s`), over the seconds of the
+run: the policy's time for a request, over the pool's time for a request at full throughput. share_of_cpu is over the
+processor time of the pool's process, with Ray's threads. The bar is for the worst of the measured policies. Alone: the
+simulator with 4, 64 and 1,024 devices. The figures are decisions a second (of processor time) of the whole simulation,
+with its own work and the checks, and of the policy by itself.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ CLIENTS = 16
 DEVICES = 4
 WARM_UP = 200
 SIMULATED = {4: 4000, 64: 4000, 1024: 4000}
-"""Devices -> requests."""
+"""The number of devices -> the number of requests."""
 
 
 def live(policy: str, requests: int) -> dict[str, float]:
-    """Seconds that the policy took, events that it heard, and seconds that went by, for each request."""
+    """Return the policy's seconds, its events, and the seconds of the run, for each request."""
     kaas.init(devices=[kaas.Device("software", 64 << 20)] * DEVICES, policy=policy)
     try:
         task, x = build(), np.zeros(ELEMENTS, np.float32)
@@ -67,7 +67,7 @@ def live(policy: str, requests: int) -> dict[str, float]:
 
 
 def pool_cpu_s() -> float:
-    """Processor time that the pool's process has had."""
+    """Return the processor time of the pool's process, in seconds."""
     session = current_session()
     assert isinstance(session, RaySession), "as init has it"
     seconds: float = ray.get(session.pool.__ray_call__.remote(lambda _: process_time()))
@@ -75,7 +75,7 @@ def pool_cpu_s() -> float:
 
 
 def turn(task: kaas.KTask, x: Any, requests: int) -> None:
-    """Each client's next request comes when its last one is answered."""
+    """Send each client's requests in a closed loop."""
     waiting: dict[Any, str] = {}
     for number in range(requests + CLIENTS):
         client = f"c{number}"
@@ -88,7 +88,7 @@ def turn(task: kaas.KTask, x: Any, requests: int) -> None:
 
 
 class Witness:
-    """A policy that keeps what it hears and counts what it decides."""
+    """A policy that keeps its events and counts its decisions."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -103,7 +103,7 @@ class Witness:
 
 
 def alone(policy: str, devices: int, requests: int) -> tuple[float, float]:
-    """Decisions in a second of the simulation, and of the policy, all devices busy and some waiting."""
+    """Return the decisions a second of the simulation, and of the policy, with busy devices and waiting requests."""
     functions = {f"f{n}": {"memory_mb": 1, "run_s": 1, "cold_s": 0.5, "client": f"c{n}"} for n in range(CLIENTS)}
     gap_s = 0.9 / devices
     told = [{"function": f"f{n * 7 % CLIENTS}", "at_s": n * gap_s} for n in range(requests)]

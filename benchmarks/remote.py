@@ -1,12 +1,12 @@
-"""What a request of a remote client costs: a warm kTask of one kernel through CURVE, over a bare Ray actor call.
+"""The cost of a remote client's request: a warm kTask of one kernel through CURVE, over a bare Ray actor call.
 
     python -m benchmarks.remote [--json] [--rounds N] [--connections N]
 
-4 KB go in and 4 KB come back: from a program that speaks to `kaas serve`, on a software GPU, over TCP, and from an
-actor that takes the same array and gives it back, as does its twin of bytes, which Ray moves faster. The kinds take
-turns of ten requests; a figure is a median. The rate is that of 64 requests outstanding, of which the server runs four
-at a time (`slots`). What an idle connection costs is what the server's resident memory grows by while many more come,
-each with the handshake of CURVE and a program that has said Hello.
+4 KB go in and 4 KB come back: between a program and `kaas serve` on a software GPU, over TCP, and from an actor that
+returns the same array; a second actor does so with bytes, which Ray moves faster. The kinds take turns of ten requests;
+figures are medians. The rate is that of 64 outstanding requests, of which the server runs four at a time (`slots`). The
+cost of an idle connection is the growth of the server's resident memory while many more connect, each with CURVE's
+handshake and a Hello.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from kaas.wire.key_files import own_keys
 
 CLIENT = "ada"
 SLOTS = 4
-"""Small requests that are outstanding keep the device busy only if the next one is there when one ends."""
+"""Outstanding small requests keep the device busy only if the next one is there when one ends."""
 CONNECTIONS, FIRST_CONNECTIONS = 500, 50
 AT_ONCE = 50
-"""Connections: so many have no key yet, and a server is on its guard against those."""
+"""The number of connections at a time: a server limits connections that have no key yet."""
 PATIENCE_MS = 30_000
 
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--rounds", type=positive, default=1000, help="requests of each kind, one at a time")
-    options.add_argument("--rate-rounds", type=positive, default=RATE_ROUNDS, help="of 1000 requests of each kind")
-    options.add_argument("--connections", type=positive, default=CONNECTIONS, help="that are idle")
+    options.add_argument("--rate-rounds", type=positive, default=RATE_ROUNDS, help="rounds of 1000 requests of a kind")
+    options.add_argument("--connections", type=positive, default=CONNECTIONS, help="number of idle connections")
     chosen = options.parse_args()
     task, x = build(), np.zeros(ELEMENTS, np.float32)
     raw = x.tobytes()
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def idle_connection_kb(server: Server, count: int) -> float:
-    """What the server's memory grows by for each connection, once some are there."""
+    """Return the growth of the server's memory for each connection, after the first ones."""
     with connections(server, FIRST_CONNECTIONS):
         before = resident_bytes(server.pid)
         with connections(server, count):
@@ -98,7 +98,7 @@ def idle_connection_kb(server: Server, count: int) -> float:
 
 @contextmanager
 def connections(server: Server, count: int) -> Iterator[None]:
-    """Programs that have said Hello, and are welcome."""
+    """Yield connections that have sent Hello and received Welcome."""
     keys = own_keys(server.keys(CLIENT))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.max_sockets = count + 10

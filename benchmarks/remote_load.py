@@ -1,10 +1,10 @@
-"""A program outside the cluster that asks a server for more and more: `benchmarks.soak` starts several, and kills some.
+"""A program outside the cluster that sends requests to a server: `benchmarks.soak` starts several, and kills some.
 
     python -m benchmarks.remote_load ADDRESS KEYS NAME RATE FIRST SEED
 
-Sends requests in an open loop, so many a second, each with a key of idempotency and every tenth twice. It says what it
-does, in lines of JSON: before it sends one and when an answer is there. On its standard input it is given what the
-program before it has left without an answer, a number in a line, then an empty line; it ends when that closes.
+The program sends requests in an open loop, RATE a second, each with an idempotency key, and every tenth twice. It
+prints a line of JSON before it sends a request and when a reply arrives. Its standard input has the numbers of the last
+program's requests without a reply, one a line, then an empty line; the program ends when its input closes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import kaas
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 N = 256
-"""Elements of an input: each is the number of its request."""
+"""The number of elements of an input: each is the number of its request."""
 TWICE_EVERY = 10
 FUNCTION = "step"
 
 
 def task() -> kaas.KTask:
-    """y = x * 0.5 + w."""
+    """Return the kTask of y = x * 0.5 + w."""
     x, w, y = (kaas.Buffer(name, N, "float32") for name in "xwy")
     args: list[Any] = [kaas.In(x), kaas.In(w), kaas.Out(y), kaas.i32(N), kaas.i32(1)]
     return kaas.KTask([kaas.Kernel(kaas.Library.from_file(PTX), "step", 1, N, args)], [y])

@@ -1,4 +1,4 @@
-"""How every benchmark reads its command line and reports: a table for people, or one line of JSON for programs."""
+"""The command line and the report of every benchmark: a table for people, or one line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Bar = tuple[float | str, str, float]
-"""What was measured, or a word for why nothing was, how it is compared with the limit, and the limit."""
+"""The measured value, or a word why there is none; the comparison with the limit; and the limit."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
 def arguments(description: str = "", argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line that all benchmarks share: `--json`."""
+    """Parse the command line that all benchmarks share, `--json`."""
     return parser(description).parse_args(argv)
 
 
 def parser(description: str = "") -> argparse.ArgumentParser:
-    """The shared parser, for a benchmark that adds options of its own."""
+    """Return the shared parser, for a benchmark that adds its own options."""
     made = argparse.ArgumentParser(description=description or None)
     made.add_argument("--json", action="store_true", help="print one line of JSON last instead of a table")
     return made
 
 
 def positive(text: str) -> int:
-    """A count on the command line: `type=positive`."""
+    """Return a count on the command line: `type=positive`."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
@@ -35,7 +35,7 @@ def positive(text: str) -> int:
 
 
 def met(bar: Bar) -> bool:
-    """Whether what was measured keeps its limit; a word keeps none.
+    """Return True if the measured value keeps its limit; a word keeps none.
 
     Raises:
         KeyError: a comparison other than "<=" and ">=".
@@ -46,13 +46,13 @@ def met(bar: Bar) -> bool:
 
 
 def report(name: str, bars: Mapping[str, Bar], detail: Mapping[str, Any], json: bool) -> None:
-    """Prints what a benchmark measured; readers judge the bars, so the exit status does not depend on them.
+    """Print a benchmark's measurements. Readers judge the bars: the exit status does not depend on them.
 
     Args:
         name: the benchmark's module name.
         bars: name -> (measured or a word, "<=" or ">=", limit).
         detail: the figures behind the bars, of JSON's types, units in their names.
-        json: one line, printed last, rather than a table.
+        json: print one line of JSON last instead of a table.
     """
     if json:
         line = {"benchmark": name, "bars": {bar: list(value) for bar, value in bars.items()}, "detail": dict(detail)}
@@ -64,8 +64,8 @@ def report(name: str, bars: Mapping[str, Bar], detail: Mapping[str, Any], json: 
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str, Bar]]) -> None:
-    """A table of bars: (benchmark, bar's name, bar)."""
-    from rich.console import Console  # not needed for --json, which must run where rich is missing
+    """Print a table of bars: (benchmark, bar's name, bar)."""
+    from rich.console import Console  # imported here: --json works without rich
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")

@@ -1,12 +1,13 @@
-"""The RPC core through a simulated network: how fast its steps are, and whether a call is lost or runs twice.
+"""The RPC core on a simulated network: the rate of its steps, and the calls that are lost or run twice.
 
     python -m benchmarks.rpc_core [--json] [--seconds 60]
 
-Programs with a client half each and a server half, in one thread (`tests/wire/rpc/network.py`). A step is one event: a
-call, a message that arrives, a run that ends, a cut, a new connection, an acknowledgement, a cancellation; every 5,000
-steps the server is killed, and keeps its disk only. Each second another network begins, with another seed. At its end
-it is healed: lost counts calls without a reply then, wrong those with another's reply or with several, twice runs that
-were carried out twice under one idempotency key, or twice for one call in one life of the server.
+Several client halves and one server half run in one thread (`tests/wire/rpc/network.py`). A step is one event: a call,
+a message that arrives, a run that ends, a cut, a new connection, an acknowledgement, or a cancellation. Every 5,000
+steps the server is killed, and keeps only its disk. Each second another network begins, with another seed. At its end
+the network is healed: lost counts calls without a reply then, wrong counts calls with another's reply or with several,
+twice counts runs that were carried out twice under one idempotency key, or twice for one call in one epoch of the
+server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kaas serve` in a process of its own, with keys for some clients, for what measures it."""
+"""`kaas serve` in another process, with keys for some clients, for the benchmarks of servers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ADMINISTRATOR = "root"
 
 
 class Server:
-    """One after the other, at the same address and with the same state.
+    """Servers one after the other, at the same address and with the same state.
 
     Fields:
-        address, pid: of the newest. public_key: of them all; insecure: they take no keys. ended: exit statuses of those
-            that `stop` has ended.
+        address, pid: of the newest server. public_key: of all of them. insecure: True if they take no keys.
+        ended: exit statuses of the servers that `stop` has ended.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Server:
         limits: Mapping[str, int] | None = None,
         insecure: bool = False,
     ) -> None:
-        """clients: names of keys. kernels_s: seconds that kernels are modelled to take, by symbol."""
+        """Start the first server; `clients` are names of keys, `kernels_s` modelled seconds of kernels by symbol."""
         self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
         for name, path in self._keys.items():
@@ -65,7 +65,7 @@ class Server:
             "administrators": [ADMINISTRATOR],
         }
         self._environment = {name: value for name, value in os.environ.items() if name != "SOFTGPU_MODEL"}
-        if kernels_s is not None:  # else its GPU has no model: in modelled time other threads run what is submitted
+        if kernels_s is not None:  # otherwise its GPU has no model: in modelled time other threads run submitted work
             model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in kernels_s.items())
             (folder / "model.toml").write_text(f"[kernels]\n{model}")
             self._environment["SOFTGPU_MODEL"] = str(folder / "model.toml")
@@ -97,20 +97,20 @@ class Server:
 
     @property
     def errors(self) -> int:
-        """That nobody expected: of how many the log has a traceback."""
+        """The number of unexpected errors: those with a traceback in the log."""
         return self.log.read_text().count("Traceback")
 
     @property
     def log(self) -> Path:
-        """What all of them have said on their standard error."""
+        """The file with the standard error of all servers."""
         return self._folder / "log"
 
     def keys(self, name: str) -> Path:
-        """The file of a client's keys."""
+        """Return the file of a client's keys."""
         return self._keys[name]
 
     def start(self) -> None:
-        """Until it is ready."""
+        """Start a server, and wait until it is ready."""
         path = self._folder / "kaas.yaml"
         path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"host": self._host, "port": self._port}}))
         command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
@@ -124,7 +124,7 @@ class Server:
             if found := ADDRESS.search(line):
                 self.address = found.group()
                 self._port = int(self.address.rpartition(":")[2])
-                threading.Thread(target=self._process.stdout.read, daemon=True).start()  # or it would fill up
+                threading.Thread(target=self._process.stdout.read, daemon=True).start()  # the pipe must not fill up
                 return
         raise SystemExit(f"the server did not start: {self.log.read_text()[-2000:]}")
 
@@ -133,16 +133,16 @@ class Server:
         self._running.wait()
 
     def stop(self) -> None:
-        """As a service manager does."""
+        """Stop the server as a service manager does."""
         self._running.send_signal(signal.SIGTERM)
         self.ended.append(self._running.wait(PATIENCE_S))
 
     def executors(self) -> list[int]:
-        """Their processes."""
+        """Return the process ids of the executors."""
         return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.executor_process")]
 
     def charged(self) -> Counter[str]:
-        """Requests of each client, by the server's own account."""
+        """Return the requests of each client in the server's own count."""
         with kaas.Client(self.address, keys=self.keys(ADMINISTRATOR)) as client:
             flows = client.usage()["flows"]
         charged = Counter[str]()
@@ -152,7 +152,7 @@ class Server:
 
 
 class Memory:
-    """What a server's processes hold, sampled all the time."""
+    """The memory of a server's processes, sampled all the time."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -178,7 +178,7 @@ class Memory:
             self._samples.append((monotonic() - self._began_s, *held))
 
     def thirds(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Medians in MB of each third of this time: the server's own, and its executors'."""
+        """Return medians in MB for each third of this time: the server's own memory, and its executors'."""
         found: tuple[list[float], list[float]] = [], []
         for third in range(3):
             first_s, last_s = seconds * third / 3, seconds * (third + 1) / 3
@@ -196,8 +196,10 @@ def _argument(pid: int, wanted: str) -> bool:
 
 
 def memory_bytes(pids: Sequence[int]) -> int:
-    """Of these processes together, what they share counted once; without files, whose pages they share with whatever
-    else runs here."""
+    """Return the memory of these processes together, shared pages counted once.
+
+    Pages of files are left out, since other programs share them.
+    """
     return sum(_kb(pid, "Pss_Anon") + _kb(pid, "Pss_Shmem") for pid in pids) << 10
 
 
@@ -208,13 +210,13 @@ def resident_bytes(pid: int) -> int:
 def _kb(pid: int, field: str) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the process has ended
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that this one has started, and theirs."""
+    """Return the processes that this process has started, and those that they have started."""
     try:
         children = [int(child) for path in Path(f"/proc/{pid}/task").iterdir()
                     for child in (path / "children").read_text().split()]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Two slots share a device whose kernels leave half of it idle: throughput of two over that of one.
+"""Two slots share a device whose kernels leave half of it idle: the throughput of two slots over that of one.
 
-Kernels are modelled as 5 ms on half of the device; on a GPU they spin on a few of its multiprocessors. Each request
-finds what it reads on the device. With `--pool` the same goes through a pool on Ray too, on a software GPU.
+Kernels are modelled as 5 ms on half of the device; on a GPU they spin on a few of its multiprocessors. The objects of
+each request are on the device. With `--pool` the same is measured through a pool on Ray too, on a software GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP = 8
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--pool", action="store_true", help="through a pool on Ray as well")
+    options.add_argument("--pool", action="store_true", help="measure a pool on Ray too")
     given = options.parse_args()
     station = open_station(SOFTWARE_BYTES, OBJECT_BYTES, KERNEL_S, SHARE)
     one, two = measure(station)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(station: Station) -> tuple[float, float]:
-    """Requests a second with one slot and with two."""
+    """Return the requests a second with one slot and with two."""
     requests = station.requests(2, OBJECT_BYTES) * (REQUESTS // 2)
     executors = {slots: station.executor(slots=slots, cache_bytes=SOFTWARE_BYTES // 4) for slots in (1, 2)}
     rates: dict[int, list[float]] = {slots: [] for slots in executors}
@@ -60,7 +60,7 @@ def measure(station: Station) -> tuple[float, float]:
 
 
 def through_pool(slots: int) -> float:
-    """Requests a second that a pool answers when it has them all at once."""
+    """Return the requests a second of a pool that gets all requests at once."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
     import ray
 

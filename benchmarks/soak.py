@@ -1,12 +1,13 @@
-"""Executors and clients are killed and the server is restarted: every request of a remote client has one right answer.
+"""Executors and clients are killed and the server is restarted: every remote request gets one correct reply.
 
     python -m benchmarks.soak [--minutes M] [--json]
 
-Four programs outside the cluster send requests in an open loop at 70 % of what software GPUs with modelled kernels can
-do, through CURVE. A random executor is killed every 30 s, a random program every 10 s, and the server itself once, with
-SIGKILL, in the first third. A killed program's successor asks once more, by the same keys of idempotency, for what had
-no answer. Every tenth request is sent twice, under one key: `twice` counts what the server has charged beyond one run
-of each key. `memory_growth` compares medians of what server and executors hold in the last third and in the second.
+Four programs outside the cluster send requests through CURVE in an open loop, at 70 % of the throughput of software
+GPUs with modelled kernels. A random executor is killed every 30 s, a random program every 10 s, and the server once,
+with SIGKILL, in the first third. The successor of a killed program sends its requests without a reply again, with the
+same idempotency keys. Every tenth request is sent twice, under one key: `twice` counts the runs that the server has
+charged beyond one for each key. `memory_growth` compares the median memory of server and executors in the last third
+and in the second.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LOAD = 0.7
 MINUTES = 2.0
 EXECUTOR_EVERY_S, CLIENT_EVERY_S = 30.0, 10.0
 RESTART_AFTER_S = 60.0
-"""At the latest: a server keeps finished answers for ten minutes, so that its memory grows for as long."""
+"""The latest time of the restart: a server keeps finished replies for ten minutes, and its memory grows as long."""
 PEAK_REQUESTS, IN_FLIGHT = 400, 4 * DEVICES
 PATIENCE_S = 120.0
 
@@ -50,7 +51,7 @@ class Program:
     """The programs of one client, one after the other.
 
     Fields:
-        sent: requests that are known to have gone. outcomes: of each answer that came, by the request's number.
+        sent: requests that are known to be sent. outcomes: the outcome of each reply, by the request's number.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Program:
     seconds: list[float] = field(default_factory=list)
 
     def start(self) -> None:
-        """The first, or a successor, which asks again for what has no answer yet."""
+        """Start the first program, or a successor, which sends the requests without a reply again."""
         given = (self.server.address, self.server.keys(self.name), self.name, self.rate, len(self.sent))
         command = [sys.executable, "-m", "benchmarks.remote_load", *map(str, given), str(self.chance.random())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -82,7 +83,7 @@ class Program:
             try:
                 said = json.loads(line)
             except json.JSONDecodeError:
-                return  # it was killed in the middle of a line
+                return  # the program was killed in the middle of a line
             if "sent" in said:
                 if said["sent"] not in known:
                     self.sent.append(said["sent"])
@@ -98,7 +99,7 @@ class Program:
         self.reader.join()
 
     def end(self) -> None:
-        """Once it has its answers."""
+        """End the program after its replies."""
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.reader is not None
@@ -111,7 +112,7 @@ class Program:
 
 
 class Havoc:
-    """Kills from a thread of its own."""
+    """Kills processes from its own thread."""
 
     def __init__(self, server: Server, programs: Sequence[Program], chance: random.Random, seconds: float) -> None:
         self._server, self._programs, self._chance = server, programs, chance
@@ -133,7 +134,7 @@ class Havoc:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All of the plan is done, later than planned on a slow machine."""
+        """Wait until all of the plan is done, which is later than planned on a slow machine."""
         if kind is not None:
             self._ended.set()
         self._thread.join()
@@ -167,7 +168,7 @@ class Havoc:
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--minutes", type=float, default=MINUTES, help="for which things are killed")
+    options.add_argument("--minutes", type=float, default=MINUTES, help="length of the run with kills")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     seconds = 60 * given.minutes
@@ -194,7 +195,7 @@ def main() -> None:
 
 
 def peak(server: Server) -> float:
-    """Requests a second in a closed loop."""
+    """Return the requests a second of a closed loop."""
     x = np.zeros(N, np.float32)
     with kaas.Client(server.address, keys=server.keys("peak")) as client:
         function = client.register(task(), {"w": np.ones(N, np.float32)}, name=FUNCTION)
@@ -211,7 +212,7 @@ def peak(server: Server) -> float:
 
 
 def judge(programs: Sequence[Program], charged: Counter[str], memory: Memory, seconds: float) -> tuple[Any, Any]:
-    """The bars, and the figures behind them."""
+    """Return the bars, and the figures behind them."""
     outcomes = Counter(outcome for program in programs for found in program.outcomes.values() for outcome in found)
     sent = {program.name: len(program.sent) for program in programs}
     own, executors = memory.thirds(seconds)

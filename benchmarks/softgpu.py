@@ -1,6 +1,6 @@
-"""How fast the software GPU runs and compiles kernels: over NumPy, an empty C function, nvcc and PyTorch on the CPU.
+"""The software GPU's speed of running and compiling kernels, over NumPy, an empty C function, nvcc and PyTorch (CPU).
 
-Both sides of a ratio run in turn. What needs nvcc, TVM or PyTorch is left out, and said, where they are missing.
+Both sides of a ratio run in turn. Bars that need nvcc, TVM or PyTorch are left out with a message if these are missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Array = NDArray[np.float32]
 
 
 class Gpu:
-    """The first device: arrays to it and back, launches that are waited for."""
+    """The first device: copies of arrays to it and back, and launches that wait for the end."""
 
     def __init__(self, ptx: Path) -> None:
         self.context = call(driver.cuDevicePrimaryCtxRetain, 0)
@@ -60,7 +60,7 @@ class Gpu:
         return call(driver.cuKernelGetFunction, call(driver.cuLibraryGetKernel, self.library, name.encode()))
 
     def runner(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *values: Any) -> Callable[[], None]:
-        """A launch of the kernel with these pointers and unsigned integers, and a wait for its end."""
+        """Launch the kernel with these pointers and unsigned integers, and wait for its end."""
         function = self.kernel(name)
         (gx, gy, gz), (bx, by, bz) = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         packed = (tuple(values), tuple(ctypes.c_uint32 if isinstance(value, int) else None for value in values))
@@ -73,7 +73,7 @@ class Gpu:
 
 
 def in_turn(*sides: Callable[[], object]) -> list[float]:
-    """Median seconds of each side."""
+    """Return the median seconds of each side."""
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(REPEATS + 2):
         for side, seconds in zip(sides, times, strict=True):
@@ -112,7 +112,7 @@ def sgemm(gpu: Gpu, name: str, n: int, tile: int, block: tuple[int, ...]) -> lis
 
 
 def graph_kernel(gpu: Gpu) -> list[float]:
-    """Seconds of one empty kernel in a graph of GRAPH_KERNELS, and of one call of an empty C function."""
+    """Return the seconds of an empty kernel in a graph of GRAPH_KERNELS, and of a call of an empty C function."""
     function = gpu.kernel("empty")
     graph = call(driver.cuGraphCreate, 0)
     before: list[Any] = []
@@ -140,7 +140,7 @@ def graph_kernel(gpu: Gpu) -> list[float]:
 
 
 def network() -> list[float]:
-    """Seconds of ResNet-50 for one picture, weights at hand, here and in PyTorch; its launches are one graph."""
+    """Return the seconds of ResNet-50 for a picture with loaded weights, here, as one graph, and in PyTorch."""
     import torch
 
     compiled, in_torch, inputs = RESNET.compiled(), RESNET.network(), RESNET.inputs()
@@ -152,17 +152,17 @@ def network() -> list[float]:
 
 
 def network_kernels(folder: str) -> Source:
-    """All kernels of ResNet-50's PTX, with the blocks that they are launched with."""
+    """Return all kernels of ResNet-50's PTX, with the blocks of their launches."""
     compiled = RESNET.compiled()
     (ptx,) = (image.data for image in compiled.library.images if image.kind == "ptx")
     path = Path(folder) / "resnet50.ptx"
-    # NVRTC names the newest version that it knows; an older nvcc can read what is for sm_80 all the same
+    # NVRTC writes the newest version of PTX that it knows; an older nvcc can read PTX for sm_80 nevertheless
     path.write_bytes(re.sub(rb"\.version \d+\.\d+", b".version 8.0", ptx.rstrip(b"\0"), count=1))
     return Source(path, {kernel.symbol: kernel.block for kernel in compiled.variants[0].task.kernels})
 
 
 def missing(what: str, **packages: str) -> bool:
-    """Whether a package that bars need is not here; says so on stderr, and how to get it."""
+    """Return True if a package that bars need is missing, and print on stderr how to install it."""
     gone = [pip for module, pip in packages.items() if importlib.util.find_spec(module) is None]
     for pip in gone:
         print(f"{what}: left out, `pip install {pip}` brings what is missing", file=sys.stderr)
@@ -170,7 +170,7 @@ def missing(what: str, **packages: str) -> bool:
 
 
 def with_nvcc() -> tuple[dict[str, Bar], dict[str, float]]:
-    """Bars and details of compiling; none, and a word on stderr, without nvcc or TVM."""
+    """Return the bars and details of compiling; none, with a message on stderr, without nvcc or TVM."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         print("no nvcc here: compile and cached_load are left out; the CUDA toolkit has it", file=sys.stderr)
@@ -186,7 +186,7 @@ def with_nvcc() -> tuple[dict[str, Bar], dict[str, float]]:
 
 
 def with_torch() -> tuple[dict[str, Bar], dict[str, float]]:
-    """Likewise for the network's speed."""
+    """Return the same for the network's speed."""
     if missing("resnet50", torch="torch", tvm="apache-tvm", onnx="onnx"):
         return {}, {}
     here, torch = network()

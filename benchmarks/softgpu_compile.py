@@ -1,4 +1,4 @@
-"""How long the software GPU's compiler takes over the examples' kernels, beside nvcc making cubins of the same PTX.
+"""The time of the software GPU's compiler for the examples' kernels, over nvcc's for cubins of the same PTX.
 
 `measure` and `Source` also serve benchmarks.softgpu, with the kernels of a whole network.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-import llvmlite.binding  # noqa: F401  imported before the clock runs, as in a process that has compiled before
+import llvmlite.binding  # noqa: F401  imported before the measurement, as in a process that has compiled before
 
 from benchmarks.report import arguments, report
 from softgpu import build
@@ -29,7 +29,7 @@ Block = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A PTX file, and its kernels with the block shapes that the examples launch them with."""
+    """A PTX file, and its kernels with the block shapes of the examples' launches."""
 
     path: Path
     kernels: dict[str, Block]
@@ -46,13 +46,13 @@ SOURCES = (
 
 
 def compile_s(library: ctypes.CDLL, source: Source, cache: Path) -> float:
-    """Seconds until every kernel of a file can run, in a compiler that has seen nothing but this cache directory."""
+    """Return the seconds until every kernel of a file can run, in a new compiler with this cache directory."""
     content = source.path.read_bytes()
     compiler = Compiler(library, cache)
     start = perf_counter()
     module = compiler.load(content)
     places = {kernel.name: place for place, kernel in enumerate(compiler.describe(module)[0].kernels)}
-    for name, block in source.kernels.items():  # as a graph does while it is built
+    for name, block in source.kernels.items():  # a graph does the same while it is built
         compiler.announce(module, places[name], block)
     for name, block in source.kernels.items():
         compiler.compile(module, places[name], block)
@@ -62,7 +62,7 @@ def compile_s(library: ctypes.CDLL, source: Source, cache: Path) -> float:
 
 
 def nvcc_s(nvcc: str, source: Source, folder: Path) -> float:
-    """Seconds of one nvcc process that makes a cubin of a file."""
+    """Return the seconds of one nvcc process that makes a cubin of a file."""
     command = [nvcc, "-cubin", "-arch=sm_80", str(source.path), "-o", str(folder / "made.cubin")]
     start = perf_counter()
     subprocess.run(command, check=True, capture_output=True)
@@ -70,7 +70,7 @@ def nvcc_s(nvcc: str, source: Source, folder: Path) -> float:
 
 
 def measure(nvcc: str, sources: Sequence[Source]) -> dict[str, dict[str, float]]:
-    """Best seconds by file and way; the three ways take turns, so that all meet the same machine."""
+    """Return the best seconds by file and way; the three ways take turns, so that all see the same machine."""
     library = ctypes.CDLL(str(build.build()))
     best: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def measure(nvcc: str, sources: Sequence[Source]) -> dict[str, dict[str, float]]
             nvcc_s(nvcc, source, Path(folder))
             compile_s(library, source, Path(folder) / "warm-up")
         for round_number in range(ROUNDS):
-            cache = Path(folder) / f"cache-{round_number}"  # empty: what is timed first in it is compiled
+            cache = Path(folder) / f"cache-{round_number}"  # empty, so that the first measurement compiles
             for source in sources:
                 times = {
                     "nvcc_s": nvcc_s(nvcc, source, Path(folder)),

@@ -1,6 +1,6 @@
-"""Whether the software GPU keeps its modelled time on this machine: copies, overlap in two streams, four devices.
+"""The software GPU's modelled time against wall time on this machine: copies, overlap in two streams, four devices.
 
-Copies of 16 MB at a modelled 2 GB/s, and kernels that take as long as a copy; a figure is the median of wall times.
+There are copies of 16 MB at a modelled 2 GB/s, and kernels as long as a copy. Figures are medians of wall times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
 class Station:
-    """A device with two streams, each with its buffers."""
+    """A device with two streams and their buffers."""
 
     def __init__(self, ordinal: int) -> None:
         self.context = call(driver.cuDevicePrimaryCtxRetain, ordinal)
@@ -40,7 +40,7 @@ class Station:
         self.targets = [call(driver.cuMemAlloc, BYTES) for _ in range(2)]
 
     def submit(self, steps: int, lanes: int, *, kernels: bool) -> None:
-        """Steps of a copy in and perhaps a kernel, on so many streams in turn."""
+        """Submit steps of a copy to the device and perhaps a kernel, on so many streams in turn."""
         call(driver.cuCtxSetCurrent, self.context)
         for step in range(steps):
             lane = step % lanes
@@ -56,7 +56,7 @@ class Station:
 
 
 def seconds(stations: list[Station], submit: Callable[[Station], None]) -> float:
-    """Median of the time that the work takes on all these devices at once."""
+    """Return the median seconds of the work on all these devices at once."""
     times = []
     for _ in range(REPEATS + 1):
         began = perf_counter()

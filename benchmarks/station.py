@@ -1,5 +1,7 @@
-"""Where benchmarks of the executor run: on the first GPU or else on a software GPU with modelled time, with a kernel
-that takes a stated time on either: modelled on the one, spinning on the other."""
+"""The device of the executor's benchmarks: the first GPU, or else a software GPU with modelled time.
+
+Its kernel takes a stated time, which is modelled on the software GPU and spun on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult,
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 COPY_BYTES_PER_S = 2e9
-"""Modelled, of each direction."""
+"""The modelled rate of each direction."""
 N = 1024
-"""Elements that the kernel reads and writes: its time is modelled or spun, not worked."""
+"""The number of elements that the kernel reads and writes: its time is modelled or spun."""
 COPIES = 50
 PROBES = 30
 SHORTEST_S = 1e-5
-"""Below this a launch takes longer than what the kernel does."""
+"""The least time of the kernel: a launch takes longer than a shorter kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Station:
     """A device for benchmarks.
 
     Fields:
-        copy_bytes_per_s: what it copies from page-locked memory: modelled or measured.
-        kernel_s: what the kernel of `requests` takes, with so many rounds.
+        copy_bytes_per_s: the rate of copies from page-locked memory, modelled or measured.
+        kernel_s: the time of the kernel of `requests`, with so many rounds.
     """
 
     kind: str
@@ -50,7 +52,7 @@ class Station:
         return Executor(open_device(self.kind, 0), **options)
 
     def requests(self, count: int, object_bytes: int) -> list[RunRequest]:
-        """So many requests, each with an object of its own, which its kernel reads where it is cached."""
+        """Return so many requests, each with its own object, which its kernel reads in the cache."""
         task = reader(object_bytes, self.rounds)
         objects = [np.full(object_bytes // 4, k, np.float32) for k in range(count)]
         return [request(task, value, b"object-%d" % k) for k, value in enumerate(objects)]
@@ -61,8 +63,8 @@ def open_station(memory_bytes: int, object_bytes: int, kernel_s: float | None = 
     Args:
         memory_bytes: of the software GPU.
         object_bytes: of the objects that are copied.
-        kernel_s: what the kernel is to take; None: as long as a copy of one object.
-        share: of the software GPU that it takes; on a GPU it takes a few multiprocessors.
+        kernel_s: the wanted time of the kernel; None: as long as a copy of one object.
+        share: the kernel's share of the software GPU; on a GPU it takes a few multiprocessors.
     """
     if gpu_count():
         return _measured(object_bytes, kernel_s)
@@ -73,14 +75,14 @@ def open_station(memory_bytes: int, object_bytes: int, kernel_s: float | None = 
 
 
 def send(executor: Executor, requests: Iterable[RunRequest], lanes: int) -> tuple[float, list[RunStats]]:
-    """Seconds that the requests take from so many threads, each with one under way, and what they did.
+    """Return the seconds of the requests from so many threads, each with one request at a time, and their results.
 
-    The threads do as those of an executor's process: each stays in the device's context, takes the next request itself,
-    and wakes no other thread.
+    The threads work as those of an executor's process: each stays in the device's context, takes the next request
+    itself, and wakes no other thread.
     """
     sent = list(requests)
     results: list[RunResult | None] = [None] * len(sent)
-    numbers = iter(range(len(sent)))  # one step of it is one bytecode: no two threads get the same number
+    numbers = iter(range(len(sent)))  # one step of the iterator is one bytecode: no two threads get the same number
 
     def run() -> None:
         executor.device.stay()
@@ -103,7 +105,7 @@ def send(executor: Executor, requests: Iterable[RunRequest], lanes: int) -> tupl
 
 
 def check(one: RunRequest, result: RunResult) -> None:
-    """That the kernel has read the object of its own request: a fast executor may be a wrong one."""
+    """Check that the kernel has read its own request's object: a fast executor may be a wrong one."""
     w, rounds = float(one.inputs["w"].value[0]), one.task.kernels[0].args[-1]
     assert isinstance(rounds, kaas.Literal), "as reader has it"
     expected = 2 * w + (1 - 2 * w) * 0.5 ** int.from_bytes(rounds.data, "little")  # from x = 1
@@ -112,7 +114,7 @@ def check(one: RunRequest, result: RunResult) -> None:
 
 
 def reader(object_bytes: int, rounds: int) -> kaas.KTask:
-    """One kernel that spins and reads a part of an object."""
+    """Return the kTask of a kernel that spins and reads a part of an object."""
     x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
     w = kaas.Buffer("w", object_bytes // 4, "float32")
     args: list[Any] = [kaas.In(x), kaas.In(w), kaas.Out(y), kaas.i32(N), kaas.i32(rounds)]
@@ -137,7 +139,7 @@ def _measured(object_bytes: int, kernel_s: float | None) -> Station:
 
 
 def _copy_seconds(device: OpenDevice, nbytes: int) -> float:
-    """Median time of a copy from page-locked memory, by the device's clock."""
+    """Return the median seconds of a copy from page-locked memory, by the device's clock."""
     stream = device.stream()
     source, target = call(driver.cuMemHostAlloc, nbytes, 0), call(driver.cuMemAlloc, nbytes)
     began, ended = call(driver.cuEventCreate, 0), call(driver.cuEventCreate, 0)
@@ -157,7 +159,7 @@ def _copy_seconds(device: OpenDevice, nbytes: int) -> float:
 
 
 def _calibrate(executor: Executor, object_bytes: int, wanted_s: float) -> tuple[int, float]:
-    """Rounds with which the kernel takes as long as is wanted, and what it then takes."""
+    """Return the number of rounds for the wanted time of the kernel, and the kernel's time with them."""
     value = np.zeros(object_bytes // 4, np.float32)
     rounds, seconds = 1000, 0.0
     for _ in range(6):  # the clocks of an idle GPU are low at first

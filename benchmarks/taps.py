@@ -1,4 +1,4 @@
-"""Where a request's time goes: notes taken in every process that it passes, by functions that are wrapped meanwhile.
+"""The steps of a request: notes in every process on its path, by functions that are wrapped meanwhile.
 
 All processes are on one machine and read the same monotonic clock. Requests go one at a time, so that in each process
 the notes of one kind are in the order of the requests.
@@ -23,7 +23,7 @@ from kaas.pool.service import Service
 from kaas.wire import messages
 
 Notes = dict[str, list[float]]
-"""Of one process: for each kind of moment, when it came."""
+"""The notes of one process: the times of each kind of moment."""
 
 NOTES: Notes = {}
 PUT_BACK: list[Callable[[], None]] = []
@@ -51,11 +51,11 @@ STEPS: Mapping[str, Mapping[str, str]] = {
         "driver, ends": "pool: the slot is free; back to Ray's loop; Ray's reply; driver: an array",
     },
 }
-"""Of each way the moments, in their order, and what happened since the one before."""
+"""The moments of each path, in order, with the step since the moment before."""
 
 
 def steps(way: str, call: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Median seconds of each step of a way, and of the whole; call: sends a request and waits for its answer."""
+    """Return the median seconds of each step of a path, and of the whole; `call` sends a request and waits."""
     session = current_session()
     assert isinstance(session, RaySession), "Ray lets a function run in the processes of its actors"
     pool, executor = session.pool, _executor(session.name)
@@ -82,7 +82,7 @@ def steps(way: str, call: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 
 def _executor(pool: str) -> Any:
-    """The handle of a pool's only executor."""
+    """Return the handle of a pool's only executor."""
     actors: Iterable[Mapping[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     prefix = f"{pool}/worker/"
     (name,) = [one["name"] for one in actors if one["namespace"] == NAMESPACE and one["name"].startswith(prefix)]
@@ -99,7 +99,7 @@ def _install(_: Any) -> None:
 
 
 def _remove(_: Any) -> Notes:
-    """The notes of this process, which takes no more."""
+    """End taking notes in this process, and return them."""
     for put_back in PUT_BACK:
         put_back()
     PUT_BACK.clear()
@@ -109,8 +109,11 @@ def _remove(_: Any) -> Notes:
 
 
 def _wrap(owner: Any, name: str, before: Callable[..., str] | None, after: Callable[[Any], str] | None) -> None:
-    """before, after: what a note is called that is taken when the function is called, with what; when it has a result.
-    Of what is decoded the kind is known only then."""
+    """Wrap a function so that it takes notes.
+
+    `before` names the note of a call from its arguments, `after` the note of a result. For decoded messages only the
+    result shows the kind.
+    """
     function = getattr(owner, name)
 
     @wraps(function, assigned=())

@@ -1,10 +1,10 @@
-"""What a temporary costs others: hot constants that have to come again after one request with a large temporary.
+"""The cost of a temporary for others: hot constants that are copied again after one request with a large temporary.
 
     python -m benchmarks.temporaries [--json]
 
-One software device of 64 MB; two functions with a constant of 20 MB each are called in turns, then another client calls
-once a kTask with a temporary of 40 MB, then the two again 100 times each. reloads counts their misses after that: room
-for the temporary has to come from somewhere once, and no longer.
+There is one software device of 64 MB. Two functions with a constant of 20 MB each are called in turns, then another
+client calls a kTask with a temporary of 40 MB once, then the two functions are called again 100 times each. reloads
+counts their misses after that: the temporary has to displace constants once, and not again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def measure(
     device: kaas.Device = DEVICE, constant_bytes: int = CONSTANT_BYTES, temporary_bytes: int = TEMPORARY_BYTES,
     slots: int = 1, turns: int = TURNS,
 ) -> int:  # fmt: skip
-    """Misses of two functions after the one request of another client."""
+    """Return the misses of two functions after the one request of another client."""
     with pool("temporaries", [device], "cfs_affinity", slots=slots):
         functions = [holder(constant_bytes, value, client="hot") for value in VALUES]
 

@@ -1,12 +1,12 @@
 """`python -m benchmarks.models [--json]`: ResNet-50 through `kaas.invoke` over its kernels, and every model's figures.
 
-The bar is the time from `remote` to the answer in hand, through Ray, over the time that the kernels take one by one,
-each between two events of its own: 1.0 would be a service that costs nothing. The two take turns, with the weights on
-the device; what counts is the median of the turns' ratios, which other work on the machine disturbs least. Kernels that
-do not depend on each other may run at once in the graph that `invoke` replays, but not one by one, so the detail also
-has the ratio to what the graph took by itself.
+The bar is the time from `remote` to the result, through Ray, over the time of the kernels one by one, each between two
+events: 1.0 would be a service without costs. The two take turns, with the weights on the device. The bar is the median
+of the turns' ratios, which other work on the machine disturbs least. Kernels that do not depend on each other may run
+at once in the graph that `invoke` replays, but not one by one, so the detail also has the ratio to the time of the
+graph alone.
 
-Needs apache-tvm and onnx. On the software GPU, where nothing chooses another device.
+Needs apache-tvm and onnx. Runs on the software GPU unless another device is chosen.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ RUN_LIMIT_S = 600
 WARM_UP = 2
 TOLERANCE = 1e-3
 ENOUGH_S = 5
-"""A model that has run for so long, and twice, does not run again."""
+"""The time after which a model that has run twice does not run again."""
 
 
 def check(model: Model, outputs: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
-    """What is timed must be right: an error of a thousandth of the largest value at most, the same element largest."""
+    """Check a timed result: an error of at most a thousandth of the largest value, and the same largest element."""
     for name in model.outputs:
         error = relative_error(outputs[name], answers[name])
         if not error <= TOLERANCE or not same_top1(outputs[name], answers[name]):
@@ -47,7 +47,7 @@ def check(model: Model, outputs: Mapping[str, Any], answers: Mapping[str, Any]) 
 
 
 def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, float]:
-    """Median seconds of a warm invocation, of its graph alone, of its kernels one by one; and the median ratios."""
+    """Return median seconds of a warm invocation, its graph alone and its kernels one by one, and the median ratios."""
     function = made.register()
     profiled = function.options(profile=True)
     inputs, answers = model.inputs(), model.answers()
@@ -72,8 +72,10 @@ def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, fl
 
 
 def figures(model: Model) -> dict[str, Any]:
-    """One model: what it is made of, and for each batch how long it takes in this process and how far it is from
-    PyTorch's answer; the same answer comes out of the pool."""
+    """Return one model's figures: its parts, and for each batch its time in this process and its error.
+
+    The error is the distance from PyTorch's result. The pool must give the same result as this process.
+    """
     began = perf_counter()
     made = model.compiled(model.batch_sizes)
     found: dict[str, Any] = {"compile_s": perf_counter() - began, "constant_bytes": made.constant_bytes}
@@ -104,8 +106,8 @@ def figures(model: Model) -> dict[str, Any]:
 
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made = parser((__doc__ or "").partition("\n")[0])
-    made.add_argument("names", nargs="*", help="figures of these models only", metavar="NAME")
-    made.add_argument("--rounds", type=positive, default=15, help="turns of ResNet-50 through Ray")
+    made.add_argument("names", nargs="*", help="print the figures of these models only", metavar="NAME")
+    made.add_argument("--rounds", type=positive, default=15, help="number of turns of ResNet-50 through Ray")
     chosen = made.parse_args(argv)
     if unknown := [name for name in chosen.names if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")

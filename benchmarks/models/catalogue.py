@@ -1,4 +1,4 @@
-"""The models by name: their inputs, their batch sizes, their graphs and answers as files, and how answers compare."""
+"""The models by name: their inputs, batch sizes, files of graphs and results, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 WORDS = 384
-"""The length of BERT's sequences: that of question answering on SQuAD, in MLPerf as well."""
+"""The length of BERT's sequences: that of question answering on SQuAD, and of MLPerf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Model:
     """One model.
 
     Fields:
-        name: of its graph, its answers and its architecture.
-        outputs: their names, in order.
-        batch_sizes: those that it is compiled for, the smallest first.
-        make_inputs: gives the arrays of the largest batch by name, in order; smaller batches are its first rows.
+        name: of its graph, its results and its architecture.
+        outputs: the names of its outputs, in order.
+        batch_sizes: the batch sizes that it is compiled for, the smallest first.
+        make_inputs: returns the arrays of the largest batch by name, in order; smaller batches are its first rows.
     """
 
     name: str
@@ -39,28 +39,28 @@ class Model:
     make_inputs: Callable[[int], dict[str, Array]]
 
     def inputs(self, batch: int = 1) -> dict[str, Array]:
-        """The arrays of a batch by name, in the model's order."""
+        """Return the arrays of a batch by name, in the model's order."""
         return {name: value[:batch] for name, value in self.make_inputs(self.batch_sizes[-1]).items()}
 
     def answers(self, batch: int = 1) -> dict[str, Array]:
-        """What PyTorch made of these inputs, in single precision on a CPU."""
+        """Return PyTorch's results for these inputs, in single precision on a CPU."""
         with np.load(self.answers_path) as stored:
             return {name: stored[name][:batch] for name in self.outputs}
 
     def graph(self) -> onnx.ModelProto:
-        """As PyTorch exported it, with its weights; needs onnx."""
+        """Return the graph that PyTorch exported, with its weights; needs onnx."""
         from benchmarks.models.graphs import with_weights
 
         return with_weights(self.graph_path)
 
     def network(self) -> torch.nn.Module:
-        """The architecture with its weights, for inference; needs PyTorch."""
+        """Return the architecture with its weights, for inference; needs PyTorch."""
         from benchmarks.models.architectures import network
 
         return network(self.name)
 
     def compiled(self, batch_sizes: tuple[int, ...] = (1,), target: str = "sm_80+ptx") -> kaas.CompiledModel:
-        """From its graph, unless this machine has done so before; needs apache-tvm and onnx."""
+        """Compile the model from its graph, unless this machine's store has it; needs apache-tvm and onnx."""
         import tvm_backend
 
         made: kaas.CompiledModel = tvm_backend.compile(
@@ -82,7 +82,7 @@ def pictures(side: int) -> Callable[[int], dict[str, Array]]:
 
 
 def questions(batch: int) -> dict[str, Array]:
-    """Tokens of a question and a text; the second is the longer one, and padding follows it."""
+    """Return tokens of questions and texts; the second sequence is the longer one, and padding follows each text."""
     question, text = 24, WORDS - 40
     places = np.tile(np.arange(WORDS), (batch, 1))
     return {
@@ -93,7 +93,7 @@ def questions(batch: int) -> dict[str, Array]:
 
 
 def step(features: int, hidden: int) -> Callable[[int], dict[str, Array]]:
-    """What a recurrent cell sees at one step, and its state."""
+    """Return the input of a recurrent cell at one step, and its state."""
 
     def made(batch: int) -> dict[str, Array]:
         state, memory = (np.tanh(normal(name, batch, hidden)) for name in ("state", "memory"))
@@ -118,10 +118,10 @@ MODELS: Mapping[str, Model] = {
 
 
 def relative_error(given: Array, expected: Array) -> float:
-    """The largest error of any element, over the largest magnitude that is expected of one."""
+    """Return the largest error of an element, over the largest expected magnitude."""
     return float(np.abs(given - expected).max() / np.abs(expected).max())
 
 
 def same_top1(given: Array, expected: Array) -> bool:
-    """Whether the largest element of each row, along the last axis, is in the same place."""
+    """Return True if the largest element of each row, along the last axis, is in the same place."""
     return bool((given.argmax(-1) == expected.argmax(-1)).all())

@@ -1,4 +1,4 @@
-"""ONNX graphs without their weights: what is removed before they are stored comes back from names and shapes."""
+"""ONNX graphs stored without their weights, which are restored from names and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = ("doc_string", "metadata_props")
 
 
 def without_weights(model: onnx.ModelProto, parameters: set[str]) -> onnx.ModelProto:
-    """A copy without the parameters' values, and without what the exporter wrote about the program that it exported."""
+    """Return a copy without the parameters' values, and without the exporter's notes about the exported program."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     silence(copy)
@@ -28,7 +28,7 @@ def without_weights(model: onnx.ModelProto, parameters: set[str]) -> onnx.ModelP
 
 
 def with_weights(path: Path) -> onnx.ModelProto:
-    """A stored graph, complete again."""
+    """Return a stored graph with its weights."""
     model = onnx.load(path)
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT and not any(getattr(tensor, field) for field in _DATA):
@@ -37,7 +37,7 @@ def with_weights(path: Path) -> onnx.ModelProto:
 
 
 def silence(message: Any) -> None:
-    """Removes every comment and note, at any depth."""
+    """Remove every comment and note, at any depth."""
     for field, value in message.ListFields():
         if field.name in _WORDS:
             message.ClearField(field.name)

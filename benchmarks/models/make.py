@@ -1,4 +1,4 @@
-"""`python -m benchmarks.models.make [NAME ...]`: the models' graphs and answers again, by PyTorch and onnxscript."""
+"""`python -m benchmarks.models.make [NAME ...]`: makes the models' graphs and results by PyTorch and onnxscript."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from benchmarks.models.graphs import with_weights, without_weights
 
 OPSET = 18
 SMALL = 64
-"""What depends on constants of so many bytes is worked out: shapes and the like, no weights."""
+"""The most bytes of constants that are folded: shapes and the like, no weights."""
 
 
 def exported(model: Model, network: torch.nn.Module) -> onnx.ModelProto:
-    """The graph for a batch of any size where the model is compiled for several, or else of the one."""
+    """Return the graph for a batch of any size if the model is compiled for several sizes, else for its only one."""
     inputs = tuple(torch.from_numpy(value) for value in model.inputs(model.batch_sizes[-1]).values())
     dynamic = {0: torch.export.Dim("batch", min=1, max=1024)} if len(model.batch_sizes) > 1 else None
     with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):  # of PyTorch about itself
+        for category in (DeprecationWarning, FutureWarning):  # PyTorch's warnings about itself
             warnings.simplefilter("ignore", category)
         program: Any = torch.onnx.export(
             network, inputs, dynamo=True, opset_version=OPSET, verbose=False, optimize=False,
             input_names=list(model.inputs()), output_names=list(model.outputs),
             dynamic_shapes=tuple(dynamic for _ in inputs) if dynamic else None,
         )  # fmt: skip
-    # as in the exporter's own last steps, but for those that make new weights of several
+    # the exporter's own last steps, except those that make new weights of several
     fold_constants(
         program.model, onnx_shape_inference=True, input_size_limit=SMALL,
         should_fold=lambda node: False if node.op_type == "Transpose" else None,
@@ -56,7 +56,7 @@ def answered(model: Model, network: torch.nn.Module) -> dict[str, np.ndarray[Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="only these", metavar="NAME")
+    parser.add_argument("names", nargs="*", help="make only these models", metavar="NAME")
     for name in parser.parse_args().names or MODELS:
         model = MODELS[name]
         network = model.network()

@@ -27,8 +27,8 @@ ARCHITECTURES: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def network(name: str) -> nn.Module:
-    """A model for inference, with its weights."""
-    with torch.device("meta"):  # values of its own would only cost time
+    """Return a model for inference, with its weights."""
+    with torch.device("meta"):  # initial values would only take time
         made = ARCHITECTURES[name]()
     state = {
         name: torch.from_numpy(weight(name, tuple(value.shape))) if value.is_floating_point() else torch.tensor(0)

@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Tokens, segments (0 question, 1 text) and mask (1 word, 0 padding), all (batch, words), to two scores a word."""
+    """Maps tokens, segments (0 question, 1 text) and mask (1 word, 0 padding), (batch, words), to two scores a word."""
 
     def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()

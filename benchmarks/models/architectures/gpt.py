@@ -9,7 +9,7 @@ HIDDEN, HEADS = 768, 12
 
 
 class GptBlock(nn.Module):
-    """(batch, words, 768) to the same; no word sees a later one."""
+    """Maps (batch, words, 768) to the same shape; no word depends on a later one."""
 
     def __init__(self) -> None:
         super().__init__()

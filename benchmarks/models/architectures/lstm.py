@@ -19,8 +19,11 @@ class RnnT(nn.Module):
 
 
 class Gnmt(nn.Module):
-    """A cell of GNMT's decoder above the second: the layer below and the attention's context, 1024 each, as its input;
-    what it gives the next layer is its state on top of the layer below."""
+    """A cell of GNMT's decoder above the second.
+
+    Its inputs are the layer below and the attention's context, 1024 each. Its output to the next layer is the sum of
+    its state and the layer below.
+    """
 
     def __init__(self) -> None:
         super().__init__()
