@@ -1,7 +1,7 @@
 """docs/benchmarks.md, made from the last result of each benchmark: no figure on that page is written by hand.
 
-`make bench` keeps what each benchmark reported in benchmarks/results/NAME.json, with when, of which commit and on which
-processor it was measured, and writes the page; `python -m benchmarks.page` only writes it.
+`make bench` keeps each benchmark's report in benchmarks/results/NAME.json, with the date, commit and processor of the
+measurement, and writes the page; `python -m benchmarks.page` only writes the page.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NOT_MEASURED = "not measured since this table is generated"
 
 HEAD = """# Benchmarks
 
-`make bench` runs every benchmark in a process of its own, keeps its last result in `benchmarks/results/`, and
-writes this page from these files; `make bench ARGS=launch` does so for one. No figure here is written by hand.
+`make bench` runs every benchmark in its own process, keeps its last result in `benchmarks/results/`, and writes this
+page from these files; `make bench ARGS=launch` does so for one benchmark. No figure here is written by hand.
 
-A bar is a ratio of two times, rates or counts that are taken in the same run, with the limit that the design sets. Most
-compare with the least that the same work takes without KaaS: a raw driver call, a copy, a bare Ray actor. So a bar says
-little about a machine; but programs that keep the machine busy slow both sides unequally. The load average beside a
-result, taken before the run, shows that: above the number of processors, a missed bar may be the machine's.
+A bar is a ratio of two times, rates or counts of the same run, with the limit that the design sets. Most bars compare
+with the least that the same work takes without KaaS: a raw driver call, a copy, a bare Ray actor. So a bar depends
+little on the machine; but other programs on a busy machine slow both sides unequally. The load average of a result,
+taken before the run, shows that: above the number of processors, other programs may be the cause of a missed bar.
 """
 
 
 def keep(result: Mapping[str, Any], where: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Store what a benchmark reports, with where it was measured (`machine`), in place of its last result."""
+    """Store a benchmark's report, with the machine that it was measured on (`machine`), in place of its last result."""
     kept = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "commit": _commit(), **where, **result}
     path = folder / f"{result['benchmark']}.json"
     folder.mkdir(exist_ok=True)
@@ -47,21 +47,21 @@ def keep(result: Mapping[str, Any], where: Mapping[str, Any], folder: Path = RES
 
 
 def machine() -> dict[str, Any]:
-    """What a result says of where it was measured: the processor, how many, and the load average of the last minute."""
-    told = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    processor = told[0] if told else os.uname().machine
+    """Return this machine's processor, the number of processors, and the load average of the last minute."""
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    processor = models[0] if models else os.uname().machine
     return {"processor": processor, "processors": os.cpu_count(), "load_average": round(os.getloadavg()[0], 1)}
 
 
 def _lines(path: str) -> Sequence[str]:
     try:
         return Path(path).read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return ()
 
 
 def _commit() -> str:
-    """The commit that last changed what is measured, with a + where the files differ from it."""
+    """Return the last commit of the measured code, with a + if the files differ from it."""
     code = ("kaas", "libraries", "compilers", ":(glob)benchmarks/**/*.py")
     commit = _git("log", "-1", "--format=%h", "--abbrev=7", "--", *code).stdout.strip()
     return f"{commit or 'unknown'}{'+' if _git('diff', '--quiet', 'HEAD', '--', *code).returncode else ''}"
@@ -72,16 +72,16 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mapping[str, str]]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         results: by benchmark, as `keep` stores them.
-        meanings: by benchmark and bar, or "*" for all bars of a benchmark that have no line.
+        meanings: by benchmark and bar, or "*" for all bars of a benchmark without their own line.
     """
     parts = [HEAD]
     for name in sorted({*results, *meanings}):
-        result, told = results.get(name), meanings.get(name, {})
-        rows = _rows(result, told)
+        result, lines = results.get(name), meanings.get(name, {})
+        rows = _rows(result, lines)
         where = _where(result) if result is not None else f"`{name}` is {NOT_MEASURED}."
         columns = ["what", "limit", "measured", ""] if result is not None else ["what"]
         head = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
@@ -97,25 +97,25 @@ def _where(result: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(result: Mapping[str, Any] | None, told: Mapping[str, str]) -> Iterator[str]:
+def _rows(result: Mapping[str, Any] | None, lines: Mapping[str, str]) -> Iterator[str]:
     if result is None:
-        yield from (f"| {meaning} |" for meaning in told.values())
+        yield from (f"| {meaning} |" for meaning in lines.values())
         return
     for name, (measured, comparison, limit) in result["bars"].items():
         bar: Bar = (measured, comparison, limit)
-        meaning = told.get(name) or f"{told.get('*', '')} ({name})".strip()
+        meaning = lines.get(name) or f"{lines.get('*', '')} ({name})".strip()
         shown = measured if isinstance(measured, str) else f"{measured:.3g}"
         sign = "≤" if comparison == "<=" else "≥"
         yield f"| {meaning} | {sign} {limit:g} | {shown} | {'' if met(bar) else 'missed'} |"
 
 
 def kept(folder: Path = RESULTS) -> dict[str, Any]:
-    """The last results, by benchmark."""
+    """Return the last results, by benchmark."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def current() -> str:
-    """The page as the files say."""
+    """Return the page of the current files."""
     return page(kept(), tomllib.loads(MEANINGS.read_text()))
 
 

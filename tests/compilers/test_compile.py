@@ -47,7 +47,7 @@ def lowerings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("softgpu")
-def test_what_was_compiled_is_found_and_what_differs_is_compiled(lowerings: list[str], tmp_path: Path) -> None:
+def test_a_compiled_model_is_found_and_a_different_one_is_compiled(lowerings: list[str], tmp_path: Path) -> None:
     path = tmp_path / "network.onnx"
     onnx.save(perceptron(2), path)
     steps: list[Progress] = []
@@ -150,7 +150,7 @@ def test_options_that_mean_nothing(options: dict[str, Any], option: str) -> None
     assert caught.value.option == option
 
 
-def test_targets_that_there_are_not() -> None:
+def test_unknown_targets() -> None:
     with pytest.raises(InvalidTarget):
         tvm_backend.compile(perceptron(2), target="sm_10")
 
@@ -169,7 +169,7 @@ def test_one_thread_at_a_time_uses_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken == [False]
 
 
-def test_what_tvm_raises_is_a_compile_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_tvm_is_a_compile_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("InternalError: Check failed\nwith a second line")
 

@@ -104,7 +104,7 @@ def test_new_operators_equal_the_reference() -> None:
 
 
 @pytest.mark.usefixtures("softgpu")
-def test_old_operators_mean_what_they_meant() -> None:
+def test_old_operators_keep_their_meaning() -> None:
     x = random(2, 1, 3, 4)
     nodes = [
         node("Squeeze", ["x"], ["squeezed"], axes=[1]),

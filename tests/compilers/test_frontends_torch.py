@@ -126,7 +126,7 @@ MEANINGS: dict[str, Any] = {
 
 @pytest.mark.usefixtures("softgpu")
 @pytest.mark.parametrize("what", MEANINGS)
-def test_operators_mean_what_they_mean_in_torch(what: str) -> None:
+def test_operators_have_the_meaning_of_torch(what: str) -> None:
     class Meaning(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: Any, y: Any, k: Any) -> Any:
             return MEANINGS[what](Given(x, y, k))
@@ -170,7 +170,7 @@ def test_names_and_shapes() -> None:
     assert {"embedding.weight", "norm.running_var", "shift"} <= set(made.constants)
 
 
-def test_what_trains_is_refused() -> None:
+def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(InvalidModel, match=r"call \.eval\(\) first") as caught:
         imported(Network().train(), inputs(2), None, "network")
     assert "norm.running_mean" in caught.value.names

@@ -96,7 +96,7 @@ def test_a_scatter_changes_a_part() -> None:
     assert {type(access) for access in scattered.accesses if access.buffer == result} == {InOut}
 
 
-def test_what_is_written_in_place() -> None:
+def test_writes_in_place() -> None:
     compiled = Compiled(Cache)
     cache, new, at = noise(8, 4), noise(4), np.array(5)
     for variant, factor in enumerate((2, 1)):
@@ -208,13 +208,13 @@ def test_shapes_that_depend_on_values_are_listed() -> None:
     assert all(place.where.startswith("main, ") for place in caught.value.operators)
 
 
-def test_what_runs_on_the_host_is_listed() -> None:
+def test_operators_that_run_on_the_host_are_listed() -> None:
     with pytest.raises(UnsupportedOperators) as caught:
         Compiled(Branch, 2)
     assert [place.operator for place in caught.value.operators] == ["a.library.of.its.own", "relax.If"]
 
 
-def test_a_product_of_flattened_matrices_is_fused_with_what_follows() -> None:
+def test_a_product_of_flattened_matrices_is_fused_with_the_next_operators() -> None:
     weights, bias, other = noise(32, 48), noise(48), noise(2, 6, 48)
 
     def build(bb: relax.BlockBuilder, x: Any) -> relax.Tuple:

@@ -62,7 +62,7 @@ def test_addresses_that_escape_may_be_read_and_written() -> None:
     assert found[Pointer(2, 0)] == Use(loads=True, stores=True)
 
 
-def test_what_runs_on_the_host_is_named() -> None:
+def test_steps_that_run_on_the_host_are_named() -> None:
     host, _ = split(OnTheHost, TARGET)
     made, problems = launches(host["host"], [(4,), (4,), 3])
     assert len(made) == 1
@@ -102,7 +102,7 @@ def test_targets(name: str, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "sm_", "sm_70", "gfx90a", "sm_80,ptx", "sm_80++ptx", "cuda"])
-def test_targets_that_there_are_not(name: str) -> None:
+def test_unknown_targets(name: str) -> None:
     with pytest.raises(InvalidTarget) as caught:
         targets.parsed(name)
     assert pickle.loads(pickle.dumps(caught.value)).target == name

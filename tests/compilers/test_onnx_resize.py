@@ -88,7 +88,7 @@ def test_sizes_are_rounded_in_the_scales_own_precision() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["mode", "nearest_mode", "coordinate_transformation_mode"])
-def test_what_onnx_does_not_have(wrong: str) -> None:
+def test_options_that_onnx_does_not_define(wrong: str) -> None:
     with pytest.raises(ValueError, match=f"no {wrong}"):
         weights(3, 2, 0.5, (0, 1), ResizeOptions.of({wrong: "other"}))
 

@@ -41,7 +41,7 @@ def test_results_that_nothing_reads_may_have_any_type() -> None:
         imported(model(nodes, [value("x", [2])], ["y", "mask"]), None, None, "kept")
 
 
-def test_what_fails_only_where_it_is_lowered_has_its_place_too() -> None:
+def test_operators_that_fail_only_when_lowered_have_a_place_too() -> None:
     nodes = [node("Exp", ["x"], ["e"]), node("LayerNormalization", ["e", "s"], ["y"], name="norm")]
     made = model(nodes, [value("x", [2, 4], "float64")], ["y"], {"s": np.ones(4)})
     with pytest.raises(UnsupportedOperators, match="float16") as caught:

@@ -27,7 +27,7 @@ def model(name: str, values: int = 8) -> kaas.CompiledModel:
     return kaas.CompiledModel(name, [kaas.Variant(task, (x,))], {"constant": np.ones(8, np.float32)}, about)
 
 
-def test_what_was_put_is_found(tmp_path: Path) -> None:
+def test_a_stored_model_is_found(tmp_path: Path) -> None:
     models = Store(tmp_path / "models")
     assert models.get("a") is None
     models.put("a", model("one"))
@@ -65,7 +65,7 @@ def test_those_longest_unused_go(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.kaas", "c.kaas", "d.kaas"]
 
 
-def test_what_a_killed_writer_left_goes_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_writer_s_draft_is_removed_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, age in ((".a.kaas.killed", 1), (".a.kaas.writing", 0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tensors").write_bytes(b"half")

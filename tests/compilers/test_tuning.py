@@ -56,7 +56,7 @@ def tuned(folder: Path, told: list[Progress]) -> Compiled:
     return Compiled(module, 1, weights, tuning.Tuning("head", TRIALS, TURING, "software", folder, told.append).schedule)
 
 
-def test_what_trials_find_is_right_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_of_trials_are_correct_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
     monkeypatch.setattr(
         tuning, "faster", lambda *_: True
@@ -151,7 +151,7 @@ def test_without_a_gpu_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.Monk
         Compiled(module, schedule=made.schedule)
 
 
-def test_what_another_device_found_is_not_taken_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_s_result_is_not_taken_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(tune: int) -> str:
         return str(Options.checked("model.onnx", "sm_80", None, None, tune))
 
