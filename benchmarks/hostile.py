@@ -69,7 +69,7 @@ def main() -> None:
                 began_s = monotonic()
                 quiet_s, attacked_s = measure(other, attacker, SLOWEST * (given.mutated + given.replayed) / RATE)
                 seconds = monotonic() - began_s
-                said, _ = attacker.communicate(timeout=PATIENCE_S)
+                output, _ = attacker.communicate(timeout=PATIENCE_S)
             if attacker.returncode:
                 raise SystemExit("the attack itself failed: this measured something else")
             ended = {"server": int(not server.alive), "executors": len(executors - set(server.executors()))}
@@ -92,7 +92,7 @@ def main() -> None:
         "server_mb_by_thirds": own,
         "executors_mb_by_thirds": pool,
         **{f"ended: {what}": count for what, count in ended.items()},
-        **{f"attack, {what}": count for what, count in json.loads(said).items()},
+        **{f"attack, {what}": count for what, count in json.loads(output).items()},
     }
     report("hostile", bars, detail, given.json)
 

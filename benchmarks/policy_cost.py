@@ -106,8 +106,10 @@ def alone(policy: str, devices: int, requests: int) -> tuple[float, float]:
     """Return the decisions a second of the simulation, and of the policy, with busy devices and waiting requests."""
     functions = {f"f{n}": {"memory_mb": 1, "run_s": 1, "cold_s": 0.5, "client": f"c{n}"} for n in range(CLIENTS)}
     gap_s = 0.9 / devices
-    told = [{"function": f"f{n * 7 % CLIENTS}", "at_s": n * gap_s} for n in range(requests)]
-    scenario = read({"policy": {"name": policy}, "devices": [{}] * devices, "functions": functions, "requests": told})
+    arrivals = [{"function": f"f{n * 7 % CLIENTS}", "at_s": n * gap_s} for n in range(requests)]
+    scenario = read(
+        {"policy": {"name": policy}, "devices": [{}] * devices, "functions": functions, "requests": arrivals}
+    )
     made: list[Witness] = []
     given: list[Sequence[PhysicalDevice]] = []
 

@@ -81,15 +81,15 @@ class Program:
         known = set(self.sent)
         for line in process.stdout:
             try:
-                said = json.loads(line)
+                entry = json.loads(line)
             except json.JSONDecodeError:
                 return  # the program was killed in the middle of a line
-            if "sent" in said:
-                if said["sent"] not in known:
-                    self.sent.append(said["sent"])
+            if "sent" in entry:
+                if entry["sent"] not in known:
+                    self.sent.append(entry["sent"])
             else:
-                self.outcomes.setdefault(said["answered"], []).append(said["outcome"])
-                self.seconds.append(said["s"])
+                self.outcomes.setdefault(entry["answered"], []).append(entry["outcome"])
+                self.seconds.append(entry["s"])
 
     def kill(self) -> None:
         assert self.process is not None

@@ -51,31 +51,33 @@ def where() -> Iterator[Bench]:
         yield made
 
 
-def tuned(folder: Path, told: list[Progress]) -> Compiled:
+def tuned(folder: Path, steps: list[Progress]) -> Compiled:
     module, weights = bound(Head(), {"x": (32, 32)})
-    return Compiled(module, 1, weights, tuning.Tuning("head", TRIALS, TURING, "software", folder, told.append).schedule)
+    return Compiled(
+        module, 1, weights, tuning.Tuning("head", TRIALS, TURING, "software", folder, steps.append).schedule
+    )
 
 
 def test_schedules_of_trials_are_correct_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Progress] = []
+    steps: list[Progress] = []
     monkeypatch.setattr(
         tuning, "faster", lambda *_: True
     )  # on the software GPU the faster schedule is a matter of chance
-    first = tuned(tmp_path, told)
+    first = tuned(tmp_path, steps)
     x = np.random.default_rng(1).standard_normal((32, 32), dtype=np.float32)
     module, weights = bound(Head(), {"x": (32, 32)})
     hidden = np.maximum(x @ weights["first.weight"].T + weights["first.bias"], 0)
     expected = hidden @ weights["second.weight"].T + weights["second.bias"]
     np.testing.assert_allclose(first.run(x)[0], expected, rtol=1e-4, atol=1e-4)
-    assert told[0] == Progress("tune", 0, TRIALS, "2 functions")
-    assert told[-1] == Progress("tune", TRIALS, TRIALS)
+    assert steps[0] == Progress("tune", 0, TRIALS, "2 functions")
+    assert steps[-1] == Progress("tune", TRIALS, TRIALS)
     kernels = [(kernel.grid, kernel.block) for kernel in first.variant.task.kernels]
 
     def refused(*_: object) -> None:
         raise AssertionError("nothing is left to try")
 
     monkeypatch.setattr(tuning.Tuning, "tune", refused)
-    again = tuned(tmp_path, told)
+    again = tuned(tmp_path, steps)
     assert [(kernel.grid, kernel.block) for kernel in again.variant.task.kernels] == kernels
     usual = Compiled(module, 1, weights)
     assert [(kernel.grid, kernel.block) for kernel in usual.variant.task.kernels] != kernels

@@ -142,7 +142,9 @@ def multiply(
     results = run(kernels, given, outputs, scalars)
     for placed in groups[2]:
         if len(outputs) == len(groups[2]):
-            assert placed.untouched(results[placed.buffer.name]), f"{placed.buffer.name} was written beside its matrix"
+            assert placed.untouched(results[placed.buffer.name]), (
+                f"{placed.buffer.name} was written outside of its matrix"
+            )
     found = [placed.elements(results[placed.buffer.name]) for placed in groups[2]]
     return found[0] if isinstance(c, Placed) else found
 

@@ -324,7 +324,7 @@ def test_unknown_architectures_are_refused(arch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "said"),
+    ("shapes", "named"),
     [
         (((16, 24), (24, 32), (16, 32)), set()),
         (((16, 23), (23, 32), (16, 32)), {"a"}),
@@ -332,7 +332,7 @@ def test_unknown_architectures_are_refused(arch: Any) -> None:
     ],
 )
 def test_the_warning_of_narrow_loads_names_the_operand_and_its_leading_dimension(
-    shapes: tuple[tuple[int, int], ...], said: set[str]
+    shapes: tuple[tuple[int, int], ...], named: set[str]
 ) -> None:
     a, b, c = (kaas.Buffer(name, shape, "float16") for name, shape in zip("abc", shapes, strict=True))
     with warnings.catch_warnings(record=True) as caught:
@@ -340,7 +340,7 @@ def test_the_warning_of_narrow_loads_names_the_operand_and_its_leading_dimension
         gemm(a, b, c)
     assert all(each.category is AlignmentWarning for each in caught)
     words = [str(each.message) for each in caught]
-    assert {text.split()[1] for text in words} == said
+    assert {text.split()[1] for text in words} == named
     by_name = {"a": shapes[0], "b": shapes[1], "c": shapes[2]}
     for text in words:
         assert f"leading dimension {by_name[text.split()[1]][1]}" in text

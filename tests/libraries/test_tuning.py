@@ -180,9 +180,9 @@ def test_dtypes_and_devices_that_are_none() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "40", "50", "60", "float32", "--device", "software", "--arch", "sm_80", "--most", "1"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"[1/1] {SMALL}: ")
-    assert said[1] == f"{SMALL} is the fastest on KaaS software GPU"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"[1/1] {SMALL}: ")
+    assert lines[1] == f"{SMALL} is the fastest on KaaS software GPU"
     assert main(["tune", "40", "50", "0", "--device", "software"]) == 1
     assert "three positive integers" in capsys.readouterr().err
 
