@@ -1,4 +1,4 @@
-"""What a server says of itself when a client asks: of that client what concerns it, and of others nothing."""
+"""Replies about the server's state. A client sees its own data only; an administrator sees all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from kaas.errors import InvalidRequest
 from kaas.pool.service import Service
-from kaas.server.canary import sing
+from kaas.server.canary import run_canary
 from kaas.server.replies import plain, without_paths
 from kaas.server.sessions import ClientSession
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.metering import Meter
-from kaas.server.usage.usage import told as usage_told
+from kaas.server.usage.usage import reported as reported_usage
 from kaas.wire.connections.zmq_reader import TURN_S
 from kaas.wire.status.stats import OutcomeStats, StageStats, TierStats
 from kaas.wire.status.status import DeviceStatus
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class Admin:
-    """Belongs to the pool's event loop.
+    """Queries and administration. Use an object of this class from the pool's event loop only.
 
     Fields:
-        draining: of the server. opened: its devices have started, and its door is open.
+        draining: True while the server drains. opened: True once its devices have started and its listener is open.
     """
 
     def __init__(
@@ -41,18 +41,19 @@ class Admin:
         administrator: Callable[[str], bool],
         drain: Callable[[str], None],
         meter: Meter,
-        aside: Sequence[SetAside] = (),
+        set_aside: Sequence[SetAside] = (),
     ) -> None:
-        """administrator: whether a client is one. drain: begins, with a reason. aside: what was damaged of the
-        state."""
+        """administrator: returns True for an administrator. drain: starts draining, with a reason. set_aside: the
+        damaged parts of the state."""
         self.draining = self.opened = False
         self._service, self._is_administrator = service, administrator
-        self._drain, self._meter, self._aside = drain, meter, aside
+        self._drain, self._meter, self._set_aside = drain, meter, set_aside
         self._turns: dict[str | None, asyncio.Lock] = {}
-        self._singing: asyncio.Task[float] | None = None
+        self._canary: asyncio.Task[float] | None = None
 
-    def told(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
-        """
+    def reply(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+        """Return the reply to a query, or a coroutine that returns it.
+
         Raises:
             KaasError
         """
@@ -70,14 +71,14 @@ class Admin:
             case "stats":
                 return self._stats(None if administrator else client.name)
             case "usage":
-                return usage_told(self._meter.usage(None if administrator else client.name))
+                return reported_usage(self._meter.usage(None if administrator else client.name))
             case "health":
                 if frames and frames[0] == CANARY:
                     return self._health_by_canary(administrator)
                 return self.health(administrator)
             case "drain" if administrator:
                 _log.warning("an administrator has the server drain", extra={"client": client.name})
-                self._drain("an administrator has it drain")  # who, is no business of other clients'
+                self._drain("an administrator has it drain")  # other clients do not learn its name
                 self.draining = True
                 return {"draining": True}
             case "drain":
@@ -90,7 +91,8 @@ class Admin:
                 raise InvalidRequest(f"this server cannot be asked for {what!r}")
 
     def _pardon(self, administrator: str, frames: Sequence[Any]) -> dict[str, Any]:
-        """
+        """Lift the quarantine of the function that the frame names.
+
         Raises:
             InvalidRequest
         """
@@ -105,7 +107,7 @@ class Admin:
         return {"pardoned": pardoned}
 
     def health(self, causes: bool) -> dict[str, Any]:
-        """causes: whether it says why devices are lost, which is no business of any client's."""
+        """Return the health. causes: with the reasons why devices are lost, which clients must not see."""
         status = self._service.status()
         up = any(device.state in READY for device in status.devices)
         trouble = [] if self.opened else ["it has not started yet"]
@@ -127,44 +129,44 @@ class Admin:
         return {"live": True, "ready": ready, "disk_full": full, "trouble": trouble}
 
     async def _health_by_canary(self, causes: bool) -> dict[str, Any]:
-        """One at a time, of all who ask meanwhile: it is charged to nobody."""
-        if self._singing is None:
-            self._singing = asyncio.get_running_loop().create_task(sing(self._service))
-            self._singing.add_done_callback(self._sung)
-        seconds = await asyncio.shield(self._singing)
+        """Run a canary, one for all queries that come meanwhile. No client is charged."""
+        if self._canary is None:
+            self._canary = asyncio.get_running_loop().create_task(run_canary(self._service))
+            self._canary.add_done_callback(self._canary_ended)
+        seconds = await asyncio.shield(self._canary)
         return {**self.health(causes), "canary_s": seconds}
 
-    def _sung(self, singing: asyncio.Task[float]) -> None:
-        self._singing = None
-        if not singing.cancelled() and (error := singing.exception()) is not None:  # its callers may have gone
+    def _canary_ended(self, task: asyncio.Task[float]) -> None:
+        self._canary = None
+        if not task.cancelled() and (error := task.exception()) is not None:  # no caller may be left to get it
             _log.info("the canary did not come back: %s", error)
 
     def _status(self, client: str | None) -> dict[str, Any]:
-        """client: None for an administrator, who sees everybody's."""
+        """Return the status. client: None for an administrator, which sees all clients' data."""
         status = self._service.status()
         administrator = client is None
         devices = [_device(each, administrator) for each in status.devices]
-        told: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
-        told["quarantined"] = [
+        reply: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
+        reply["quarantined"] = [
             _entry(each) | {"reason": without_paths(each.reason)}
             for each in status.quarantined
             if client in (None, each.client)
         ]
         if administrator:
-            told |= {
+            reply |= {
                 "queued": status.queued,
                 "running": status.running,
                 "functions": list(status.functions),
                 "broken": status.broken and without_paths(status.broken),
                 "pid": status.pid,
                 "usage_trouble": without_paths(self._meter.unable or self._meter.trouble),
-                "set_aside": [without_paths(story) for each in self._aside for story in each.stories],
+                "set_aside": [without_paths(story) for each in self._set_aside for story in each.stories],
             }
-        return told
+        return reply
 
     async def _stats(self, client: str | None) -> dict[str, Any]:
-        """Of a thousand functions they take a tenth of a second, so others have their turn in between; and whoever asks
-        several times at once has one."""
+        """Return the statistics. A thousand functions take 0.1 s, so other work gets its turn in between, and parallel
+        queries of one client run one after the other."""
         tables: dict[str, list[Any]] = {name: [] for name in TABLES.values()}
         async with self._turns.setdefault(client, asyncio.Lock()):
             since_s, rows = self._service.pool.reports.rows_of(client)
@@ -178,12 +180,12 @@ class Admin:
 
 
 def _device(found: DeviceStatus, administrator: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": found.index, "kind": found.kind, "state": found.state}
+    shown: dict[str, Any] = {"index": found.index, "kind": found.kind, "state": found.state}
     if administrator:
-        told["reason"] = without_paths(found.reason)
+        shown["reason"] = without_paths(found.reason)
         if found.info is not None:
-            told |= {"pid": found.info.pid, "node": found.info.node, "name": found.info.device_name}
-    return told
+            shown |= {"pid": found.info.pid, "node": found.info.node, "name": found.info.device_name}
+    return shown
 
 
 def _entry(row: Any) -> dict[str, Any]:

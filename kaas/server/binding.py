@@ -1,4 +1,4 @@
-"""What a key of idempotency stands for: one function with its inputs, scalars and names of stored outputs."""
+"""Digests of requests with an idempotency key: of function, inputs, scalars and names of stored outputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class InvocationDigest(msgspec.Struct, frozen=True):
     """Digests, in hex.
 
     Fields:
-        request: of what was sent; objects are in it by their names. charge: of the same with the key, the content of
-            the function and that of the objects: a client that gives a name another content pays for what is run then.
+        request: of the message; objects are in it by their names. charge: of the same with the key and the contents of
+            the function and the objects: a client that gives a name another content pays for the run with it.
     """
 
     request: str
@@ -26,7 +26,7 @@ class InvocationDigest(msgspec.Struct, frozen=True):
 
 
 def bound(message: Invoke, frames: Sequence[Any], function: str, content_of: Callable[[str], str]) -> InvocationDigest:
-    """frames: with the header. function: its key. content_of: gives the hash of an object's content by its name."""
+    """Return the digests. frames: with the header. function: its key. content_of: maps an object's name to its hash."""
     digest = _digest(message, frames)
     request = _hex(digest)
     objects = [content_of(item.object) for _, item in sorted(message.inputs.items()) if item.object]
@@ -35,11 +35,12 @@ def bound(message: Invoke, frames: Sequence[Any], function: str, content_of: Cal
 
 
 def request_digest(message: Invoke, frames: Sequence[Any]) -> str:
+    """Return the digest of a message alone, as in `InvocationDigest.request`."""
     return _hex(_digest(message, frames))
 
 
 def _digest(message: Invoke, frames: Sequence[Any]) -> Any:
-    """Wherever in the message the frames stand, they count by the names of their inputs."""
+    """Return the hash of a message. The order of its frames does not count: inputs are sorted by name."""
     inputs = sorted(message.inputs.items())
     given = [frames[item.frame] if 0 < item.frame < len(frames) else b"" for _, item in inputs]
     head = (

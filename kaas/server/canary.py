@@ -1,4 +1,4 @@
-"""A kTask that shows whether a server can run any."""
+"""The canary: a small kTask that checks if a server can run kTasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kaas.pool.service import Service
 from kaas.wire import specs as pool_wire
 
 CLIENT = "canary"
-"""Whom it is billed to."""
+"""The client name under which it runs."""
 LIMIT_S = 30.0
 THREADS = 32
 PTX = """
@@ -32,16 +32,17 @@ PTX = """
     ret;
 }
 """
-SAYS = struct.pack(f"<{THREADS}I", *range(THREADS))
+EXPECTED = struct.pack(f"<{THREADS}I", *range(THREADS))
 
 
 def canary() -> KTask:
+    """Return the kTask: it writes each thread's index."""
     out = Buffer("out", THREADS, "uint32")
     return KTask([Kernel(Library.from_ptx(PTX), "canary", 1, THREADS, [Out(out)])], [out], name="canary")
 
 
-async def sing(service: Service) -> float:
-    """The seconds it took. Raises KaasError if it could not run; a server that is ill may give a wrong answer: inf."""
+async def run_canary(service: Service) -> float:
+    """Run the canary. Return the seconds that it took, or inf for a wrong output. Raise KaasError if it cannot run."""
     from asyncio import get_running_loop
 
     loop = get_running_loop()
@@ -57,8 +58,8 @@ async def sing(service: Service) -> float:
     payload = Payload(function, [pool_wire.encode(invocation)], direct=True)
     request = service.begin(function, invocation, payload, None, "")
     try:
-        (said,) = await request.answer
+        (output,) = await request.answer
     finally:
         if request.answer.cancelled():
             service.pool.cancelled(request)
-    return loop.time() - begin_s if said == SAYS else float("inf")
+    return loop.time() - begin_s if output == EXPECTED else float("inf")

@@ -32,7 +32,7 @@ class IdempotencyKeys:
     def ask_again(
         self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
     ) -> None:
-        """A request that is known by its key is waited for once more. Its inputs take credit while they are hashed.
+        """Wait once more for a request with a known key. Its inputs take credit while they are hashed.
 
         Raises:
             KeyReused, QueueFull
@@ -51,18 +51,19 @@ class IdempotencyKeys:
     async def _join_later(
         self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
     ) -> None:
-        """Large inputs are hashed by another thread."""
+        """Hash large inputs in another thread, then join."""
         try:
             if run.binding is not None:
                 await asyncio.wait([run.binding])
             digest = await asyncio.to_thread(request_digest, message, frames)
-            if message.number not in session.waits:  # else it was sent once more
+            if message.number not in session.waits:  # otherwise the same message came twice
                 self._join(session, message, run, digest)
         except KaasError as error:
             session.channel.send(failure_of(message.number, error))
 
     def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
-        """
+        """Wait for a run whose digest is equal.
+
         Raises:
             KeyReused, QueueFull
         """
@@ -73,7 +74,7 @@ class IdempotencyKeys:
         self._tracker.wait(session, message.number, run, run.nbytes)
 
     def bind(self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
-        """Find out what the key of a request stands for, while the device is busy with it."""
+        """Compute the digest of a request with a key, while the device runs the request."""
         contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
         find = partial(bound, message, frames, function, dict(contents).__getitem__)
         if _at_once(frames):
@@ -90,7 +91,7 @@ class IdempotencyKeys:
 
 
 def _at_once(frames: Sequence[Any]) -> bool:
-    """Whether a message is hashed here: another thread takes longer to wake up than that takes."""
+    """Return True if the loop hashes a message: for small ones, another thread takes longer to wake up."""
     return sum(map(len, frames)) <= AT_ONCE_BYTES
 
 

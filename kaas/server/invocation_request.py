@@ -1,4 +1,4 @@
-"""Invoke, checked against its function, as an invocation of the pool."""
+"""Checks an Invoke message against its function and turns it into an invocation of the pool."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kaas.wire.messages import Framed
 from kaas.wire.protocol import Invoke
 
 RETRIES = 3
-"""On other executors, of what was running when one ended."""
+"""How often a request runs again on another executor when its executor ended."""
 
 
 def invocation_of(
     client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, objects: ObjectStore
 ) -> tuple[pool_wire.Invocation, Payload]:
-    """What the pool is asked for. frames: with the header.
+    """Return the invocation for the pool, and its payload. frames: with the header.
 
     Raises:
         InvalidRequest
@@ -75,7 +75,8 @@ def invocation_of(
 
 
 def check_deadline(deadline_s: float) -> None:
-    """
+    """Raise if a deadline in seconds is out of range.
+
     Raises:
         InvalidRequest
     """
@@ -84,7 +85,7 @@ def check_deadline(deadline_s: float) -> None:
 
 
 def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
-    """What comes for a step.
+    """Return the values that a message carries for the step before a function, by name.
 
     Raises:
         InvalidRequest
@@ -96,7 +97,7 @@ def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
 
 
 def check_made(remote: InvocableFunction, made: Mapping[str, Made]) -> None:
-    """Check what the step before a function makes of a request, as a client's inputs are checked.
+    """Check the values that the step before a function made, like a client's inputs.
 
     Raises:
         MissingInput, UnexpectedInput, WrongSize, WrongShape, WrongDtype
@@ -112,7 +113,8 @@ def check_made(remote: InvocableFunction, made: Mapping[str, Made]) -> None:
 
 
 def check_scalars(remote: InvocableFunction, scalars: dict[str, bytes]) -> None:
-    """
+    """Check the scalars of a request against its function.
+
     Raises:
         MissingScalar, WrongScalar
     """
@@ -128,8 +130,8 @@ def check_scalars(remote: InvocableFunction, scalars: dict[str, bytes]) -> None:
             message = f"function {label!r}: {name!r} is the number of iterations, at least 1"
             raise WrongScalar(message, task=label, scalar=name, kind=kind)
     if len(scalars) != len(remote.scalars):
-        strange = next(name for name in scalars if name not in remote.scalars)
-        raise WrongScalar(f"function {label!r} has no scalar {strange!r}", task=label, scalar=strange)
+        unknown = next(name for name in scalars if name not in remote.scalars)
+        raise WrongScalar(f"function {label!r} has no scalar {unknown!r}", task=label, scalar=unknown)
 
 
 def _other_inputs(label: str, wanted: Collection[str], given: Collection[str]) -> InvalidRequest:

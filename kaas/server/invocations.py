@@ -1,4 +1,4 @@
-"""Invocations of remote clients, from what was asked to an answer: credit, keys of idempotency, steps, charges."""
+"""Invocations of remote clients, from request to reply: credit, idempotency keys, steps, charges."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from kaas.wire.trace_context import continued
 
 SUCCEEDED = "succeeded"
 BEFORE, AFTER = "before", "after"
-"""The stages that steps are."""
+"""Names of the stages of steps."""
 
 T = TypeVar("T")
 
 
 class Invocations:
-    """Belongs to the pool's event loop.
+    """Invocations in flight. Use an object of this class from the pool's event loop only.
 
     Fields:
-        draining: why nothing is taken in any more, "" while it is.
-        closed: the usage is, so that nothing is charged any more, nor answered with a result.
+        draining: why new requests are refused, "" while they are taken.
+        closed: True once the usage is closed: no request is charged any more, and none gets a result.
     """
 
     def __init__(
-        self, service: Service, holdings: ClientStore, meter: Meter, steps: Steps, tracker: ReplyTracker
+        self, service: Service, stores: ClientStore, meter: Meter, steps: Steps, tracker: ReplyTracker
     ) -> None:
         self.draining = ""
         self.closed = False
-        self._service, self._pool, self._holdings = service, service.pool, holdings
+        self._service, self._pool, self._stores = service, service.pool, stores
         self._meter, self._steps, self._tracker = meter, steps, tracker
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._keys = IdempotencyKeys(holdings.values, tracker, self._task)
+        self._keys = IdempotencyKeys(stores.objects, tracker, self._task)
 
     def ask(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
-        """frames: with the header. What was asked before, by this number or by its key, is the same request.
+        """Begin a request, or join a known request with the same number or key. frames: with the header.
 
         Raises:
-            KaasError, or whatever else a senseless message leads to.
+            KaasError, or any other error that an invalid message causes.
         """
         known = session.waits.get(message.number)
         if known is not None:
@@ -82,7 +82,7 @@ class Invocations:
         if self.draining:
             raise PoolStopped(f"the server takes nothing more: {self.draining}")
         client = session.client
-        remote = self._holdings.functions.named(client.name, message.function)
+        remote = self._stores.functions.named(client.name, message.function)
         function = remote.function
         input_bytes = sum(map(len, frames)) - len(frames[0])
         nbytes = sum(function.output_bytes)
@@ -95,7 +95,7 @@ class Invocations:
         request = None
         self._meter.admit(client.name)
         try:
-            if not remote.before and remote.etask is None:  # first: the device has something to do by then
+            if not remote.before and remote.etask is None:  # first, so that the device has work meanwhile
                 request = self._request(client.name, message, frames, remote)
             run = ClientRun(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
             run.begun_s = self._loop.time()
@@ -121,12 +121,12 @@ class Invocations:
     def _request(
         self, client: str, message: protocol.Invoke, frames: Sequence[Any], remote: InvocableFunction
     ) -> Request:
-        """What the pool is asked for, of one that was admitted.
+        """Submit an admitted request to the pool.
 
         Raises:
             KaasError
         """
-        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
+        invocation, payload = invocation_of(client, message, frames, remote, self._stores.objects)
         return self._asked(self._service.call(remote.function, invocation, payload, "", remote.label), message.trace)
 
     def _asked(self, call: WorkerCall, trace: str) -> Request:
@@ -136,7 +136,7 @@ class Invocations:
         return request
 
     def _begun(self, run: ClientRun, request: Request) -> None:
-        """The pool has it."""
+        """Note that the pool has the request."""
         run.request = request
         if request.trace is not None:
             run.trace = request.trace.traceparent
@@ -145,7 +145,7 @@ class Invocations:
     # --- steps
 
     def _ends_s(self, message: protocol.Invoke) -> float | None:
-        """When its deadline is over.
+        """Return the end of a request's deadline on the loop's clock.
 
         Raises:
             InvalidRequest
@@ -158,7 +158,7 @@ class Invocations:
     def _prepare(
         self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], remote: InvocableFunction
     ) -> None:
-        """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
+        """Start the step that makes the inputs from the sent values. The inputs of an eTask are put into the store.
 
         Raises:
             InvalidRequest
@@ -175,7 +175,8 @@ class Invocations:
         remote: InvocableFunction,
         given: Mapping[str, Any] | None,
     ) -> WorkerCall:
-        """
+        """Run the step before, then return the call of the pool.
+
         Raises:
             KaasError
         """
@@ -185,11 +186,11 @@ class Invocations:
             inputs = {name: protocol.Input(frame=frame) for frame, name in enumerate(made, 1)}
             frames = [b"", *(each.data for each in made.values())]
             message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
-        client, values = run.client.name, self._holdings.values
+        client, objects = run.client.name, self._stores.objects
         run.moved_bytes = sum(map(len, frames)) - len(frames[0])
         if remote.etask is not None:
-            return await remote.etask.call(client, message, frames, remote, values)
-        asked = invocation_of(client, message, frames, remote, values)
+            return await remote.etask.call(client, message, frames, remote, objects)
+        asked = invocation_of(client, message, frames, remote, objects)
         return self._service.call(remote.function, *asked, "", remote.label)
 
     def _left_s(self, run: ClientRun) -> float | None:
@@ -200,12 +201,12 @@ class Invocations:
         try:
             call = task.result()
             if not run.waits:
-                raise asyncio.CancelledError  # too late for the step
+                raise asyncio.CancelledError  # cancelled after the step
             request = self._asked(call, trace)
-        except asyncio.CancelledError:  # and all who waited know
+        except asyncio.CancelledError:  # all waiting programs know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
             self._tracker.end(run)
-        except Exception as error:  # noqa: BLE001 - who waits is told
+        except Exception as error:  # noqa: BLE001 - the error becomes the reply
             self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
             self._tracker.end(run)
@@ -213,7 +214,8 @@ class Invocations:
             self._begun(run, request)
 
     async def _step(self, run: ClientRun, stage: str, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
-        """
+        """Run a step and note its duration.
+
         Raises:
             StepFailed, DeadlineExceeded
         """
@@ -226,7 +228,8 @@ class Invocations:
             self._pool.reports.note_step(TraceStep(run.client.name, run.label, stage, name, begun_s, ended_s))
 
     async def _run_step(self, run: ClientRun, name: str, values: Mapping[str, Any], begun_s: float) -> dict[str, Made]:
-        """
+        """Run a step within the request's deadline.
+
         Raises:
             StepFailed, DeadlineExceeded
         """
@@ -248,28 +251,28 @@ class Invocations:
     def _outputs(
         self, client: ConnectedClient, remote: InvocableFunction, store: Mapping[str, str]
     ) -> tuple[tuple[str, ...], int]:
-        """Names of the outputs that come when others are stored, and the bytes of these.
+        """Return the names of the outputs that the reply carries, and the bytes of the stored outputs.
 
         Raises:
             InvalidRequest, QuotaExceeded
         """
         if len({*store.values()}) != len(store):
             raise InvalidRequest("two outputs cannot be stored under one name")
-        if remote.after:  # what that makes is known once it is made
+        if remote.after:  # its outputs are known only after it has run
             return remote.outputs, 0
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
-        self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
+        self._stores.objects.check_room(client.name, {store[name]: sizes[name] for name in store})
         return tuple(name for name in remote.outputs if name not in store), sum(sizes[name] for name in store)
 
-    # --- answers
+    # --- replies
 
     def _answered(self, run: ClientRun, request: Request, answer: ImmediateFuture[Sequence[Any]]) -> None:
-        if run.binding is not None:  # by which its charge is known
+        if run.binding is not None:  # the charge needs its digest
             run.binding.add_done_callback(lambda _: self._answered(run, request, answer))
             return
-        if answer.cancelled():  # and all who waited know
+        if answer.cancelled():  # all waiting programs know
             self._pool.cancelled(request)
             outcome = "cancelled"
         elif (error := answer.exception()) is not None:
@@ -280,7 +283,7 @@ class Invocations:
             outcome = SUCCEEDED
         run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
-        if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
+        if outcome != SUCCEEDED and self._pool.holds(request):  # after its deadline: it still runs
             request.on_end = partial(self._left, run, request, outcome)
             self._tracker.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
@@ -289,7 +292,7 @@ class Invocations:
             self._settle(run, request, outcome, partial(self._tracker.end, run))
 
     async def _after(self, run: ClientRun, request: Request, remote: InvocableFunction) -> None:
-        """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
+        """Run the step after, then store the outputs and the durable reply, if the request has them."""
         outcome = SUCCEEDED
         found = {
             name: Made(dtype, shape, frame)
@@ -302,49 +305,50 @@ class Invocations:
                 raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
             come = {name: each.data for name, each in found.items() if name not in run.store}
             run.outputs, run.frames, run.nbytes = tuple(come), list(come.values()), sum(map(len, come.values()))
-        except Exception as error:  # noqa: BLE001 - who waits is told
+        except Exception as error:  # noqa: BLE001 - the error becomes the reply
             outcome = type(error).__name__
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and (run.store or remote.etask is not None):
             named = [NewObject(stored, *found[name].kept()) for name, stored in run.store.items()]
             try:
-                await self._holdings.values.store(run.client.name, named, self._lasting(run))
-            except Exception as error:  # noqa: BLE001 - who waits is told
+                await self._stores.objects.store(run.client.name, named, self._durable_reply(run))
+            except Exception as error:  # noqa: BLE001 - the error becomes the reply
                 run.lasting = False
                 _fail(run, error)
         self._tracker.end(run)
 
-    def _lasting(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
-        """What is to be written down of its answer, for it is not to be run again."""
+    def _durable_reply(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
+        """Return the durable reply of a request, so that a repeat of it does not run again; {} for none."""
         run.lasting = bool(run.key) and run.client.finished.takes(run.kept_bytes)
         if not run.lasting:
             return {}
         assert run.bound is not None, "it has a key and was answered"
-        asked, answer = (run.asked, run.label), (run.outputs, run.frames)
-        said = durable_replies.entry(run.client.name, run.key, *asked, *answer, run.bound)
-        return {durable_replies.ANSWERS: {run.key: said}}
+        asked, reply = (run.asked, run.label), (run.outputs, run.frames)
+        entry = durable_replies.entry(run.client.name, run.key, *asked, *reply, run.bound)
+        return {durable_replies.ANSWERS: {run.key: entry}}
 
     def _settle(
         self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object] = unanswered
     ) -> None:
-        """Charge for it, then answer."""
+        """Charge for a request, then call `answer`, which sends the reply."""
         try:
-            if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
+            if self.closed and outcome != "cancelled":  # so is the usage: it runs again after the restart
                 raise PoolStopped(ENDED)
             self._charge(run, request, outcome, answer)
-        except (PoolStopped, UsageUnavailable) as error:  # nothing is given that is not charged
+        except (PoolStopped, UsageUnavailable) as error:  # a result without a charge is not sent
             _fail(run, error)
             answer()
 
     def _left(self, run: ClientRun, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
             return
-        with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
+        with suppress(UsageUnavailable):  # the reply is sent, and the meter reports the error to the next request
             self._charge(run, request, outcome, unanswered)
 
     def _charge(self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object]) -> None:
-        """
+        """Write the charge of a request.
+
         Raises:
             UsageUnavailable
         """

@@ -21,7 +21,7 @@ from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, Metric, met
 
 LOOPBACK = "127.0.0.1"
 ASK_LIMIT_S = 5.0
-"""How long the pool's loop may take to say what it has counted."""
+"""Seconds that the pool's loop may take to return its counts."""
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Health = Callable[[], Mapping[str, Any]]
@@ -34,12 +34,12 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Silent(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """A probe every few seconds is no event."""
+        """Log nothing: probes come every few seconds."""
 
 
 class MetricsServer:
-    """Answers `GET` of `/metrics`, `/healthz` and `/readyz` from threads of its own, and of no other path; a request
-    costs the pool's loop one turn, and requests of clients nothing."""
+    """Serves `GET` of `/metrics`, `/healthz` and `/readyz` from its own threads. A request costs the pool's loop one
+    turn, and clients' requests nothing."""
 
     def __init__(
         self,
@@ -49,20 +49,20 @@ class MetricsServer:
         port: int,
         host: str = LOOPBACK,
     ) -> None:
-        """measured: called in the loop, as is health, which gives `live`, `ready` and more. port: 0 for any that is
-        free."""
+        """measured, health: called in the loop; health returns `live`, `ready` and more. port: 0 for any free port."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(loop, measured))
         self._metrics: Any = make_wsgi_app(registry)
-        self._ask_health = partial(_asked, loop, health)
+        self._ask_health = partial(_call_in_loop, loop, health)
         self._host, self._port = host, port
         self._server: WSGIServer | None = None
         self._thread: Thread | None = None
 
     def open(self) -> None:
-        """
+        """Listen and serve in a new thread.
+
         Raises:
-            InvalidConfig: nothing can listen there.
+            InvalidConfig: the address cannot be used.
         """
         try:
             self._server = make_server(self._host, self._port, self._answer, _Server, _Silent)
@@ -77,22 +77,23 @@ class MetricsServer:
         if path == "/metrics":
             return self._metrics(environment, start)
         if path not in ("/healthz", "/readyz"):
-            return _said(start, "404 Not Found", {"error": "there are /metrics, /healthz and /readyz"})
+            return _respond(start, "404 Not Found", {"error": "there are /metrics, /healthz and /readyz"})
         try:
             health = self._ask_health()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer: this server is not well
+        except Exception as error:  # noqa: BLE001 - any error means that the server is not well
             trouble = f"the server does not say how it is: {type(error).__name__}: {error}"
-            return _said(start, "503 Service Unavailable", {"live": False, "ready": False, "trouble": [trouble]})
+            return _respond(start, "503 Service Unavailable", {"live": False, "ready": False, "trouble": [trouble]})
         well = health["live" if path == "/healthz" else "ready"]
-        return _said(start, "200 OK" if well else "503 Service Unavailable", health)
+        return _respond(start, "200 OK" if well else "503 Service Unavailable", health)
 
     @property
     def url(self) -> str:
+        """The address of `/metrics`, once it is open."""
         assert self._server is not None, "open comes first"
         return f"http://{self._host}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """Called in another thread than the loop's, or when nobody asks any more, it waits for nothing."""
+        """Stop serving. Call it from another thread than the loop's, for which a running request waits."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -104,34 +105,35 @@ class _Collector(Collector):
         self._loop, self._measured = loop, measured
 
     def collect(self) -> Iterator[Family]:
-        """
+        """Yield the current metrics.
+
         Raises:
-            TimeoutError: the pool says nothing.
+            TimeoutError: the pool's loop does not respond.
         """
-        yield from map(_family, metrics(_asked(self._loop, self._measured)))
+        yield from map(_family, metrics(_call_in_loop(self._loop, self._measured)))
 
 
-def _said(start: Callable[..., Any], status: str, body: Mapping[str, Any]) -> list[bytes]:
+def _respond(start: Callable[..., Any], status: str, body: Mapping[str, Any]) -> list[bytes]:
     start(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
     return [json.dumps(body).encode() + b"\n"]
 
 
-def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> T:
-    """What the loop says, in another thread.
+def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
+    """Call a function in the loop from another thread, and return its result.
 
     Raises:
-        TimeoutError: it says nothing.
+        TimeoutError: the loop does not respond.
     """
-    told: Future[T] = Future()
-    loop.call_soon_threadsafe(_tell, told, question)
-    return told.result(ASK_LIMIT_S)
+    result: Future[T] = Future()
+    loop.call_soon_threadsafe(_set_result, result, function)
+    return result.result(ASK_LIMIT_S)
 
 
-def _tell(told: Future[T], question: Callable[[], T]) -> None:
+def _set_result(result: Future[T], function: Callable[[], T]) -> None:
     try:
-        told.set_result(question())
-    except Exception as error:  # noqa: BLE001 - it goes to who asked
-        told.set_exception(error)
+        result.set_result(function())
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        result.set_exception(error)
 
 
 def _family(metric: Metric) -> Family:

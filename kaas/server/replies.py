@@ -1,4 +1,4 @@
-"""Errors as remote clients are told: by name, with plain fields, no causes, and no names of the server's files."""
+"""Errors in replies to remote clients: by name, with plain fields, without causes and paths of the server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kaas.errors import (
 from kaas.wire.protocol import Failure
 
 RETRY_S: dict[type[KaasError], float] = {QueueFull: 0.05, PoolStopped: 1.0, DeviceUnavailable: 1.0}
-"""After how long a request that failed so may be sent again."""
-UNTOLD = ("path", "traceback")
+"""Seconds after which a request with this error may be sent again."""
+HIDDEN_FIELDS = ("path", "traceback")
 """Fields that name the server's files."""
-SAID = ("reason", "story")
-"""Fields with the words of others: the system's, a compiler's, those of the operator's functions."""
-PASSED_ON = (
+FOREIGN_FIELDS = ("reason", "story")
+"""Fields with text of the system, of a compiler or of the operator's functions."""
+FOREIGN_ERRORS = (
     DeviceUnavailable,
     ETaskFailed,
     ExecutorDied,
@@ -44,69 +44,70 @@ PASSED_ON = (
     StepFailed,
     UsageUnavailable,
 )
-"""Errors whose message has such words. In all others there are none but KaaS's and the client's own."""
+"""Errors whose message has such text. All other messages have only text of KaaS and of the client."""
 HIDDEN = "\u2026"
 _PATH = re.compile(
-    r"""'~?/[^'\n]*'|"~?/[^"\n]*"|"""  # in quotes it may have blanks
+    r"""'~?/[^'\n]*'|"~?/[^"\n]*"|"""  # in quotes a path may have blanks
     r"""file:/+[^\s'"]+|"""
     r"""(?<![\w./~-])(?P<option>-[A-Za-z]+(?=/))?~?(?:(?<!:)/+|/)"""  # -I/usr/include, but not tcp://
-    r"""(?=[^\s'"():;,<>/])(?:(?:[^'"():;,<>\n]|(?<=\w)'(?=\w))*/)?"""  # it may have blanks, as far as to its last /
+    r"""(?=[^\s'"():;,<>/])(?:(?:[^'"():;,<>\n]|(?<=\w)'(?=\w))*/)?"""  # blanks are allowed up to the last /
     r"""(?:[^\s'"():;,<>]|(?<=\w)'(?=\w))*"""
 )
-"""Of a line of paths and other words all goes up to the last /: better too much than a name."""
+"""In a line of paths and other words, all up to the last / is hidden: better too much than the name of a file."""
 OF_DEVICES = (DeviceError, DeviceUnavailable, ExecutorDied, Quarantined, ResultLost)
-"""Errors whose message may have a driver's words on a fault."""
+"""Errors whose message may have a driver's text about a fault."""
 _NEAREST = re.compile(r",? ?\d+ bytes [a-z ]{1,40}the nearest buffer(?: \([^()]*\))?")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 DEEPEST = 8
-"""Of lists and maps in a field, one in the other."""
+"""How deep lists and maps in a field may nest."""
 LONGEST_MESSAGE = 16 << 10
-"""Characters, as of any text in a field."""
+"""Characters of a message, and of any text in a field."""
 
 
 def failure_of(number: int, error: BaseException) -> Failure:
-    """What is not of KaaS is the message's fault, unless it is the system's: nothing else is known to raise it."""
+    """Return the reply for an error. Foreign errors but OSError count as InvalidRequest: only messages cause them."""
     if isinstance(error, OSError) and not isinstance(error, KaasError):
         error = KaasError(f"the server cannot do it: {error.strerror or type(error).__name__}")
     elif not isinstance(error, KaasError):
         error = InvalidRequest(f"the server cannot make sense of a message: {type(error).__name__}: {error}")
     known = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
-    fields = {name: _field(name, value) for name, value in error.fields.items() if name not in UNTOLD}
+    fields = {name: _field(name, value) for name, value in error.fields.items() if name not in HIDDEN_FIELDS}
     retry_s = fields.get("retry_s", RETRY_S.get(known))
     return Failure(number, known.__name__, message_of(error)[:LONGEST_MESSAGE], fields, retry_s)
 
 
 def message_of(error: KaasError) -> str:
-    """What is wrong, in a sentence."""
-    message = error.message[:LONGEST_MESSAGE]  # before it is looked through: it may be a client's own, by a step
-    if type(error) is KaasError or isinstance(error, PASSED_ON):
+    """Return the message of an error, without paths and addresses of the server."""
+    message = error.message[:LONGEST_MESSAGE]  # before the search: a client may cause it by a step
+    if type(error) is KaasError or isinstance(error, FOREIGN_ERRORS):
         message = without_paths(message)
     return _text(without_addresses(message) if isinstance(error, OF_DEVICES) else message)
 
 
 def without_paths(text: str) -> str:
+    """Return a text with all paths hidden."""
     return _text(_PATH.sub(rf"\g<option>{HIDDEN}", text) if "/" in text else text)
 
 
 def without_addresses(text: str) -> str:
-    """A device's words without what they tell of memory: whose it is beside the client's own is not said there."""
+    """Return a device's message without addresses and neighboring buffers, which may be of another client."""
     return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", text.replace(MEMCHECK_TELLS_MORE, "")))
 
 
 def _field(name: str, value: Any) -> Any:
-    if name not in SAID:
+    if name not in FOREIGN_FIELDS:
         return plain(value)
     if isinstance(value, str):
-        return _said(value)
-    return [_said(str(each)) for each in value]
+        return _foreign_text(value)
+    return [_foreign_text(str(each)) for each in value]
 
 
-def _said(text: str) -> str:
+def _foreign_text(text: str) -> str:
     return without_addresses(without_paths(text[:LONGEST_MESSAGE]))
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
-    """As msgpack of any language has it: text, numbers, bytes, lists, maps of text."""
+    """Return a value as plain msgpack: text, numbers, bytes, lists, maps of text."""
     match value:
         case None | bool() | float() | bytes():
             return value

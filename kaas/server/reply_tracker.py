@@ -1,4 +1,4 @@
-"""Answers of remote clients' requests, from their being there until they are received, and kept for who asks again."""
+"""Replies to remote clients: sent until they are received, and kept for repeats of a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = "the server has ended"
 
 
 class ReplyTracker:
-    """Belongs to the pool's event loop."""
+    """Tracks replies until they are received. Use an object of this class from the pool's event loop only."""
 
     def __init__(
         self,
@@ -27,18 +27,18 @@ class ReplyTracker:
         closed: Callable[[], None],
         ended: Callable[[ClientRun], None] = lambda _: None,
     ) -> None:
-        """closed: is called when something is open no more. ended: hears of each request that has its answer now."""
+        """closed: called whenever a request is no longer open. ended: called with each request that has a reply."""
         self._meter, self._answers, self._closed, self._ended = meter, answers, closed, ended
         self._half: ServerHalf[ClientRun] = ServerHalf()
 
     def wait(self, session: ClientSession, number: int, run: ClientRun, nbytes: int) -> None:
-        """A program waits for a run, or for its answer. nbytes: of its client's credit that it takes."""
+        """Have a program wait for the reply of a run. nbytes: credit of its client that the wait takes."""
         wait = self._half.wait(session, number, run, nbytes)
         if wait is not None:
             self.send(wait)
 
     def end(self, run: ClientRun) -> None:
-        """There is an answer: it goes out to all who wait and can be reached, then is kept for who asks again."""
+        """Send the reply of a run to all waiting programs that are connected, and keep it for repeats."""
         self._ended(run)
         run.request, run.remote, run.task = None, None, None
         waits = self._half.ended(run, monotonic())
@@ -51,7 +51,7 @@ class ReplyTracker:
         self._closed()
 
     def send(self, wait: Wait) -> None:
-        """On its program's newest connection, unless that has the answer already."""
+        """Send a reply on its program's newest connection, unless it was sent there already."""
         channel: ReplyChannel = wait.session.channel
         run: ClientRun = wait.run
         if wait.sent is channel:
@@ -65,7 +65,7 @@ class ReplyTracker:
             self._meter.delivered(run.client.name, run.bound.charge)
 
     def greeted(self, session: ClientSession, channel: ReplyChannel) -> Callable[[], None]:
-        """A program has a connection. Return what sends on it all that has not been received."""
+        """Bind a program to a connection. Return a function that sends all replies that were not received."""
         waits = self._half.greeted(session, channel)
 
         def send_again() -> None:
@@ -75,17 +75,17 @@ class ReplyTracker:
         return send_again
 
     def received(self, session: ClientSession, numbers: Iterable[int]) -> None:
-        """A program has these answers. A number that makes no sense means nothing: it may come twice."""
+        """Note that a program has these replies. An unknown number is ignored, because a number may come twice."""
         for run in self._half.received(session, numbers):
-            if run.key and run.final:  # else it may have been asked again since
+            if run.key and run.final:  # otherwise the program may have repeated it
                 if run.charge_key:
                     self._meter.received(run.client.name, run.charge_key)
-                if run.key.startswith(session.id) and self._half.kept(run):  # no other program asks by it
+                if run.key.startswith(session.id) and self._half.kept(run):  # no other program uses this key
                     run.client.finished.forget(run.key)
             self._closed()
 
     def cancel(self, session: ClientSession, number: int) -> None:
-        """What others wait for too goes on."""
+        """Cancel the wait of one program. A run for which other programs wait goes on."""
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
         wait = session.waits.get(number)
         if wait is None:
@@ -99,39 +99,37 @@ class ReplyTracker:
             _stop(alone)
 
     def lost(self, session: ClientSession) -> None:
-        """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
+        """Note that a program has no connection. Its replies with a key take no credit meanwhile."""
         self._half.lost(session)
         self._closed()
 
     def forget(self, session: ClientSession) -> None:
-        """A program has ended."""
+        """Forget a program. Its runs stop unless other programs wait for them."""
         for run in self._half.forget(session):
             _stop(run)
         self._closed()
 
     def close(self, sessions: Iterable[ClientSession]) -> None:
-        """These programs are told that what they wait for does not come. What runs on is nobody's."""
+        """Fail all waits of these programs. Runs that continue have no receiver."""
         stopped = PoolStopped(ENDED)
         for session in sessions:
             for wait in session.waits.values():
                 if not wait.run.done:
                     session.channel.send(failure_of(wait.number, stopped))
 
-    # --- what is kept
+    # --- kept replies
 
-    def remember(self, client: ConnectedClient, answer: DurableReply) -> None:
-        """An answer of an earlier life."""
-        nbytes = sum(map(len, answer.frames))
-        run = ClientRun(
-            client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True
-        )
-        run.frames = answer.frames
-        if answer.request:
-            run.bound = InvocationDigest(answer.request, answer.charge)
-        client.finished.add(answer.key, run, run.kept_bytes, monotonic())
+    def remember(self, client: ConnectedClient, reply: DurableReply) -> None:
+        """Keep a durable reply of an earlier run of the server."""
+        nbytes = sum(map(len, reply.frames))
+        run = ClientRun(client, reply.key, reply.asked, reply.label, reply.outputs, 0, nbytes, done=True, lasting=True)
+        run.frames = reply.frames
+        if reply.request:
+            run.bound = InvocationDigest(reply.request, reply.charge)
+        client.finished.add(reply.key, run, run.kept_bytes, monotonic())
 
     def forgotten(self, key: str, run: ClientRun) -> None:
-        """Its answer is not kept any more."""
+        """Remove the durable reply of a run that is no longer kept."""
         if run.lasting:
             self._answers.remove(run.client.name, key)
 
@@ -141,9 +139,9 @@ def _numbered(failure: protocol.Failure, number: int, trace: str) -> protocol.Fa
 
 
 def _stop(run: ClientRun) -> None:
-    """Nobody waits for a run: it ends."""
+    """Stop a run for which no program waits."""
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()  # which takes a while: a call with its key begins another run
+        run.task.cancel()  # this takes a while: a call with its key begins another run
         run.client.runs.pop(run.key, None)

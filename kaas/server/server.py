@@ -1,4 +1,4 @@
-"""A server of remote clients at a pool, whatever that stands on: its door, and all that is behind it."""
+"""The server of remote clients: its listener and all its parts, on a pool of any backend."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 
 SWITCH_S = 0.0005
-"""How long another thread, which looks into a client's code say, may keep this one from its messages."""
+"""Python's switch interval: how long another thread, for example one that checks code, may delay the event loop."""
 LAST_WORDS_S = 1.0
-"""How long answers may still go out when the server ends."""
+"""How long replies may still go out when the server ends."""
 
 _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Belongs to the pool's event loop.
+    """Connects remote clients with a pool. Use an object of this class from the pool's event loop only.
 
     Fields:
-        endpoint: where it listens, once it is open.
+        endpoint: the address of the listener, once the server is open.
     """
 
     endpoint: str
@@ -52,7 +52,7 @@ class Server:
         folder: Path,
         etasks: ETaskPool | None = None,
     ) -> None:
-        """objects: where clients' values are held. folder: of what outlives the server.
+        """objects: holds clients' values. folder: the state that outlives the server.
 
         Raises:
             KaasError
@@ -68,7 +68,7 @@ class Server:
         self._meter = Meter(folder)
         self._steps = steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
         self._closing.callback(steps.close)
-        self._holdings = ClientStore(
+        self._stores = ClientStore(
             folder,
             service.registry,
             objects,
@@ -82,37 +82,38 @@ class Server:
         limits = settings.limits
         keeping = KeptLimits(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         slow_s = settings.log.slow_request_s
-        self._manager = SessionManager(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
+        self._manager = SessionManager(service, self._stores, self._meter, steps, self._limits, keeping, slow_s)
         self._admin = self._manager.admin = Admin(
-            service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
+            service, self._administrator, self.drain, self._meter, (self._meter.set_aside, self._stores.set_aside)
         )
 
     def _limits(self, client: str) -> protocol.Limits:
-        """Quotas of its key, or else the server's for all."""
+        """Return the limits of a client: its key's quotas, or else the server's defaults."""
         key = None if self._keys is None else self._keys.named(client)
         limits = self._settings.limits
         quotas = limits.granted(Quotas() if key is None else key.quotas)
         self._meter.grant(client, quotas)
-        return limits.told(quotas)
+        return limits.reported(quotas)
 
     def _administrator(self, client: str) -> bool:
         key = None if self._keys is None else self._keys.named(client)
         return client in self._settings.administrators or (key is not None and key.administrator)
 
     def _keys_changed(self) -> None:
-        """A client that gets the name of a revoked one is not let in before that one's things are gone."""
+        """Keep a client with the name of a revoked client out until the data of the revoked client is removed."""
         self._manager.kept_out = self._kept_out()
         task = asyncio.get_running_loop().create_task(self._settle_tenants())
         self._settling.add(task)
         task.add_done_callback(self._settled)
 
     def _kept_out(self) -> set[str]:
-        """Names under which something was left that is not for the client that has the name now."""
+        """Return the names whose data belongs to an earlier owner of the name."""
         assert self._keys is not None, "it has keys that change"
-        return self._holdings.tenants.changed(self._keys.tenants(), self._keys.purged())
+        return self._stores.tenants.changed(self._keys.tenants(), self._keys.purged())
 
     async def _settle_tenants(self) -> None:
-        """
+        """Remove the data of revoked clients.
+
         Raises:
             KaasError
         """
@@ -120,10 +121,10 @@ class Server:
             return
         async with self._settle_turn:
             names, now = self._kept_out(), self._keys.tenants()
-            if left := sorted(filter(self._holdings.has, names)):
+            if left := sorted(filter(self._stores.has, names)):
                 _log.warning("what revoked clients have left is removed: %s", ", ".join(left))
             await self._manager.retire(names)
-            self._holdings.tenants.settle(now, names)
+            self._stores.tenants.settle(now, names)
             self._manager.kept_out = self._kept_out()
 
     def _settled(self, task: asyncio.Task[None]) -> None:
@@ -132,9 +133,10 @@ class Server:
             _log.error("what revoked clients have left cannot be removed; their names stay shut: %s", error)
 
     async def open(self) -> None:
-        """
+        """Open the state, the steps and the listener, and wait until the pool has started.
+
         Raises:
-            KaasError: it cannot be.
+            KaasError: one of them cannot be opened.
         """
         try:
             await self._open(asyncio.get_running_loop())
@@ -150,13 +152,13 @@ class Server:
             _log.info("metrics and health can be had", extra={"url": metrics.url})
             # a scrape in progress needs this loop
             closing.push_async_callback(loop.run_in_executor, None, metrics.close)
-        self._meter.open()  # another server may have it; then this one has started nothing
+        self._meter.open()  # first: it fails if another server uses this folder
         closing.callback(self._meter.reserve.close)
         closing.push_async_callback(self._meter.close)
         self._meter.reserve.open()
         await self._steps.open()
-        closing.callback(self._holdings.close)
-        await self._holdings.open()
+        closing.callback(self._stores.close)
+        await self._stores.open()
         await self._settle_tenants()
         self._manager.open()
         await self._service.started()
@@ -168,7 +170,7 @@ class Server:
             None if keys is None else keys.server,
             self._manager.receive,
             frame_bytes=settings.limits.frame_bytes,
-            queued=2 * settings.limits.requests,  # all that a client may have open, and as much again of small answers
+            queued=2 * settings.limits.requests,  # a client's open requests, and as many small replies
             connections=settings.limits.sessions,
             gone=self._manager.gone,
             changed=self._keys_changed,
@@ -179,10 +181,10 @@ class Server:
         self._admin.opened = self._opened = True
         _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
-        gc.freeze()  # what is there now stays: who collects garbage need not look at it
+        gc.freeze()  # these objects stay: the garbage collector need not visit them
 
     def reload(self, settings: Settings) -> None:
-        """Take the changes of a configuration that a server can take while it runs, and see which keys there are."""
+        """Apply the settings that can change while a server runs, and read the keys again."""
         before = self._settings
         after = before.reloaded(settings)
         if self._keys is not None and self._keys.refresh():
@@ -191,11 +193,11 @@ class Server:
         self._manager.limits_changed()
         if after.pool.clients != before.pool.clients:
             self._service.pool.regrant(after.pool.granted())
-        later = after.differences(settings)
-        _log.info("keys, quotas and weights were read again", extra={"need_a_restart": ", ".join(later) or "nothing"})
+        restart = after.differences(settings)
+        _log.info("keys, quotas and weights were read again", extra={"need_a_restart": ", ".join(restart) or "nothing"})
 
     def drain(self, reason: str) -> None:
-        """It takes no more, and ends once what is open has been answered and received."""
+        """Refuse new requests. The server ends once the replies to open requests have been received."""
         if not self._admin.draining:
             _log.info("the server drains", extra={"reason": reason, "drain_s": self._settings.drain_s})
         self._admin.draining = True
@@ -203,7 +205,7 @@ class Server:
         self._leave.set()
 
     async def left(self) -> None:
-        """Until it has drained, or for as long as it may take for that."""
+        """Wait until the server has drained, at most `drain_s` seconds."""
         ends = [asyncio.ensure_future(event.wait()) for event in (self._leave, self._service.stopped)]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +218,7 @@ class Server:
                 await self._manager.received()
 
     async def close(self) -> None:
-        """Whoever still waits is told that it ends."""
+        """Fail the requests that still wait, and close all parts."""
         self._manager.close()
         await self._closing.aclose()
         if self._opened:
@@ -228,5 +230,5 @@ class Server:
         return replace(self._service.measured(), outcomes=self._meter.outcomes(), refused=refused)
 
     def _health(self) -> dict[str, Any]:
-        """For who is on this machine."""
+        """Return the health for processes on this machine, with causes."""
         return self._admin.health(causes=True)

@@ -1,7 +1,7 @@
 """A server's log: Python's `logging`, set up so that each event is one line with its time, level and fields.
 
 Code of any module logs by `logging.getLogger(__name__)` and gives fields as `extra={"client": "ada"}`. An event that
-strangers or clients can cause as often as they like also names what it is bounded by: `extra={"limit_by": address}`.
+clients or unauthenticated peers can cause at any rate also names its bound: `extra={"limit_by": address}`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 INTERVAL_S = 10.0
 """One event with one value of `limit_by` makes at most one line in this time."""
 LINES = 64
-"""One event makes at most so many lines in `INTERVAL_S`, whatever its values of `limit_by`."""
+"""The lines that one event makes at most in `INTERVAL_S`, over all values of `limit_by`."""
 TRACEBACK = "traceback"
-"""The field that may have several lines. In text they stand indented below the event, so that none looks like one."""
+"""The field that may have several lines. In text they are indented below the event, unlike any event."""
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "limit_by"}
 
@@ -32,7 +32,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The `log` of a server's configuration.
 
     Fields:
-        format: text, or a JSON object a line. level: the least that is logged of what KaaS says.
+        format: text, or one JSON object per line. level: the lowest level that is logged of KaaS's events.
         slow_request_s: requests that take longer, from their arrival to their answer, are logged; None: none are.
     """
 
@@ -42,7 +42,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def configure(settings: LogSettings, stream: IO[str] | None = None) -> None:
-    """Have this process log to a stream, or else to standard error, in the place of what an earlier call set up."""
+    """Log to a stream, or else to standard error. It replaces the handler of an earlier call."""
     handler = ServerLog(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if settings.format == "json" else Text())
     handler.addFilter(Repeats())
@@ -59,8 +59,8 @@ class ServerLog(logging.StreamHandler[IO[str]]):
 
 
 class Repeats(logging.Filter):
-    """Passes one record of an event for each `limit_by` and interval. The next one that passes says in `left_out` how
-    many of this event did not since the last."""
+    """Passes one record of an event for each `limit_by` and interval. The next record that passes counts in `left_out`
+    the records of this event that did not pass since the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +71,7 @@ class Repeats(logging.Filter):
         self._left_out = Counter[Hashable]()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the record passes."""
         by = getattr(record, "limit_by", None)
         if by is None:
             return True
@@ -93,10 +94,11 @@ class Repeats(logging.Filter):
 
 
 class Text(logging.Formatter):
-    """`TIME LEVEL LOGGER: EVENT field=value …`. Whatever comes from outside can neither begin a line nor hold a
+    """`TIME LEVEL LOGGER: EVENT field=value …`. Text from outside can neither begin a line nor hold a
     terminal's commands."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
         fields = fields_of(record)
         lines = str(fields.pop(TRACEBACK, "")).splitlines()
         shown = [f"{name}={_shown(value)}" for name, value in fields.items()]
@@ -108,13 +110,14 @@ class JsonLines(logging.Formatter):
     """An object with `time`, `level`, `logger`, `event`, and the event's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"time": _time(record), "level": record.levelname, "logger": record.name, "event": record.getMessage()}
-        return json.dumps({**fields_of(record), **said}, default=str)  # in ASCII, whatever comes from outside
+        """Return the record as JSON."""
+        base = {"time": _time(record), "level": record.levelname, "logger": record.name, "event": record.getMessage()}
+        return json.dumps({**fields_of(record), **base}, default=str)  # in ASCII: text from outside is escaped
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What `extra` gave, and the traceback if there is one. Names with an underscore are other packages' own: Ray marks
-    each record of its processes so."""
+    """Return the fields of `extra`, and the traceback if there is one. Names with an underscore are left out: Ray adds
+    some to each record of its processes."""
     fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and name[0] != "_"}
     if record.exc_info:
         fields[TRACEBACK] = "".join(traceback.format_exception(*record.exc_info))
@@ -133,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Text in which what cannot be printed is escaped, as Python writes it."""
+    """Return a text with unprintable characters escaped, as Python writes them."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

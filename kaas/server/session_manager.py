@@ -1,4 +1,4 @@
-"""Remote clients at a pool: their messages become its requests, and each gets exactly one answer."""
+"""Sessions of remote clients: each message becomes a request of the pool and gets exactly one reply."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from kaas.wire import protocol
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 SWEEP_S = 5.0
-"""How often what has changed without a message is looked after."""
+"""Seconds between two checks for lost programs and changed limits."""
 HEADER_BYTES = 512 << 10
-"""Of a message's first frame: enough for a function's constants as far as a client may have objects. The loop reads it
-at once, and others wait for about 10 ms of that."""
-SENSELESS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-"""What is raised for a header that is none."""
+"""The largest first frame of a message: enough for the constants of a function with as many objects as a client may
+have. The event loop decodes it in about 10 ms, while other clients wait."""
+INVALID_HEADER = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""Errors of decoding an invalid header."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLimits:
-    """What a gateway keeps of each client, at most.
+    """Bounds on the state that a server keeps for each client.
 
     Fields:
-        sessions: programs; those that wait for nothing go first. lost_s: how long what a program waits for stays when
-            it cannot be reached. answers_bytes, answers_s: of answers to requests with a key, after they were received.
+        sessions: programs; idle ones are forgotten first. lost_s: seconds for which a program without a connection
+            keeps its requests. answers_bytes, answers_s: of replies to requests with a key, after they were received.
     """
 
     sessions: int = 1024
@@ -50,10 +50,11 @@ class KeptLimits:
 
 
 class AdminQueries(Protocol):
-    """What answers `wire.Ask`."""
+    """The interface that replies to `wire.Ask`."""
 
-    def told(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
-        """
+    def reply(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+        """Return the reply to a query, or a coroutine that returns it.
+
         Raises:
             KaasError
         """
@@ -61,43 +62,43 @@ class AdminQueries(Protocol):
 
 
 class SessionManager:
-    """Belongs to the pool's event loop.
+    """Sessions of all clients. Use an object of this class from the pool's event loop only.
 
     Fields:
-        life: of this server, told to all. dropped: messages that made no sense and had no number to answer.
-        clients: by name. kept_out: names of clients whose programs are to come again later.
+        epoch: identifies this run of the server to its clients. dropped: invalid messages without a number, which got
+            no reply. clients: by name. kept_out: names of clients whose programs must connect again later.
     """
 
     def __init__(
         self,
         service: Service,
-        holdings: ClientStore,
+        stores: ClientStore,
         meter: Meter,
         steps: Steps,
         limits: Callable[[str], protocol.Limits],
         keeping: KeptLimits = KeptLimits(),
         slow_s: float | None = None,
     ) -> None:
-        """limits: of a client, as they are now. slow_s: requests that take longer are logged."""
+        """limits: returns the current limits of a client. slow_s: requests that take longer are logged."""
         self.epoch = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, ConnectedClient] = {}
         self.admin: AdminQueries | None = None
-        self._holdings, self._limits, self._keeping = holdings, limits, keeping
+        self._stores, self._limits, self._keeping = stores, limits, keeping
         self._loop = asyncio.get_running_loop()
         time_s = self._loop.time
         self._tracker = ReplyTracker(
-            meter, holdings.answers, self._closed, lambda run: tell_slow(run, slow_s, time_s())
+            meter, stores.durable_replies, self._closed, lambda run: log_if_slow(run, slow_s, time_s())
         )
-        self._runs = Invocations(service, holdings, meter, steps, self._tracker)
+        self._invocations = Invocations(service, stores, meter, steps, self._tracker)
         self._by_channel: dict[ReplyChannel, ClientSession] = {}
         self._meter = meter
         self.kept_out: Collection[str] = ()
-        self._silence: asyncio.Event | None = None  # somebody waits for it
-        self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
+        self._closed_event: asyncio.Event | None = None  # set while `received` waits
+        self._sweep = self._loop.call_later(SWEEP_S, self._sweep_sessions)
 
     async def retire(self, names: Collection[str]) -> None:
-        """Forget these clients, with all that they have here.
+        """Forget these clients and remove all their data.
 
         Raises:
             KaasError
@@ -108,26 +109,26 @@ class SessionManager:
                 self._forget(session)
                 session.channel.drop()
             self._meter.forget_keys(name)
-            await self._holdings.purge(name)
+            await self._stores.purge(name)
 
     def open(self) -> None:
-        """Answers of an earlier life are there again."""
-        for answer in self._holdings.answers.read():
-            self._tracker.remember(self._client(answer.client), answer)
+        """Load the durable replies of earlier runs of the server."""
+        for reply in self._stores.durable_replies.read():
+            self._tracker.remember(self._client(reply.client), reply)
 
     # --- messages
 
     def receive(self, channel: ReplyChannel, frames: Sequence[Any]) -> None:
-        """frames: with the header."""
+        """Handle one message of a connection. frames: with the header."""
         session = self._by_channel.get(channel)
         if len(frames[0]) > HEADER_BYTES:
             why = f"a message's header has at most {HEADER_BYTES} bytes, not {len(frames[0])}"
-            self._senseless(session, frames[0], why)
+            self._invalid(session, frames[0], why)
             return
         try:
             message = protocol.decode_from_client(frames[0])
-        except SENSELESS as error:
-            self._senseless(session, frames[0], f"a message that makes no sense: {error}")
+        except INVALID_HEADER as error:
+            self._invalid(session, frames[0], f"a message that makes no sense: {error}")
             return
         try:
             if session is not None:
@@ -140,14 +141,14 @@ class SessionManager:
                 )
             else:
                 self.dropped += 1
-        except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
+        except Exception as error:  # noqa: BLE001 - every message gets a reply
             channel.send(failure_of(number_of(message) or 0, error))
 
-    def _senseless(self, session: ClientSession | None, header: Any, why: str) -> None:
-        """Strangers learn nothing; others what is wrong with which message."""
+    def _invalid(self, session: ClientSession | None, header: Any, why: str) -> None:
+        """Report an invalid message to its session. A peer without a session gets no reply."""
         try:
             number = msgspec.msgpack.decode(header, type=_Numbered).number if session is not None else None
-        except SENSELESS:
+        except INVALID_HEADER:
             number = None
         if session is None or number is None:
             self.dropped += 1
@@ -155,13 +156,14 @@ class SessionManager:
             session.channel.send(failure_of(number, InvalidRequest(why)))
 
     def _take(self, session: ClientSession, message: protocol.FromClient, frames: Sequence[Any]) -> None:
-        """
+        """Handle a message of a known session.
+
         Raises:
-            KaasError, or whatever else a senseless message leads to.
+            KaasError, or any other error that an invalid message causes.
         """
         match message:
             case protocol.Invoke():
-                self._runs.ask(session, message, frames)
+                self._invocations.ask(session, message, frames)
             case protocol.Received(numbers):
                 self._tracker.received(session, numbers)
             case protocol.Cancel(number):
@@ -172,23 +174,23 @@ class SessionManager:
                 session.client.check_taken(session.channel.leaving_bytes)
                 if self.admin is None:
                     raise InvalidRequest("this server answers no questions")
-                told = self.admin.told(session, message.what, frames[1:])
-                if isinstance(told, Coroutine):
-                    self._later(session, message.number, _told(message.number, told))
+                reply = self.admin.reply(session, message.what, frames[1:])
+                if isinstance(reply, Coroutine):
+                    self._reply_later(session, message.number, _reply_of(message.number, reply))
                 else:
-                    session.channel.send(protocol.Reply(message.number, told))
+                    session.channel.send(protocol.Reply(message.number, reply))
             case _:
                 session.client.check_taken(session.channel.leaving_bytes)
-                said = self._holdings.answer(session.client.name, message, frames[1:])
-                if isinstance(said, Coroutine):
-                    self._later(session, message.number, said, sum(map(len, frames[1:])))
+                kept_reply = self._stores.answer(session.client.name, message, frames[1:])
+                if isinstance(kept_reply, Coroutine):
+                    self._reply_later(session, message.number, kept_reply, sum(map(len, frames[1:])))
                 else:
-                    session.channel.send(*said)
+                    session.channel.send(*kept_reply)
 
     # --- programs
 
     def _greet(self, channel: ReplyChannel, hello: protocol.Hello) -> None:
-        """A program has a connection, its first or a new one, where from now on it gets all its answers.
+        """Bind a program to its connection, the first or a new one. All further replies to the program go there.
 
         Raises:
             KaasError
@@ -199,7 +201,7 @@ class SessionManager:
         if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
             raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
         if channel.user in self.kept_out:
-            channel.drop()  # it comes again
+            channel.drop()  # the program connects again
             return
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
@@ -216,8 +218,8 @@ class SessionManager:
             self.gone(channel)
         self._by_channel[channel] = session
         channel.send(protocol.Welcome(protocol.VERSION, self.epoch, client.name, client.limits))
-        if self._runs.draining:
-            channel.send(protocol.Goodbye(self._runs.draining))
+        if self._invocations.draining:
+            channel.send(protocol.Goodbye(self._invocations.draining))
         send_again()
 
     def _client(self, name: str) -> ConnectedClient:
@@ -231,7 +233,8 @@ class SessionManager:
         return client
 
     def _make_room(self, client: ConnectedClient) -> None:
-        """
+        """Forget an idle program of a client that has too many.
+
         Raises:
             QueueFull: each of its programs waits for something.
         """
@@ -245,7 +248,7 @@ class SessionManager:
         self._forget(idle)
 
     def _forget(self, session: ClientSession) -> None:
-        """A program has ended, or can say Hello again."""
+        """Forget a program that has ended. A program that has not ended can send Hello again."""
         client = session.client
         client.sessions.pop(session.id, None)
         if self._by_channel.get(session.channel) is session:
@@ -255,7 +258,7 @@ class SessionManager:
             task.cancel()
 
     def gone(self, channel: ReplyChannel) -> None:
-        """A connection has ended: its program may come again."""
+        """Note that a connection has ended. Its program may connect again."""
         session = self._by_channel.pop(channel, None)
         if session is not None:
             self._lost(session)
@@ -267,9 +270,9 @@ class SessionManager:
             self._forget(session)
         self._closed()
 
-    def _look_after(self) -> None:
-        """Programs that do not come again are forgotten; keys may grant something else by now."""
-        self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
+    def _sweep_sessions(self) -> None:
+        """Forget programs that have been lost for too long, and take the current limits of the keys."""
+        self._sweep = self._loop.call_later(SWEEP_S, self._sweep_sessions)
         now_s = monotonic()
         self.limits_changed()
         for client in list(self.clients.values()):
@@ -279,13 +282,16 @@ class SessionManager:
                     self._forget(session)
 
     def limits_changed(self) -> None:
+        """Take the current limits of all clients."""
         for client in self.clients.values():
             client.limits = self._limits(client.name)
 
-    # --- questions that take a while
+    # --- replies that take a while
 
-    def _later(self, session: ClientSession, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
-        """nbytes: of the question's frames.
+    def _reply_later(
+        self, session: ClientSession, number: int, reply: Coroutine[Any, Any, Said], nbytes: int = 0
+    ) -> None:
+        """Send the result of a coroutine as the reply. nbytes: of the message's frames.
 
         Raises:
             InvalidRequest, QueueFull
@@ -296,13 +302,13 @@ class SessionManager:
                 raise InvalidRequest(f"question {number} is not answered yet")
             client.questions.check(client, nbytes)
         except KaasError:
-            said.close()
+            reply.close()
             raise
         client.questions.take(nbytes)
-        task = session.tasks[number] = self._loop.create_task(said)
-        task.add_done_callback(partial(self._said, session, number, nbytes))
+        task = session.tasks[number] = self._loop.create_task(reply)
+        task.add_done_callback(partial(self._replied, session, number, nbytes))
 
-    def _said(self, session: ClientSession, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
+    def _replied(self, session: ClientSession, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
         session.client.questions.give_back(nbytes)
         if not task.cancelled():
@@ -316,34 +322,34 @@ class SessionManager:
     # --- the end
 
     def drain(self, reason: str) -> None:
-        """From now on nothing is taken in; what is open is answered."""
-        if not self._runs.draining:
-            self._runs.draining = reason
+        """Refuse new requests from now on. Open requests still get their replies."""
+        if not self._invocations.draining:
+            self._invocations.draining = reason
             for session in self._by_channel.values():
                 session.channel.send(protocol.Goodbye(reason))
 
     async def received(self) -> None:
-        """Wait until all answers have been received, or nobody is there who could."""
+        """Wait until each connected program has received all its replies."""
         while any(not session.idle and not session.lost for session in self._by_channel.values()):
-            self._silence = asyncio.Event()
-            await self._silence.wait()
+            self._closed_event = asyncio.Event()
+            await self._closed_event.wait()
 
     def _closed(self) -> None:
-        if self._silence is not None:
-            self._silence.set()
+        if self._closed_event is not None:
+            self._closed_event.set()
 
     def close(self) -> None:
-        """Whoever still waits is told that this server ends."""
+        """Fail the requests that still wait, and forget all programs."""
         self._sweep.cancel()
-        self._runs.closed = True
+        self._invocations.closed = True
         self._tracker.close(self._by_channel.values())
         for client in self.clients.values():
             for session in list(client.sessions.values()):
                 self._forget(session)
 
 
-async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:
-    return protocol.Reply(number, await answer), ()
+async def _reply_of(number: int, reply: Coroutine[Any, Any, Any]) -> Said:
+    return protocol.Reply(number, await reply), ()
 
 
 class _Numbered(msgspec.Struct):
@@ -351,7 +357,7 @@ class _Numbered(msgspec.Struct):
 
 
 def number_of(message: protocol.FromClient) -> int | None:
-    """That its answer has; None for what gets none."""
+    """Return the number of the reply to a message, None for a message without reply."""
     if isinstance(message, protocol.Hello):
         return 0
     return None if isinstance(message, protocol.Received | protocol.Cancel) else message.number
@@ -367,9 +373,9 @@ def _other_version(theirs: int) -> protocol.Failure:
 _log = logging.getLogger(__name__)
 
 
-def tell_slow(run: ClientRun, limit_s: float | None, now_s: float) -> None:
-    """A request has its answer. limit_s: those that took longer are logged; None: none are. now_s: on the loop's
-    clock, as is when it began."""
+def log_if_slow(run: ClientRun, limit_s: float | None, now_s: float) -> None:
+    """Log a request that took longer than `limit_s` until its reply; None: log none. now_s: on the loop's clock, as
+    is the request's begin."""
     seconds = now_s - run.begun_s
     if limit_s is None or seconds <= limit_s or not run.begun_s:
         return
@@ -380,7 +386,7 @@ def tell_slow(run: ClientRun, limit_s: float | None, now_s: float) -> None:
             spent["queue"] = request.dispatched_s - request.arrived_s
         spent |= request.record.stages if request.record is not None else {}
     outcome = "succeeded" if run.failure is None else run.failure.error
-    told = {"client": run.client.name, "function": run.label, "seconds": seconds, "outcome": outcome}
+    fields = {"client": run.client.name, "function": run.label, "seconds": seconds, "outcome": outcome}
     stages = {f"{stage}_s": round(spent[stage], 6) for stage in spent if stage not in ("request", "total")}
     trace = {"trace": run.trace} if run.trace else {}
-    _log.warning("a slow request", extra={**told, **stages, **trace, "limit_by": (run.client.name, run.label)})
+    _log.warning("a slow request", extra={**fields, **stages, **trace, "limit_by": (run.client.name, run.label)})

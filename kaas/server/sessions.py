@@ -1,4 +1,4 @@
-"""What a gateway remembers of clients, of their programs, and of what these wait for."""
+"""The state that a server keeps of clients, their programs, and the requests for which these wait."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kaas.wire import protocol
 from kaas.wire.rpc.server_half import Caller, Run, WaitingSession
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
-"""What a reply that is kept takes beside its bytes, and each of its outputs does; a failure in all."""
+"""Bytes counted for a kept reply and for each of its outputs, besides their data; for a kept failure in all."""
 LONGEST_NAME = 64
-"""Bytes of a session's id, and of a key of idempotency."""
+"""The longest session id and the longest idempotency key, in bytes."""
 
 
 class ReplyChannel(Protocol):
@@ -32,35 +32,36 @@ class ReplyChannel(Protocol):
 
     @property
     def leaving_bytes(self) -> int:
-        """Of what its user, on all channels, was answered and has not taken yet; little answers do not count."""
+        """Bytes of large replies, on all channels of its user, that the user has not taken yet."""
         ...
 
     def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: the connection has ended, or does now, since nobody reads."""
+        """Send without waiting. Return False if the connection has ended or ends now, as its peer does not read."""
         ...
 
     def drop(self) -> None:
-        """Nothing of what it sends is wanted any more."""
+        """Ignore all further messages of the program."""
         ...
 
 
 class ClientRun(Run):
-    """A request, of whoever asked for it; of one with a key, there may be several, one after the other too.
+    """A request. Several programs may wait for a request with a key, also one after the other.
 
     Fields:
-        client: whose. key: "" for none. asked: the function, as it was named. label: of it.
-        outputs: names of those that come. nbytes: of all, of those that come once there is an answer. input_bytes:
-            that came.
-        request: the pool's, until there is an answer. frames: of the answer; failure: instead. trace: the traceparent
-            of it, if the first caller had one.
-        store: names under which outputs are put instead of coming. remote: the function, if something is to be done
-            after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
-        lasting: its answer is there in the next life of the server too.
-        stored_bytes: of outputs that are put instead of coming.
-        bound: what its key stands for, once that is known; only of one with a key. binding: finds it out, of one with
-            large inputs.
-        moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
-        begun_s: when it came, on the loop's clock. steps_s: seconds of the steps around it, by stage.
+        client: the owner. key: the idempotency key, "" for none. asked: the function's name in the request. label:
+            the function's label.
+        outputs: names of the outputs in the reply. nbytes: of all outputs; once there is a reply, of those in it.
+            input_bytes: of the sent inputs.
+        request: the pool's request, until there is a reply. frames: of the reply; failure: instead of a result.
+            trace: the traceparent, if the first caller sent one.
+        store: names under which outputs are stored instead of sent. remote: the function, if work follows its run.
+            task: the work before the run. ends_s: the deadline on the loop's clock, for the work before and after.
+        lasting: the reply outlives the server.
+        stored_bytes: of outputs that are stored instead of sent.
+        bound: digest of the request, once it is known; only with a key. binding: the task that computes it for large
+            inputs.
+        moved_bytes: of the kTask's inputs, sent or made by a step, and of its outputs.
+        begun_s: arrival, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
 
     client: ConnectedClient
@@ -109,16 +110,16 @@ class ClientRun(Run):
 
     @property
     def charge_key(self) -> str:
-        """By which the usage knows its charge; "" for none."""
+        """The key of its charge in the usage; "" for none."""
         return "" if self.bound is None else self.bound.charge
 
 
 @dataclass(slots=True, eq=False)
 class ClientSession(WaitingSession):
-    """A program.
+    """A program of a client.
 
     Fields:
-        tasks: its questions of other kinds, which take a while. lost_s: since when it cannot be reached.
+        tasks: running work on its other messages, by number. lost_s: when its connection ended, on the monotonic clock.
     """
 
     caller: ConnectedClient
@@ -138,10 +139,10 @@ class ClientSession(WaitingSession):
 
 @dataclass(slots=True, eq=False)
 class OpenCounts:
-    """What a client has open of one kind.
+    """Number and bytes of a client's open requests of one kind.
 
     Fields:
-        what: it is, in words. alone: one may take any number of bytes, while there is no other.
+        what: the kind, in words. alone: a single request may take any number of bytes.
     """
 
     what: str
@@ -150,10 +151,10 @@ class OpenCounts:
     nbytes: int = 0
 
     def check(self, client: ConnectedClient, nbytes: int) -> None:
-        """Whether one more may be open that takes so many bytes.
+        """Raise if the client may not open one more request of `nbytes`.
 
         Raises:
-            QueueFull; InvalidRequest: it never may.
+            QueueFull: it must wait. InvalidRequest: it is too large at any time.
         """
         limits = client.limits
         if self.count < limits.requests and self.nbytes + nbytes <= limits.credit_bytes:
@@ -169,23 +170,25 @@ class OpenCounts:
             raise QueueFull(message, client=client.name, limit=limits.requests, queued=self.count)
 
     def take(self, nbytes: int) -> None:
+        """Count one more open request."""
         self.count += 1
         self.nbytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
+        """Count one open request less."""
         self.count -= 1
         self.nbytes -= nbytes
 
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient(Caller[ClientRun]):
-    """A key's owner: all its programs together, and what they take.
+    """The owner of a key: all its programs together, and their open requests.
 
     Fields:
-        finished: requests with a key that have ended. runs: those in progress, by key.
-        requests: what is not received yet, with its inputs and outputs. storing: those with outputs that are on their
-            way into its objects. questions: of other kinds, that take a while, with what came with them.
-        sessions: by id, the one that was greeted last at the end.
+        finished: ended requests with a key. runs: those in flight, by key.
+        requests: those whose reply is not received yet, with their inputs and outputs. storing: those whose outputs
+            are being stored as objects. questions: other messages that take a while, with their frames.
+        sessions: by id; the last one said Hello last.
     """
 
     name: str
@@ -198,7 +201,7 @@ class ConnectedClient(Caller[ClientRun]):
     sessions: OrderedDict[str, ClientSession] = field(default_factory=OrderedDict)
 
     def check_taken(self, leaving_bytes: int) -> None:
-        """Whether it may have answers that are large: who asks and does not read gets no more.
+        """Raise if the client has not taken large replies yet: a client that does not read gets no more of them.
 
         Raises:
             QueueFull

@@ -73,7 +73,7 @@ async def served(folder: Path) -> tuple[int, int, int, list[str]]:
                 functions += 1
         aside = sorted(path.name for path in (folder / "set-aside").glob("*")) if had.state.damaged else []
         await had.put("eve", "new", VALUES["value 1"])  # it can be written to
-        return values, functions, had.state.aside.count, aside
+        return values, functions, had.state.set_aside.count, aside
 
 
 def serve_twice(folder: Path) -> tuple[int, int, int, list[str]]:
@@ -167,7 +167,7 @@ def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
         for path in (content.path, library):
             path.write_bytes(path.read_bytes()[:-1] + b"!")
         async with Had(folder) as had:
-            assert len(had.state.aside.stories) >= 3  # both files, and the object
+            assert len(had.state.set_aside.stories) >= 3  # both files, and the object
             value = VALUES["value 1"]
             assert await had.upload("ada", value.tobytes()) == hash_of(value.tobytes())
             await had.values.put(
@@ -201,7 +201,7 @@ async def usage(folder: Path) -> tuple[int, int]:
     assert meter.ended("ada", "f", "new", "succeeded", 1, 1, 2, None)
     meter.received("ada", "new")
     await meter.close()
-    return sum(flow.requests for flow in found.flows), len(meter.aside.stories)
+    return sum(flow.requests for flow in found.flows), len(meter.set_aside.stories)
 
 
 def test_a_usage_file_that_was_damaged(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ class Program:
 
 
 class FakeServer:
-    """A gateway to a pool that does as the test says, and has one function, "f", with one output, "y".
+    """A server on a fake pool with one function, "f", with one output, "y".
 
     Fields:
-        requests: that the pool was asked for. held: those that it holds though they are answered. stored: by name.
+        requests: submitted to the pool. held: those in flight after their reply. stored: new objects by name.
     """
 
     def __init__(self, meter: Meter, keeping: KeptLimits) -> None:
@@ -60,13 +60,13 @@ class FakeServer:
         function = SimpleNamespace(label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),))
         remote = SimpleNamespace(key="f", function=function, outputs=("y",), given={}, scalars={}, constants=None)
         remote.before, remote.after, remote.etask, remote.label = "", "", None, "f"
-        values = SimpleNamespace(check_room=lambda *_: None, store=self._store)
-        holdings = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), values=values)
-        holdings.answers = SimpleNamespace(remove=lambda *_: None)
+        objects = SimpleNamespace(check_room=lambda *_: None, store=self._store)
+        stores = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), objects=objects)
+        stores.durable_replies = SimpleNamespace(remove=lambda *_: None)
         pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
         service = SimpleNamespace(pool=pool, call=lambda *_: WorkerCall("f", "alice", None, 0))
         none: Any = None
-        self.manager = SessionManager(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
+        self.manager = SessionManager(cast(Any, service), cast(Any, stores), meter, none, lambda _: LIMITS, keeping)
 
     def _begin(self, call: WorkerCall) -> Request:
         self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture(), RequestState.QUEUED))

@@ -254,7 +254,7 @@ def test_a_key_says_more_than_the_server() -> None:
         "build_s_per_minute": 30.0,
     }
     assert granted == Quotas(requests_per_s=1.0, concurrent_requests=3, stored_bytes=100, **others)
-    told = limits.told(granted)
+    told = limits.reported(granted)
     assert (told.requests, told.requests_per_s, told.stored_bytes) == (3, 1.0, 100)
 
 

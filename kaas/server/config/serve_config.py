@@ -26,7 +26,7 @@ from kaas.worker.sandbox import Sandbox, available
 PORT = 7600
 CLIENT_FAULTS = 8
 """Devices that requests of one client may end within an hour, unless told otherwise."""
-TOLD = (
+REPORTED = (
     "requests_per_s",
     "stored_bytes",
     "library_bytes",
@@ -161,10 +161,10 @@ class LimitSettings(_Settings, frozen=True):
             given.setdefault("burst", None)
         return msgspec.structs.replace(DEFAULT_QUOTAS, **(_said(self.quotas) | given))
 
-    def told(self, quotas: Quotas) -> protocol.Limits:
-        """What a client hears of what it may."""
+    def reported(self, quotas: Quotas) -> protocol.Limits:
+        """Return the limits as they are sent to a client."""
         requests = min(self.requests, quotas.concurrent_requests or self.requests)
-        limits = {name: getattr(quotas, name) for name in TOLD}
+        limits = {name: getattr(quotas, name) for name in REPORTED}
         return protocol.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
 
 

@@ -122,7 +122,7 @@ class BlobStore:
 
     def open(self) -> None:
         """Find what an earlier life has left. What is damaged is set aside; files that nobody knows are removed."""
-        aside = self._state.aside
+        aside = self._state.set_aside
         known: set[Path] = set()
         for kept in self._state.read(KIND, _decode):
             content = self._content(kept.client, kept.hash, kept.nbytes, kept.kind, kept.signature)
@@ -142,7 +142,7 @@ class BlobStore:
 
     def _tidy(self, folder: Path, known: Set[Path]) -> None:
         """Have nothing there but what is known. What a client has deleted goes; what may be somebody's is set aside."""
-        aside = self._state.aside
+        aside = self._state.set_aside
         if folder.is_symlink() or not folder.is_dir():
             aside.file(folder, "it is no folder of a client's")
             return
@@ -160,7 +160,7 @@ class BlobStore:
         Raises:
             OSError
         """
-        self._state.aside.file(content.path, f"an upload of {content.client!r}: {why}")
+        self._state.set_aside.file(content.path, f"an upload of {content.client!r}: {why}")
         content.complete, content.have, content.digest = False, 0, None
 
     def _content(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes) -> Blob:

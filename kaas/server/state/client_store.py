@@ -59,12 +59,12 @@ class ClientStore:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes. reserve: of the disk."""
         self._state = State(folder, reserve)
-        self.aside = self._state.aside
+        self.set_aside = self._state.set_aside
         self._uploads = Uploads(self._state, limits, allowed, changed)
-        self.values = ObjectStore(self._state, self._uploads, objects)
-        self.answers = DurableReplies(self._state)
+        self.objects = ObjectStore(self._state, self._uploads, objects)
+        self.durable_replies = DurableReplies(self._state)
         self.tenants = Tenants(self._state)
-        self.functions = ClientFunctions(self._state, self._uploads, self.values, objects, registry, steps, served)
+        self.functions = ClientFunctions(self._state, self._uploads, self.objects, objects, registry, steps, served)
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.
@@ -75,7 +75,7 @@ class ClientStore:
         self._state.open()
         self.tenants.open()
         await self._uploads.open()
-        await self.values.open()
+        await self.objects.open()
         await self.functions.open()
 
     def close(self) -> None:
@@ -92,11 +92,11 @@ class ClientStore:
         Raises:
             KaasError
         """
-        async with self.values.turn(client):
+        async with self.objects.turn(client):
             self.functions.purge(client)
-            self.values.purge(client)
+            self.objects.purge(client)
             self._uploads.contents.purge(client)
-            self.answers.purge(client)
+            self.durable_replies.purge(client)
 
     def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Coroutine[Any, Any, Said]:
         """What a message leads to. frames: those behind the header.
@@ -106,10 +106,10 @@ class ClientStore:
         """
         match message:
             case protocol.Get():
-                value, part = self.values.get(client, message)
+                value, part = self.objects.get(client, message)
                 return value, (part,)
             case protocol.Objects():
-                return self.values.list(client, message), ()
+                return self.objects.list(client, message), ()
             case protocol.Functions():
                 return self.functions.list(client, message), ()
             case protocol.Upload():
@@ -121,9 +121,9 @@ class ClientStore:
             case protocol.Unregister():
                 return _said(self.functions.unregister(client, message))
             case protocol.Put():
-                return _said(self.values.put(client, message, frames[0] if frames else None))
+                return _said(self.objects.put(client, message, frames[0] if frames else None))
             case protocol.Delete():
-                return _said(self.values.delete(client, message))
+                return _said(self.objects.delete(client, message))
 
 
 async def _said(answer: Awaitable[protocol.FromServer]) -> Said:

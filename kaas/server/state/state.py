@@ -42,7 +42,7 @@ class State:
     def __init__(self, folder: Path, reserve: Reserve | None = None) -> None:
         self.folder = folder
         self.reserve = reserve or Reserve(folder)
-        self.aside = SetAside(folder)
+        self.set_aside = SetAside(folder)
         self._store = SqliteStore(str(folder / CLIENTS))
         self._lock = -1
 
@@ -69,9 +69,9 @@ class State:
     def _open_store(self) -> None:
         path = self.folder / CLIENTS
         begins = not path.exists() or not path.stat().st_size
-        mended = mend(path, SCHEMA, TABLES, self.aside)
+        mended = mend(path, SCHEMA, TABLES, self.set_aside)
         if begins and not mended and any(folder.is_dir() for folder in (self.folder / CONTENTS).glob("*")):
-            self.aside.story(f"{CLIENTS} is missing or empty, though clients have left something here")
+            self.set_aside.story(f"{CLIENTS} is missing or empty, though clients have left something here")
         self._store.open()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class State:
     @property
     def damaged(self) -> bool:
         """Whether something was found to be: then what nothing refers to may be what a lost row has referred to."""
-        return self.aside.count > 0
+        return self.set_aside.count > 0
 
     # --- entries, by kind, client and name
 
@@ -112,7 +112,7 @@ class State:
     def _set_aside(self, kind: str, key: str, value: bytes, why: str) -> None:
         with _written_down():
             data = value if isinstance(value, bytes) else repr(value).encode()
-            self.aside.data(f"{kind} {key}", data, why)
+            self.set_aside.data(f"{kind} {key}", data, why)
             self._store.remove(kind, [key])
 
     def put(self, kind: str, client: str, name: str, entry: bytes) -> None:

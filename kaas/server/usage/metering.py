@@ -51,7 +51,7 @@ class Meter:
         self._wall = wall
         self._wall_offset_s = 0.0
         self._file = UsageFile(folder)
-        self.aside = self._file.aside
+        self.set_aside = self._file.set_aside
         """What of earlier lives was damaged."""
         self.reserve = Reserve(folder)
         """Of the disk; who has opened it has it."""

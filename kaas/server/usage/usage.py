@@ -208,6 +208,6 @@ class Totals:
         return tuple(self.flows[name].usage(*name) for name in names)
 
 
-def told(usage: Usage) -> Any:
+def reported(usage: Usage) -> Any:
     """As maps, lists, numbers and text."""
     return msgspec.to_builtins(usage)

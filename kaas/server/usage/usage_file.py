@@ -191,7 +191,7 @@ class UsageFile:
         self._folder = folder
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
-        self.aside = SetAside(folder)
+        self.set_aside = SetAside(folder)
 
     def open(self) -> KeptUsage:
         """
@@ -204,8 +204,8 @@ class UsageFile:
             lost = lock.exists() and not (path.exists() and path.stat().st_size)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, MODE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not mend(path, _SCHEMA, TABLES, self.aside) and lost:
-                self.aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
+            if not mend(path, _SCHEMA, TABLES, self.set_aside) and lost:
+                self.set_aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection = connection
@@ -214,7 +214,7 @@ class UsageFile:
             connection.executescript(_SCHEMA)
             kept = _kept(connection, self._folder)
             for story in kept.damaged:
-                self.aside.story(story)
+                self.set_aside.story(story)
             return kept
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()

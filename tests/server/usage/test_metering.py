@@ -478,7 +478,7 @@ async def test_a_file_that_is_no_usage_is_set_aside(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / usage_file.NAME).write_bytes(b"something else" * 1000)
     meter = opened(folder)
-    assert usage_file.NAME in meter.aside.stories[0]
+    assert usage_file.NAME in meter.set_aside.stories[0]
     assert meter.usage().flows == ()
     await meter.close()
 
@@ -508,6 +508,6 @@ def test_sums() -> None:
         *held.by("client")[1:],
     )
     assert [(flow.function, flow.requests) for flow in held.by("function")] == [("f", 5), ("g", 2)]
-    assert json.loads(json.dumps(usage.told(held)))["holdings"] == [
+    assert json.loads(json.dumps(usage.reported(held)))["holdings"] == [
         {"client": "a", "what": "objects", "nbytes": 1, "byte_s": 2.0}
     ]
