@@ -1,1 +1,1 @@
-"""How a server makes a function out of the client's code. Runs in the server's process."""
+"""Building of functions from clients' code. Runs in the server's process."""

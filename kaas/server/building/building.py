@@ -1,8 +1,8 @@
-"""kTasks of remote clients, built where nobody waits for it: large ones by a process beside the server's.
+"""Builds kTasks of remote clients without blocking others: large kTasks in a separate process.
 
-Building checks every kernel, 65 µs of Python for each: a thread that does it for thousands of them keeps the server's
-other threads from running. What a server has to know of a kTask comes back as a few facts, which outlive it too: it
-builds no function a second time.
+Building checks every kernel in 65 µs of Python: a thread that builds thousands of them would keep the server's other
+threads from running. The server needs only a few facts of a built kTask. The facts outlive the server, so that it does
+not build a function again.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.sent_ktasks import SentTask, decode_images, decode_task, encode_task
 
 AT_ONCE_KERNELS, AT_ONCE_BYTES = 64, 32 << 10
-"""Up to so many, in a kTask of so many bytes, are built by the event loop itself: that takes some milliseconds."""
+"""The event loop itself builds a kTask with up to so many kernels and bytes, in some milliseconds."""
 PROCESS_KERNELS, PROCESS_BYTES = 512, 256 << 10
-"""More are built by the process beside the server's, fewer by a thread. A kernel has some 200 bytes; a kTask of few may
-have a hundred thousand buffers, and names of any length."""
+"""A separate process builds larger kTasks, a thread smaller ones. A kernel has some 200 bytes, but a kTask with few
+kernels may have a hundred thousand buffers, and names of any length."""
 LIMIT_S = 120.0
-"""How long that process may take for one."""
+"""Seconds that this process may take for one kTask."""
 NICENESS = 10
-"""Of that process: requests of others come first."""
+"""The niceness of this process, so that requests come first."""
 LONGEST_LABEL = 200
-"""Characters by which people know a kTask. One without a name has the first kernel's symbol and digits of its key, and
-a mangled symbol may be as long as it likes."""
+"""The most characters of a kTask's label. A kTask without a name is labeled by its first kernel's symbol and digits of
+its key, and a mangled symbol may have any length."""
 _STEP = "building a kTask"
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """What a server knows of a kTask that was built.
+    """The facts about a built kTask that a server keeps.
 
     Fields:
-        task_inputs, task_outputs: buffers as `codec.from_buffer` gives them. iterations: the scalar that says how often
-            the kernels run, "" for none. kernels: how many. libraries: hashes, in the order in which kernels name them.
+        task_inputs, task_outputs: buffers as of `codec.from_buffer`. iterations: the scalar with the number of runs of
+            the kernels, "" for none. kernels: their number. libraries: hashes, in the order in which kernels name them.
     """
 
     key: str
@@ -60,15 +60,17 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def inputs(self) -> Sequence[Buffer]:
+        """The input buffers."""
         return tuple(map(codec.to_buffer, self.task_inputs))
 
     @cached_property
     def outputs(self) -> Sequence[Buffer]:
+        """The output buffers."""
         return tuple(map(codec.to_buffer, self.task_outputs))
 
 
 class Built(msgspec.Struct, frozen=True):
-    """task: as `encode_task` gives it, whatever the client has sent. used_s: processor seconds that it took."""
+    """A built kTask. task: encoded anew by `encode_task`. used_s: processor seconds of building."""
 
     facts: Facts
     task: bytes
@@ -76,7 +78,7 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class NotBuilt(Exception):
-    """used_s: processor seconds that it took. cause: what the client is told."""
+    """A failed build. used_s: processor seconds that it took. cause: the error for the client."""
 
     def __init__(self, used_s: float, cause: KaasError) -> None:
         super().__init__(used_s, cause)
@@ -84,7 +86,8 @@ class NotBuilt(Exception):
 
 
 def build(sent: SentTask, libraries: Mapping[str, Library]) -> tuple[Facts, bytes]:
-    """
+    """Build a kTask. Return its facts and its encoding.
+
     Raises:
         InvalidGraph, InvalidCode
     """
@@ -106,13 +109,13 @@ def _facts(task: KTask) -> Facts:
 
 
 def _short(label: str) -> str:
-    """Its end has the digits of the key."""
+    """Shorten a label in its middle, since its end has the digits of the key."""
     half = LONGEST_LABEL // 2
     return label if len(label) <= LONGEST_LABEL else f"{label[: half - 1]}…{label[-half:]}"
 
 
 class Builder:
-    """Belongs to one event loop. One large kTask is built at a time, of whoever asked first."""
+    """Builds kTasks, large ones one at a time in order. Use an object of this class from one event loop only."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -121,7 +124,7 @@ class Builder:
     async def built(
         self, client: str, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
     ) -> Built:
-        """files: of the libraries, by hash.
+        """Build a kTask. files: of the libraries, by hash.
 
         Raises:
             NotBuilt
@@ -142,13 +145,14 @@ class Builder:
             except StepFailed as error:
                 cause = KaasError(f"this kTask cannot be built: {error.message}")
                 raise NotBuilt(monotonic() - began_s, cause) from error
-        said = {name: bytes(each.data) for name, each in made.items()}
-        used_s = msgspec.msgpack.decode(said["used_s"], type=float)
-        if "error" in said:
-            raise NotBuilt(used_s, decode_error(said["error"]))
-        return Built(msgspec.msgpack.decode(said["facts"], type=Facts), said["task"], used_s)
+        values = {name: bytes(each.data) for name, each in made.items()}
+        used_s = msgspec.msgpack.decode(values["used_s"], type=float)
+        if "error" in values:
+            raise NotBuilt(used_s, decode_error(values["error"]))
+        return Built(msgspec.msgpack.decode(values["facts"], type=Facts), values["task"], used_s)
 
     def close(self) -> None:
+        """End the separate process."""
         self._builder_process.close()
 
 
@@ -162,16 +166,16 @@ def _timed(sent: SentTask, libraries: Mapping[str, Library]) -> Built:
 
 
 def build_in_process(values: dict[str, bytes]) -> dict[str, bytes]:
-    """In the process beside the server's. A library that is another one by now is missing."""
+    """Build a kTask in the separate process. A library whose file has changed counts as missing."""
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     began_s = process_time()
     try:
         paths = msgspec.msgpack.decode(values["paths"], type=list[str])
         libraries = [Library(decode_images(Path(path).read_bytes())) for path in paths]
         facts, task = build(decode_task(values["task"]), {library.hash: library for library in libraries})
-        said = {"facts": msgspec.msgpack.encode(facts), "task": task}
+        result = {"facts": msgspec.msgpack.encode(facts), "task": task}
     except OSError as error:
-        said = {"error": encode_error(KaasError(f"the server could not use its disk: {error.strerror}"))}
+        result = {"error": encode_error(KaasError(f"the server could not use its disk: {error.strerror}"))}
     except KaasError as error:
-        said = {"error": encode_error(error)}
-    return said | {"used_s": msgspec.msgpack.encode(process_time() - began_s)}
+        result = {"error": encode_error(error)}
+    return result | {"used_s": msgspec.msgpack.encode(process_time() - began_s)}

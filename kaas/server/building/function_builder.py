@@ -1,4 +1,4 @@
-"""What a remote client registers, made into a function of the pool: its libraries found, its constants bound."""
+"""Turns a remote client's registration into a function of the pool: finds its libraries and binds its constants."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from kaas.wire.sent_ktasks import SentTask, decode_task, with_code
 
 
 class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
-    """What outlives the server of a function. constants: a value's hash and dtype by buffer. key: what the client knows
-    it by. signature: of its kTask. facts: None for one that an earlier version has kept, which is built once more."""
+    """The stored form of a function. constants: a value's hash and dtype by buffer. key: identifies it for the client.
+    signature: of its kTask. facts: None if an earlier version has stored it; then it is built once more."""
 
     client: str
     name: str
@@ -45,12 +45,12 @@ class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
     facts: Facts | None = None
 
     def asks_for(self, other: KeptFunction) -> bool:
-        """Whether the other one, which has no key yet, is the same."""
+        """Return True if `other`, which has no key yet, is the same function."""
         return msgspec.structs.replace(self, key="", facts=None) == other
 
     def keyed(self, facts: Facts, task: bytes) -> KeptFunction:
-        """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
-        which would count for nothing. task: encoded anew."""
+        """Return it with its key: the kTask's key, or a hash of all its parts. task: encoded anew, without further data
+        that the client may have sent, which would not be counted."""
         key = facts.key
         if self.constants or self.before or self.after:
             parts = [key, sorted(self.constants.items()), self.before, self.after]
@@ -60,16 +60,16 @@ class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class ClientFunction:
-    """A function that a client has.
+    """A registered function of a client.
 
     Fields:
-        ready: or why it is not. contents: what must not give way. nbytes: that count. listed: what its client is told
-            of it, as it goes there: one that has a thousand may ask a thousand times.
+        ready: the function, or the error of its registration. blobs: the uploads that it uses. nbytes: that count for
+            the quota. listed: its description, encoded once: clients may list a thousand functions often.
     """
 
     kept: KeptFunction
     ready: InvocableFunction | KaasError
-    contents: Sequence[Blob]
+    blobs: Sequence[Blob]
     nbytes: int
     listed: msgspec.Raw = field(init=False, repr=False)
 
@@ -96,31 +96,33 @@ class ClientFunction:
 
     @property
     def handle(self) -> str:
+        """Its name, or its key if it has none."""
         return self.kept.name or self.kept.key
 
     @property
     def kernels(self) -> int:
-        """That count."""
+        """The number of kernels that counts for the quota."""
         return 0 if self.kept.facts is None else self.kept.facts.kernels
 
 
 class FunctionBuilder:
-    """Belongs to one event loop."""
+    """Builds functions. Use an object of this class from one event loop only."""
 
-    def __init__(self, uploads: Uploads, values: ObjectStore, objects: HeldObjects, registry: Registry) -> None:
+    def __init__(self, uploads: Uploads, object_store: ObjectStore, objects: HeldObjects, registry: Registry) -> None:
         self._uploads = uploads
-        self._contents = uploads.contents
-        self._values = values
+        self._blobs = uploads.blobs
+        self._object_store = object_store
         self._objects = objects
         self._registry = registry
         self._builder = Builder()
         self._used: dict[str, Window] = {}  # processor time of building, by client
 
     def close(self) -> None:
+        """End the building of kTasks."""
         self._builder.close()
 
     async def restored(self, kept: KeptFunction, known: dict[tuple[str, str], Library]) -> ClientFunction:
-        """A function of an earlier life, as `made` makes it: without a look at its kernels, if its facts are kept.
+        """Return a function of an earlier run, like `made`, but without a check of its kernels if its facts are stored.
 
         Raises:
             KaasError
@@ -131,8 +133,8 @@ class FunctionBuilder:
         return await self._made(kept, sent.libraries, known, sent)
 
     async def made(self, kept: KeptFunction, others_kernels: int) -> ClientFunction:
-        """A function that is known to the pool, and what it needs, which does not give way from now on. others_kernels:
-        of its client's other functions.
+        """Register a function with the pool. Its uploads are in use from now on. others_kernels: number of kernels of
+        its client's other functions.
 
         Raises:
             KaasError
@@ -149,25 +151,25 @@ class FunctionBuilder:
         known: dict[tuple[str, str], Library],
         sent: SentTask | None,
     ) -> ClientFunction:
-        """needed: hashes of its libraries. known: libraries by client and hash, to which those that it needs are added.
-        sent: what is to be built, None if its facts are known."""
+        """Register a function. needed: hashes of its libraries. known: libraries by client and hash; its own ones are
+        added. sent: the kTask to build, None if its facts are known."""
         with ExitStack() as undo:
-            contents = self._needed(kept, needed, undo)
+            blobs = self._needed(kept, needed, undo)
             for each in needed:
                 if (kept.client, each) not in known:
                     known[kept.client, each] = await self._uploads.library(kept.client, each)
             libraries = {each: known[kept.client, each] for each in needed}
             if sent is not None:
-                files = {content.hash: content.path for content in contents if content.kind == LIBRARY}
+                files = {blob.hash: blob.path for blob in blobs if blob.kind == LIBRARY}
                 kept = await self._built(kept, sent, libraries, files)
             task = kept.facts
-            assert task is not None, "they are kept, or were found"
+            assert task is not None, "they are stored, or were made by building"
             self._uploads.allowed.check_task(task, libraries.values(), kept.signature)
             in_order = {each: libraries[each] for each in task.libraries}
             data = await _away(len(kept.task) + _code_bytes(libraries), with_code, kept.task, in_order)
             bindings, constants = await self._bound(kept, task)
-            self._contents.charge(kept.client, LIBRARY, len(data))
-            undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
+            self._blobs.charge(kept.client, LIBRARY, len(data))
+            undo.callback(self._blobs.refund, kept.client, LIBRARY, len(data))
             label = label_of(kept.name, kept.key, task.label, constants)
             function = self._registry.lend(specs.FunctionSpec(task.key, bindings, kept.client), task, data, label)
             undo.pop_all()
@@ -184,12 +186,12 @@ class FunctionBuilder:
             before=kept.before,
             after=kept.after,
         )
-        return ClientFunction(kept, ready, contents, len(data))
+        return ClientFunction(kept, ready, blobs, len(data))
 
     async def _built(
         self, kept: KeptFunction, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
     ) -> KeptFunction:
-        """With its facts. Its client is charged for the time, whatever comes of it.
+        """Return the function with its facts. The client's quota is charged for the time, also of a failed build.
 
         Raises:
             KaasError
@@ -204,7 +206,8 @@ class FunctionBuilder:
         return kept.keyed(built.facts, built.task)
 
     def _check_kernels(self, client: str, kernels: int, others_kernels: int) -> None:
-        """
+        """Check the quotas of kernels.
+
         Raises:
             QuotaExceeded
         """
@@ -217,7 +220,8 @@ class FunctionBuilder:
                 raise QuotaExceeded(message, client=client, quota=quota, limit=limit, used=used, needed=kernels)
 
     def _check_used(self, client: str) -> None:
-        """
+        """Check the quota of build time.
+
         Raises:
             QuotaExceeded
         """
@@ -230,24 +234,25 @@ class FunctionBuilder:
         raise QuotaExceeded(message, client=client, quota="build_s_per_minute", limit=limit, used=used_s, **again)
 
     def _needed(self, kept: KeptFunction, libraries: Sequence[str], undo: ExitStack) -> Sequence[Blob]:
-        """What it needs, used once more, unless undone. libraries: their hashes.
+        """Return the uploads that it needs and count a use of each, until `undo`. libraries: their hashes.
 
         Raises:
             MissingContent
         """
         wanted = [(each, LIBRARY) for each in libraries]
         wanted += [(each, VALUE) for each in dict.fromkeys(sha256 for sha256, _ in kept.constants.values())]
-        found = [self._contents.complete(kept.client, *each) for each in wanted]
-        contents = [content for content in found if content is not None]
-        if len(contents) < len(wanted):
-            raise missing(*(each for (each, _), content in zip(wanted, found, strict=True) if content is None))
-        for content in contents:
-            content.uses += 1
-            undo.callback(self._contents.release, content)
-        return contents
+        found = [self._blobs.complete(kept.client, *each) for each in wanted]
+        blobs = [blob for blob in found if blob is not None]
+        if len(blobs) < len(wanted):
+            raise missing(*(each for (each, _), blob in zip(wanted, found, strict=True) if blob is None))
+        for blob in blobs:
+            blob.uses += 1
+            undo.callback(self._blobs.release, blob)
+        return blobs
 
     async def _bound(self, kept: KeptFunction, task: Facts) -> tuple[tuple[specs.Binding, ...], HeldObject | None]:
-        """
+        """Return the bindings of the constants, and the pool's object of them all.
+
         Raises:
             UnexpectedInput, WrongDtype, WrongSize, MissingContent
         """
@@ -263,12 +268,12 @@ class FunctionBuilder:
                     buffer=name[:NAME_BYTES],
                     near=(),
                 )
-            content = self._contents.complete(kept.client, sha256, VALUE)
-            assert content is not None, "it is needed, and does not give way"
+            content = self._blobs.complete(kept.client, sha256, VALUE)
+            assert content is not None, "it is in use, and thus not removed"
             check_fit(inputs[name], content.nbytes, dtype, None)
             if sha256 not in entries:
                 entries[sha256] = len(entries)
-                held = await self._values.held(content)
+                held = await self._object_store.held(content)
                 if held is None:
                     raise missing(sha256)
                 parts.append(held)
@@ -276,12 +281,12 @@ class FunctionBuilder:
         return tuple(bindings), self._objects.together(parts) if parts else None
 
     def let_go(self, entry: ClientFunction) -> None:
-        """It is needed no more but for requests that run."""
-        for content in entry.contents:
-            self._contents.release(content)
+        """Release a function. Requests in flight still use it."""
+        for blob in entry.blobs:
+            self._blobs.release(blob)
         if isinstance(entry.ready, InvocableFunction):
             self._registry.give_back(entry.ready.function.key, entry.ready.label)
-            self._contents.refund(entry.kept.client, LIBRARY, entry.nbytes)
+            self._blobs.refund(entry.kept.client, LIBRARY, entry.nbytes)
 
 
 def _code_bytes(libraries: Mapping[str, Library]) -> int:
@@ -289,5 +294,5 @@ def _code_bytes(libraries: Mapping[str, Library]) -> int:
 
 
 async def _away(nbytes: int, work: Any, *args: Any) -> Any:
-    """Done by another thread if it is about many bytes."""
+    """Call a function, in another thread if it handles many bytes."""
     return work(*args) if nbytes <= AT_ONCE_BYTES else await asyncio.to_thread(work, *args)

@@ -16,16 +16,16 @@ from kaas.wire.protocol import Invoke
 Arrays = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape by name."""
 KEY_SHOWN = 8
-"""Digits of a key by which people tell functions of one kTask apart."""
+"""Digits of a key in labels, which tell functions of one kTask apart."""
 
 
 class ServedCall(Protocol):
-    """An eTask of the server, as an invocation needs it."""
+    """The part of an eTask of the server that an invocation needs."""
 
     async def call(
-        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, values: ObjectStore
+        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, objects: ObjectStore
     ) -> WorkerCall:
-        """Return what the pool is asked for.
+        """Return the call for the pool.
 
         Raises:
             KaasError
@@ -34,6 +34,7 @@ class ServedCall(Protocol):
 
 
 def label_of(name: str, key: str, task_label: str, constants: HeldObject | None) -> str:
+    """Return the label of a function: its name, or its kTask's label, with digits of its key if it has constants."""
     return name or (task_label if constants is None else f"{task_label}/{key[:KEY_SHOWN]}")
 
 
@@ -42,10 +43,10 @@ class InvocableFunction:
     """A function of a client's, ready to be invoked.
 
     Fields:
-        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
-        constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
-            kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
-        before, after: the server's cTasks around it. etask: it is one of the server's; None if it is a kTask.
+        name: "" for none. key: identifies it for the client; it differs by constants, unlike that of `function`.
+        constants: the pool's object of all together. given: inputs that an invocation must send, in order. scalars:
+            their kinds. iterations: the scalar with the number of runs of the kernels, "" for none. outputs: names.
+        before, after: the server's cTasks around it. etask: the server's eTask; None for a kTask.
     """
 
     name: str
@@ -62,8 +63,8 @@ class InvocableFunction:
 
     @property
     def label(self) -> str:
-        """What people know it by, in usage, statistics, traces and the log: its name, or else its kTask's, of which
-        there may be several with other constants."""
+        """The label in usage, statistics, traces and the log: its name, or else its kTask's label, with digits of its
+        key if it has constants."""
         return label_of(self.name, self.key, self.function.label, self.constants)
 
     @property

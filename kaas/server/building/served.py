@@ -1,6 +1,6 @@
-"""eTasks that a server's configuration names: functions of all clients that may use them, beside each client's own.
+"""eTasks that a server's configuration names: functions for clients in addition to their own.
 
-A client never sends Python; what runs is the operator's code, in a process that has a device to itself.
+Clients never send Python: an eTask is the operator's code, in a process that has a device to itself.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from kaas.wire.protocol import Invoke
 
 
 class ETaskPool(Protocol):
-    """A pool on Ray, as this needs it."""
+    """The part of a pool on Ray that eTasks need."""
 
     def define(self, label: str, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
-        """Make an eTask known: "module:name", and the outputs' names, dtypes and shapes. Gives its key."""
+        """Define an eTask: "module:name", and the outputs' names, dtypes and shapes. Return its key."""
         ...
 
     async def call(
         self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
     ) -> WorkerCall:
-        """What the pool is asked for; its answer are the outputs' frames."""
+        """Return the call for the pool. Its result are the outputs' frames."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedETask:
-    """key: the pool's. clients: who may use it; None for all."""
+    """An eTask. key: the pool's. clients: the ones that may use it; None for all."""
 
     pool: ETaskPool
     key: str
@@ -50,22 +50,23 @@ class ServedETask:
     clients: Collection[str] | None
 
     async def call(
-        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, values: ObjectStore
+        self, client: str, message: Invoke, frames: Sequence[Any], remote: InvocableFunction, objects: ObjectStore
     ) -> WorkerCall:
-        """
+        """Return the call for the pool.
+
         Raises:
             KaasError
         """
-        invocation, payload = invocation_of(client, message, frames, remote, values)
-        inputs = _arrays(invocation, payload, remote.given, values)
+        invocation, payload = invocation_of(client, message, frames, remote, objects)
+        inputs = _arrays(invocation, payload, remote.given, objects)
         return await self.pool.call(self.key, client, inputs, message.deadline_s, self.retries)
 
 
 class ServedETasks:
-    """Belongs to one event loop."""
+    """All eTasks of a server. Use an object of this class from one event loop only."""
 
     def __init__(self, settings: Mapping[str, ETaskSettings], pool: ETaskPool | None) -> None:
-        """pool: None for one without eTasks, of which the configuration then names none."""
+        """pool: None for a pool without eTasks; then the configuration names none."""
         self._functions: list[tuple[InvocableFunction, ServedETask]] = []
         for name, each in settings.items():
             assert pool is not None, "the configuration was checked"
@@ -74,11 +75,11 @@ class ServedETasks:
             self._functions.append((_function(name, each, etask), etask))
 
     def named(self, client: str, function: str) -> InvocableFunction | None:
-        """By name or key."""
+        """Return an eTask by name or key, None if the client may not use such a one."""
         return next((each for each in self.all(client) if function in (each.name, each.key)), None)
 
     def all(self, client: str) -> list[InvocableFunction]:
-        """That a client may use."""
+        """Return the eTasks that a client may use."""
         return [each for each, etask in self._functions if etask.clients is None or client in etask.clients]
 
 
@@ -86,7 +87,7 @@ NONE_SERVED = ServedETasks({}, None)
 
 
 def described(function: InvocableFunction) -> dict[str, Any]:
-    """As a client is told."""
+    """Return the description of an eTask for clients."""
     return {
         "name": function.name,
         "function": function.key,
@@ -118,15 +119,15 @@ def _function(name: str, settings: ETaskSettings, etask: ServedETask) -> Invocab
 
 
 def _arrays(
-    invocation: pool_wire.Invocation, payload: Payload, given: Mapping[str, Buffer], values: ObjectStore
+    invocation: pool_wire.Invocation, payload: Payload, given: Mapping[str, Buffer], objects: ObjectStore
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What an invocation brings, where it lies, as long as somebody refers to the payload."""
+    """Return the inputs of an invocation without copies. They are valid as long as the payload is referenced."""
     data: dict[str, Any] = dict(invocation.values)
     for item in invocation.objects:
         ref, name = payload.refs[item.ref], item.buffer
         if item.shared:
             offset = item.offset_bytes or 0
-            data[name] = values.view(ref)[offset : offset + given[name].nbytes]
+            data[name] = objects.view(ref)[offset : offset + given[name].nbytes]
         else:
             data[name] = payload.frames[ref.frame - 1]
     return {name: array_of(each, given[name].dtype, given[name].shape) for name, each in data.items()}

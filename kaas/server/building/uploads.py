@@ -1,4 +1,4 @@
-"""Uploads of remote clients, in chunks: each goes on where it was, after a lost connection and after a restart too."""
+"""Uploads of remote clients, in chunks. An upload can be resumed after a lost connection or a restart."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kaas.wire import protocol
 from kaas.wire.sent_ktasks import decode_images
 
 AT_ONCE_BYTES = 64 << 10
-"""Up to this much is written by the event loop itself."""
+"""The event loop itself writes chunks of up to so many bytes."""
 MOST_WAITING = 32
-"""Chunks of one client that wait to be written."""
+"""The most chunks of one client that wait to be written."""
 MOST_BYTES = 1 << 40
-"""Of one upload, whatever the quota."""
+"""The most bytes of one upload, with any quota."""
 _READ_BYTES = 1 << 20
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -35,28 +35,29 @@ T = TypeVar("T")
 
 
 class Uploads:
-    """Belongs to one event loop. A client is the name of a key.
+    """All uploads; a client is the name of a key. Use an object of this class from one event loop only.
 
     Fields:
-        contents: what is there. limits: of a client.
+        blobs: complete and incomplete uploads. allowed: the allowed code. limits: returns the limits of a client.
     """
 
     def __init__(self, state: State, limits: LimitsOf, allowed: Allowed, changed: Changed) -> None:
         """changed: see `BlobStore`."""
-        self.contents = BlobStore(state, limits, changed)
+        self.blobs = BlobStore(state, limits, changed)
         self.allowed = allowed
         self.limits = limits
         self._waiting: Counter[str] = Counter()
         self._writing: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Find what an earlier life of the server has left."""
-        self.contents.open()
+        """Load the uploads of earlier runs of the server."""
+        self.blobs.open()
 
     # --- in chunks
 
     async def offer(self, client: str, message: protocol.Upload) -> protocol.Uploaded:
-        """
+        """Begin or resume an upload. The reply has the number of bytes that the server has of it.
+
         Raises:
             InvalidRequest, QuotaExceeded, NotAllowed
         """
@@ -67,35 +68,35 @@ class Uploads:
                 f"an upload is one of {', '.join(KINDS)} and has 1 to {MOST_BYTES} bytes, "
                 f"not {message.kind!r} of {message.bytes}"
             )
-        if len(message.signature) > SIGNATURE_BYTES:  # it is kept, and counts for nothing
+        if len(message.signature) > SIGNATURE_BYTES:  # it is stored, but not counted
             raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
-        content = self.contents.find(client, message.hash)
+        content = self.blobs.find(client, message.hash)
         if content is not None and not content.complete and content.idle and content.nbytes != message.bytes:
-            self.contents.remove(content)  # what was announced before was a mistake, as will be seen of this too
+            self.blobs.remove(content)  # its announced size was wrong; the new one will be checked as well
             content = None
         if content is None:
-            content = self.contents.begin(client, message.hash, message.bytes, message.kind, message.signature)
+            content = self.blobs.begin(client, message.hash, message.bytes, message.kind, message.signature)
         elif (content.kind, content.nbytes) != (message.kind, message.bytes):
             raise InvalidRequest(
                 f"upload {message.hash} has begun as {content.kind!r} of {content.nbytes} bytes, "
                 f"not as {message.kind!r} of {message.bytes}"
             )
-        self.contents.touch(content)
+        self.blobs.touch(content)
         if message.signature not in (b"", content.signature):
             content.signature = message.signature
-            self.contents.keep(content)
+            self.blobs.keep(content)
         return protocol.Uploaded(message.number, content.have)
 
     async def chunk(self, client: str, message: protocol.Chunk, frame: bytes | memoryview) -> protocol.Uploaded:
-        """In the order in which they come. One that does not begin where the upload stands changes nothing.
+        """Write a chunk. Chunks are written in order; one that does not continue the upload changes nothing.
 
         Raises:
-            MissingContent: such an upload has not begun, or it had to give way.
+            MissingContent: there is no such upload, or it was removed to make room.
             InvalidRequest: it would be longer than announced.
-            WrongContent, CorruptImage, NotAllowed: it is complete, and not what it should be; it is forgotten.
+            WrongContent, CorruptImage, NotAllowed: it is complete but wrong, and was removed.
             QueueFull
         """
-        content = self.contents.find(client, message.hash)
+        content = self.blobs.find(client, message.hash)
         if content is None:
             raise missing(message.hash)
         if self._waiting[client] >= MOST_WAITING:
@@ -107,13 +108,13 @@ class Uploads:
             )
         self._waiting[client] += 1
         try:
-            # who does not wait any more has not undone it
+            # a cancelled caller does not undo the write
             return await self.unbroken(self._take(content, message, memoryview(frame)))
         finally:
             self._waiting[client] -= 1
 
     async def unbroken(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to its end, whatever becomes of who waits for it."""
+        """Run a coroutine to its end, even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
@@ -129,13 +130,13 @@ class Uploads:
                         f"upload {content.hash} has {content.nbytes} bytes: {len(data)} at {message.offset} go beyond"
                     )
                 await self._append(content, data)
-                self.contents.touch(content)
+                self.blobs.touch(content)
             return protocol.Uploaded(message.number, content.have)
 
     async def _append(self, content: Blob, data: memoryview) -> None:
         at_once = len(data) <= AT_ONCE_BYTES and content.nbytes <= AT_ONCE_BYTES
-        if self.contents.full():
-            self.contents.remove(content)
+        if self.blobs.full():
+            self.blobs.remove(content)
             raise KaasError("the server's disk is full")
         try:
             if at_once:
@@ -143,9 +144,9 @@ class Uploads:
             else:
                 await asyncio.to_thread(_write, content, data)
         except OSError as error:
-            if is_full(error):  # what has come keeps others from writing, and this one too when it comes again
+            if is_full(error):  # its bytes would keep other uploads and its own repeat from being written
                 _log.error("the disk is full: an upload is given up", extra={"client": content.client})
-                self.contents.remove(content)
+                self.blobs.remove(content)
             with no_paths():
                 raise
         content.have += len(data)
@@ -157,12 +158,13 @@ class Uploads:
             else:
                 await asyncio.to_thread(self._finish, content)
         except BaseException:
-            self.contents.remove(content)
+            self.blobs.remove(content)
             raise
         content.complete, content.digest = True, None
 
     def _finish(self, content: Blob) -> None:
-        """
+        """Check a complete upload and give its file the final name.
+
         Raises:
             WrongContent, CorruptImage, NotAllowed, KaasError
         """
@@ -179,12 +181,12 @@ class Uploads:
     # --- whole
 
     async def put(self, client: str, sha256: str, kind: str, data: memoryview) -> Blob:
-        """What has come in one piece, or was there already; sha256: its hash.
+        """Store a value that came in one piece. Return its upload, which may have been there already. sha256: its hash.
 
         Raises:
             InvalidRequest, QuotaExceeded, KaasError
         """
-        content = self.contents.find(client, sha256) or self.contents.begin(client, sha256, len(data), kind)
+        content = self.blobs.find(client, sha256) or self.blobs.begin(client, sha256, len(data), kind)
         if (content.kind, content.nbytes) != (kind, len(data)):
             raise InvalidRequest(f"upload {sha256} has begun as {content.kind!r} of {content.nbytes} bytes")
         async with content.turn:
@@ -195,22 +197,22 @@ class Uploads:
             return content
 
     async def library(self, client: str, sha256: str) -> Library:
-        """One that a client has uploaded, if it is allowed now.
+        """Return a library that a client has uploaded, if it is allowed now.
 
         Raises:
             MissingContent, NotAllowed, CorruptImage, KaasError
         """
-        content = self.contents.complete(client, sha256, LIBRARY)
+        content = self.blobs.complete(client, sha256, LIBRARY)
         if content is None:
             raise missing(sha256)
-        async with content.turn:  # it does not give way meanwhile
+        async with content.turn:  # it is not removed meanwhile
             if not content.complete:
                 raise missing(sha256)
             try:
                 return await asyncio.to_thread(self._intact_library, content)
             except WrongContent as error:
                 with no_paths():
-                    self.contents.damaged(content, error.message)
+                    self.blobs.damaged(content, error.message)
                 raise
 
     def _intact_library(self, content: Blob) -> Library:
@@ -226,17 +228,18 @@ class Uploads:
         return self._library(content, data)
 
     def _library(self, content: Blob, data: bytes) -> Library:
-        """data: what the hash is of.
+        """Return the library of uploaded bytes.
 
         Raises:
             NotAllowed, CorruptImage
         """
         images = decode_images(data)
-        self.allowed.check_library(content.hash, images)  # before anything else looks into it
+        self.allowed.check_library(content.hash, images)  # before any other code reads it
         return Library(images)
 
 
 def missing(*hashes: str) -> MissingContent:
+    """Return the error for uploads that are missing or incomplete."""
     return MissingContent(f"this client has not uploaded {', '.join(hashes)}, or not all of it", hashes=hashes)
 
 
@@ -257,7 +260,7 @@ def _write(content: Blob, data: memoryview) -> None:
 
 
 def _digest(content: Blob) -> Any:
-    """Of what an earlier life has left."""
+    """Return the hash of the bytes that an earlier run has left."""
     digest = hashlib.sha256()
     left = content.have
     if left:

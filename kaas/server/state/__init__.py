@@ -1,4 +1,4 @@
-"""What a server keeps on disk, so that it survives a restart: blobs, objects, functions, replies.
+"""The state that a server keeps on disk for restarts: blobs, objects, functions, replies.
 
 Runs in the server's process.
 """

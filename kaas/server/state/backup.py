@@ -1,4 +1,4 @@
-"""A copy of a server's state folder, of one moment, while the server runs or not."""
+"""A consistent copy of a server's state folder. The server may run meanwhile."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
 from kaas.server.usage.usage_file import NAME, SEGMENT
 
 ATTEMPTS = 10
-"""How often what clients have changed meanwhile is copied again."""
+"""The most attempts, since clients may change the state while it is copied."""
 
 
 def back_up(folder: Path, to: Path) -> int:
-    """Copy the state; a server that is given the copy as its state goes on from that moment. How many uploads it has.
+    """Copy the state, so that a server can start with the copy. Return the number of uploads in it.
 
     Args:
-        to: a folder that is made.
+        folder: the state. to: a folder that is made.
 
     Raises:
         InvalidConfig: there is no state, or to exists.
-        KaasError: it cannot be copied; what was copied stays there.
+        KaasError: it cannot be copied; the incomplete copy stays.
     """
     if not (folder / CLIENTS).exists():
         raise InvalidConfig(f"{folder} is no state folder of a server: it has no {CLIENTS}", field="state")
@@ -49,7 +49,7 @@ def back_up(folder: Path, to: Path) -> int:
 
 
 def _back_up_usage(folder: Path, to: Path) -> None:
-    """The journal first: what the file has meanwhile taken from it does not count twice."""
+    """Copy the journal first: charges that the file has taken from it meanwhile do not count twice."""
     for path in folder.glob(SEGMENT + "*"):
         try:
             _copy(path, to / path.name)
@@ -69,7 +69,7 @@ def _copy_database(path: Path, to: Path) -> None:
 
 
 def _wanted(path: Path) -> dict[str, int]:
-    """The files of a copy's uploads, by their place, and how many bytes each has if it is complete."""
+    """Return the size of each upload of a copy, when complete, by its file's place."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT kind, key, value FROM entries WHERE kind = ?", (blob_store.KIND,)).fetchall()
     wanted = {}
@@ -83,7 +83,7 @@ def _wanted(path: Path) -> dict[str, int]:
 
 
 def _copied(folder: Path, to: Path, place: str) -> bool:
-    """Whether an upload is in the copy, complete or in part."""
+    """Copy an upload, complete or in part. Return True if it is in the copy."""
     for name in (place, place + blob_store.PART):
         try:
             (to / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _remove_others(to: Path, wanted: dict[str, int]) -> None:
-    """What an attempt has copied that did not count."""
+    """Remove uploads that an earlier attempt has copied and that are not wanted."""
     for path in (to / CONTENTS).glob("*/*"):
         if str(path.relative_to(to)).removesuffix(blob_store.PART) not in wanted:
             path.unlink()

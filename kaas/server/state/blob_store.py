@@ -1,8 +1,7 @@
-"""What remote clients have uploaded, complete or in part: files known by their hashes, counted by client.
+"""Uploads of remote clients, complete or in part: files by hash, counted for each client.
 
-No client gains by what another has: each has a folder of its own, and what it has not sent itself is not there for it.
-If uploads were shared, their hashes would be a way to ask whether somebody else here has certain bytes, and to get them
-without having them.
+Clients share no uploads: each has its own folder and must send all bytes itself. Otherwise a hash would show if another
+client has certain bytes, and would give access to them.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from kaas.server.state.state import CONTENTS, State
 
 LIBRARY, VALUE = "library", "value"
 KINDS = {LIBRARY: "library_bytes", VALUE: "stored_bytes"}
-"""Kinds of uploads, and the quotas that they are counted by."""
+"""The quota of each kind of uploads."""
 GRAIN_BYTES = 64 << 10
-"""Each takes at least this much of memory or disk, and counts so."""
+"""The least bytes that an upload counts, since it takes so much of memory or disk."""
 MOST_CONTENTS = 4096
-"""Of one client, of both kinds together."""
+"""The most uploads of one client, of both kinds together."""
 PART = ".part"
 HELD_AS = {LIBRARY: "libraries", VALUE: "objects"}
-"""Kinds, as those know them who are told how many bytes a client has."""
+"""The names of the kinds in usage."""
 KIND = "contents"
 _OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
-"""Files that uploads make."""
+"""Names of the files of uploads."""
 
 
 class BlobLimits(Protocol):
-    """What a client may have here; None for no limit."""
+    """Limits of a client; None for no limit."""
 
     @property
     def stored_bytes(self) -> int | None: ...
@@ -70,9 +69,10 @@ class Blob:
     """An upload.
 
     Fields:
-        signature: see `wire.Upload`. have: bytes that are there, from the first on. complete: all, and of the right
-            hash. uses: names and functions that need it; without any it gives way to others. gone: it has.
-        turn: for who writes to it. digest: of what is there, if it is known; an object of hashlib.
+        signature: see `wire.Upload`. have: number of bytes that have come, from the first on. complete: True if all
+            have come and the hash is right. uses: number of names and functions that use it; without any it may be
+            evicted. gone: True if it was removed.
+        turn: held while bytes are written. digest: hash of the bytes that have come, if known; an object of hashlib.
     """
 
     client: str
@@ -90,47 +90,50 @@ class Blob:
 
     @property
     def part(self) -> Path:
+        """The file of an incomplete upload."""
         return self.path.with_name(self.hash + PART)
 
     @property
     def idle(self) -> bool:
+        """True if it is neither used nor being written."""
         return not self.uses and not self.turn.locked()
 
     @property
     def counted_bytes(self) -> int:
+        """The bytes that count for its client's quota."""
         return max(self.nbytes, GRAIN_BYTES)
 
 
 @dataclass(slots=True)
 class _Client:
-    """contents: those longest without use first. extra: bytes that count by kind and are no contents."""
+    """blobs: by hash, the least recently used first. extra: further counted bytes by kind. used: all counted bytes."""
 
-    contents: dict[str, Blob] = field(default_factory=dict)
+    blobs: dict[str, Blob] = field(default_factory=dict)
     extra: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     used: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
 
 class BlobStore:
-    """Belongs to one event loop."""
+    """All uploads. Use an object of this class from one event loop only."""
 
     def __init__(self, state: State, limits: LimitsOf, changed: Changed) -> None:
-        """changed: told a client, "libraries" or "objects", and how many bytes that client has of these from now on."""
+        """changed: called with a client, "libraries" or "objects", and the bytes that the client now has of these."""
         self._state = state
         self._limits = limits
         self._changed = changed
         self._clients: dict[str, _Client] = {}
 
     def open(self) -> None:
-        """Find what an earlier life has left. What is damaged is set aside; files that nobody knows are removed."""
-        aside = self._state.set_aside
+        """Load the uploads of earlier runs. Damaged ones are set aside; files without an entry are removed."""
+        set_aside = self._state.set_aside
         known: set[Path] = set()
         for kept in self._state.read(KIND, _decode):
             content = self._content(kept.client, kept.hash, kept.nbytes, kept.kind, kept.signature)
             size = _size(content.path)
             content.complete = size == kept.nbytes
             if size >= 0 and not content.complete:
-                aside.file(content.path, f"an upload of {kept.client!r} had {kept.nbytes} bytes, and has {size}")
-            # the last byte of one that was not found to be right comes once more, so that somebody looks
+                set_aside.file(content.path, f"an upload of {kept.client!r} had {kept.nbytes} bytes, and has {size}")
+            # an unchecked upload must get its last byte again, since the check follows that
             content.have = kept.nbytes if content.complete else min(_size(content.part), kept.nbytes - 1)
             if content.complete or content.have > 0:
                 known.add(content.path if content.complete else content.part)
@@ -141,21 +144,21 @@ class BlobStore:
             self._tidy(folder, known)
 
     def _tidy(self, folder: Path, known: Set[Path]) -> None:
-        """Have nothing there but what is known. What a client has deleted goes; what may be somebody's is set aside."""
-        aside = self._state.set_aside
+        """Remove files without an entry. In a damaged state set them aside: a lost entry may have used them."""
+        set_aside = self._state.set_aside
         if folder.is_symlink() or not folder.is_dir():
-            aside.file(folder, "it is no folder of a client's")
+            set_aside.file(folder, "it is no folder of a client's")
             return
         for path in set(folder.iterdir()) - known:
             if not _OWN.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-                aside.file(path, "it is no client's upload")
+                set_aside.file(path, "it is no client's upload")
             elif self._state.damaged:
-                aside.file(path, "nothing that is left of the state refers to it")
+                set_aside.file(path, "nothing that is left of the state refers to it")
             else:
                 path.unlink()
 
     def damaged(self, content: Blob, why: str) -> None:
-        """A complete one is not what it was when it came: its file is set aside, and it can be uploaded again.
+        """Set the file of a damaged upload aside, so that it can be uploaded again.
 
         Raises:
             OSError
@@ -167,27 +170,28 @@ class BlobStore:
         return Blob(client, sha256, nbytes, kind, signature, self._state.folder_of(client) / sha256)
 
     def find(self, client: str, sha256: str) -> Blob | None:
-        """Whatever there is of it."""
+        """Return an upload, complete or not; None if there is none."""
         known = self._clients.get(client)
-        return known.contents.get(sha256) if known is not None else None
+        return known.blobs.get(sha256) if known is not None else None
 
     def full(self) -> bool:
-        """Whether the disk is."""
+        """Return True if the disk is full."""
         return self._state.reserve.full()
 
     def complete(self, client: str, sha256: str, kind: str) -> Blob | None:
+        """Return an upload of this kind if it is complete, else None."""
         found = self.find(client, sha256)
         return found if found is not None and found.complete and found.kind == kind else None
 
     def used(self, client: str, kind: str) -> int:
-        """Bytes that count."""
+        """Return the counted bytes of a client's uploads of a kind."""
         known = self._clients.get(client)
         return known.used[kind] if known is not None else 0
 
-    # --- coming and going
+    # --- adding and removing
 
     def begin(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes = b"") -> Blob:
-        """A new one, of which nothing is there yet; others that nobody needs may go for it.
+        """Begin a new, empty upload. Unused uploads may be removed for it.
 
         Raises:
             QuotaExceeded, KaasError
@@ -203,23 +207,23 @@ class BlobStore:
         return content
 
     def keep(self, content: Blob) -> None:
-        """For later lives."""
+        """Write the entry of an upload, so that it outlives the server."""
         kept = KeptBlobs(content.client, content.hash, content.nbytes, content.kind, content.signature)
         self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(kept))
 
     def _add(self, content: Blob) -> None:
-        self._clients.setdefault(content.client, _Client()).contents[content.hash] = content
+        self._clients.setdefault(content.client, _Client()).blobs[content.hash] = content
         self._count(content.client, content.kind, content.counted_bytes)
 
     def touch(self, content: Blob) -> None:
-        """It gives way after those that nobody has touched since."""
-        contents = self._clients[content.client].contents
-        contents[content.hash] = contents.pop(content.hash)
+        """Mark an upload as the most recently used one."""
+        blobs = self._clients[content.client].blobs
+        blobs[content.hash] = blobs.pop(content.hash)
 
     def remove(self, content: Blob) -> None:
-        """Its file first: on a full disk that makes room for the rest. Its entry without a file means nothing."""
+        """Remove an upload. Its file goes first: that makes room on a full disk. An entry without a file is ignored."""
         content.gone = True
-        del self._clients[content.client].contents[content.hash]
+        del self._clients[content.client].blobs[content.hash]
         self._count(content.client, content.kind, -content.counted_bytes)
         with no_paths():
             for path in (content.path, content.part):
@@ -227,21 +231,22 @@ class BlobStore:
         self._state.remove(KIND, content.client, content.hash)
 
     def has(self, client: str) -> bool:
+        """Return True if a client has uploads."""
         known = self._clients.get(client)
-        return known is not None and bool(known.contents)
+        return known is not None and bool(known.blobs)
 
     def purge(self, client: str) -> None:
-        """Remove all that a client has uploaded.
+        """Remove all uploads of a client.
 
         Raises:
             KaasError
         """
         known = self._clients.get(client)
-        for content in list(known.contents.values()) if known is not None else ():
+        for content in list(known.blobs.values()) if known is not None else ():
             self.remove(content)
 
     def release(self, content: Blob) -> bool:
-        """It has one use less. True: that was the last one of a value, which is gone."""
+        """Count one use less. Return True if a value lost its last use and was removed."""
         content.uses -= 1
         if content.uses or content.kind != VALUE:
             return False
@@ -251,7 +256,7 @@ class BlobStore:
     # --- counting
 
     def charge(self, client: str, kind: str, nbytes: int) -> None:
-        """Count bytes that are no uploads.
+        """Count bytes for a client in addition to its uploads.
 
         Raises:
             QuotaExceeded
@@ -261,6 +266,7 @@ class BlobStore:
         self._count(client, kind, nbytes)
 
     def refund(self, client: str, kind: str, nbytes: int) -> None:
+        """Undo a `charge`."""
         self._clients[client].extra[kind] -= nbytes
         self._count(client, kind, -nbytes)
 
@@ -270,7 +276,7 @@ class BlobStore:
         self._changed(client, HELD_AS[kind], used[kind])
 
     def make_room(self, client: str, kind: str, nbytes: int, number: int = 0) -> None:
-        """Let so many bytes, and contents, fit: what nobody needs goes, or nothing does if that would not do.
+        """Make `nbytes` and `number` uploads fit: remove unused ones, or none if that is not enough.
 
         Raises:
             QuotaExceeded
@@ -290,20 +296,20 @@ class BlobStore:
                     limit=limit,
                     used=used,
                 )
-        excess = len(known.contents) - len(going) + number - MOST_CONTENTS
+        excess = len(known.blobs) - len(going) + number - MOST_CONTENTS
         if excess > 0:
-            rest = [each for each in known.contents.values() if each.idle and each not in going]
+            rest = [each for each in known.blobs.values() if each.idle and each not in going]
             if len(rest) < excess:
-                raise too_many(client, "contents", MOST_CONTENTS, len(known.contents))
+                raise too_many(client, "contents", MOST_CONTENTS, len(known.blobs))
             going += rest[:excess]
         for each in going:
             self.remove(each)
 
 
 def _first(known: _Client, kind: str, nbytes: int) -> list[Blob]:
-    """Those that would give way for so many bytes, or all that could."""
+    """Return the idle uploads to remove for `nbytes`, or all idle ones if these are fewer."""
     going: list[Blob] = []
-    for each in known.contents.values():
+    for each in known.blobs.values():
         if nbytes <= 0:
             break
         if each.kind == kind and each.idle:
@@ -313,13 +319,14 @@ def _first(known: _Client, kind: str, nbytes: int) -> list[Blob]:
 
 
 def too_many(client: str, what: str, limit: int, used: int) -> QuotaExceeded:
+    """Return the error for a client with too many entries of a kind."""
     return QuotaExceeded(
         f"a client has at most {limit} {what} at this server", client=client, quota=what, limit=limit, used=used
     )
 
 
 class no_paths:  # noqa: N801 - used as a statement
-    """What the disk says, as an error that tells a client nothing of the server's folders."""
+    """A context that raises an OSError as a KaasError without paths, because clients see its text."""
 
     def __enter__(self) -> None:
         return None
@@ -330,7 +337,7 @@ class no_paths:  # noqa: N801 - used as a statement
 
 
 def _size(path: Path) -> int:
-    """-1: there is no such file."""
+    """Return the size of a file, -1 if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

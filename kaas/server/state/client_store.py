@@ -1,4 +1,4 @@
-"""What remote clients have at a server: code and values that they have uploaded, functions, objects by name."""
+"""The data of remote clients at a server: uploaded code and values, functions, named objects, durable replies."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Kept = (
     | protocol.Delete
     | protocol.Objects
 )
-"""Messages about what a client has here."""
-Said = tuple[protocol.FromServer, Sequence[Any]]
-"""An answer, and the frames behind it."""
+"""Messages about a client's data."""
+Reply = tuple[protocol.FromServer, Sequence[Any]]
+"""The header and the frames of a reply."""
 
 
 class ClientStore:
-    """Belongs to the pool's event loop. client: the name of a key.
+    """All data of all clients. Use an object of this class from the pool's event loop only. client: the name of a key.
 
     Fields:
-        functions, values: look up by client and name. answers: that outlive the server. aside: what was damaged.
-        tenants: who has left it.
+        functions, objects: by client and name. durable_replies: those that outlive the server. set_aside: damaged
+            data. tenants: the owners of the data.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ClientStore:
         served: ServedETasks = NONE_SERVED,
         reserve: Reserve | None = None,
     ) -> None:
-        """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
-        or "objects", bytes. reserve: of the disk."""
+        """folder: the server's state. changed: called with a client, "libraries" or "objects", and the bytes that the
+        client now has of these. reserve: room on the disk."""
         self._state = State(folder, reserve)
         self.set_aside = self._state.set_aside
         self._uploads = Uploads(self._state, limits, allowed, changed)
@@ -67,7 +67,7 @@ class ClientStore:
         self.functions = ClientFunctions(self._state, self._uploads, self.objects, objects, registry, steps, served)
 
     async def open(self) -> None:
-        """What an earlier life of the server has left is there again.
+        """Load the data that an earlier run of the server has left.
 
         Raises:
             InvalidConfig
@@ -79,15 +79,16 @@ class ClientStore:
         await self.functions.open()
 
     def close(self) -> None:
+        """Close the functions and the state."""
         self.functions.close()
         self._state.close()
 
     def has(self, client: str) -> bool:
-        """Whether a client has left anything here."""
-        return self._uploads.contents.has(client) or self.functions.has(client)
+        """Return True if a client has uploads or functions here."""
+        return self._uploads.blobs.has(client) or self.functions.has(client)
 
     async def purge(self, client: str) -> None:
-        """Forget all that a client has here; what it has begun to change is done first.
+        """Remove all data of a client, after its running changes have ended.
 
         Raises:
             KaasError
@@ -95,11 +96,11 @@ class ClientStore:
         async with self.objects.turn(client):
             self.functions.purge(client)
             self.objects.purge(client)
-            self._uploads.contents.purge(client)
+            self._uploads.blobs.purge(client)
             self.durable_replies.purge(client)
 
-    def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Coroutine[Any, Any, Said]:
-        """What a message leads to. frames: those behind the header.
+    def reply(self, client: str, message: Kept, frames: Sequence[Any]) -> Reply | Coroutine[Any, Any, Reply]:
+        """Carry out a message. Return the reply, or a coroutine that returns it. frames: without the header.
 
         Raises:
             KaasError
@@ -113,25 +114,26 @@ class ClientStore:
             case protocol.Functions():
                 return self.functions.list(client, message), ()
             case protocol.Upload():
-                return _said(self._uploads.offer(client, message))
+                return _without_frames(self._uploads.offer(client, message))
             case protocol.Chunk():
-                return _said(self._uploads.chunk(client, message, _frame(frames)))
+                return _without_frames(self._uploads.chunk(client, message, _frame(frames)))
             case protocol.Register():
-                return _said(self.functions.register(client, message, _frame(frames)))
+                return _without_frames(self.functions.register(client, message, _frame(frames)))
             case protocol.Unregister():
-                return _said(self.functions.unregister(client, message))
+                return _without_frames(self.functions.unregister(client, message))
             case protocol.Put():
-                return _said(self.objects.put(client, message, frames[0] if frames else None))
+                return _without_frames(self.objects.put(client, message, frames[0] if frames else None))
             case protocol.Delete():
-                return _said(self.objects.delete(client, message))
+                return _without_frames(self.objects.delete(client, message))
 
 
-async def _said(answer: Awaitable[protocol.FromServer]) -> Said:
-    return await answer, ()
+async def _without_frames(header: Awaitable[protocol.FromServer]) -> Reply:
+    return await header, ()
 
 
 def _frame(frames: Sequence[Any]) -> Any:
-    """
+    """Return the frame that a message must have.
+
     Raises:
         InvalidRequest
     """

@@ -1,7 +1,7 @@
-"""Answers that outlive the server: to requests with a key that are not to be run again.
+"""Replies that outlive the server: to requests with a key that must not run again.
 
-A kTask is pure, and may run once more when its answer was lost with the server. What it reads by a name is not: a
-request that replaces what it has read would be done twice. Nor is an eTask pure.
+A kTask is pure, and may run once more when its reply was lost with the server. Named objects are not pure: a request
+that replaces an object that it has read would have its effect twice. An eTask is not pure either.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class DurableReply(msgspec.Struct, frozen=True, array_like=True):
-    """asked: the function, as it was named. label: of it. outputs: names of those that came, as frames. request,
-    charge: what its key stands for, as in `kaas.server.binding.InvocationDigest`; "" if that was not written down."""
+    """A stored reply. asked: the function's name in the request. label: the function's. outputs: names of the frames.
+    request, charge: as in `kaas.server.binding.InvocationDigest`; "" if they were not stored."""
 
     client: str
     key: str
@@ -35,21 +35,25 @@ class DurableReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DurableReplies:
+    """The stored replies of all clients."""
+
     def __init__(self, state: State) -> None:
         self._state = state
 
     def read(self) -> Iterable[DurableReply]:
-        """Of earlier lives, in the order in which they came."""
+        """Return the replies of earlier runs, in the order in which they were stored."""
         return self._state.read(ANSWERS, _decode)
 
     def remove(self, client: str, key: str) -> None:
+        """Remove a reply. A failure is logged only."""
         try:
             self._state.remove(ANSWERS, client, key)
-        except KaasError as error:  # the next life finds it, and forgets it when it is old
+        except KaasError as error:  # the next run loads it, and forgets it when it is old
             _log.warning("an answer of %s stays: %s", client, error.message)
 
     def purge(self, client: str) -> None:
-        """
+        """Remove all replies of a client.
+
         Raises:
             KaasError
         """
@@ -65,6 +69,7 @@ def entry(
     frames: Sequence[Any],
     bound: InvocationDigest,
 ) -> bytes:
+    """Return a reply as an entry of the state."""
     sent = [bytes(frame) for frame in frames]
     return msgspec.msgpack.encode(DurableReply(client, key, asked, label, outputs, sent, bound.request, bound.charge))
 

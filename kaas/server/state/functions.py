@@ -1,4 +1,4 @@
-"""Functions that remote clients have registered: of each client its own, and registered again when a server starts.
+"""Functions that remote clients have registered, by client. A server registers them again when it starts.
 
 A function counts as many bytes as its kTask with all its code has, which the pool keeps for its executors.
 """
@@ -27,61 +27,62 @@ from kaas.server.state.state import State
 from kaas.wire import protocol
 
 MOST_FUNCTIONS = 1024
-"""Of one client."""
+"""The most functions of one client."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 KIND = "remote functions"
 
 
 class ClientFunctions:
-    """Belongs to one event loop. A client is the name of a key."""
+    """Functions by client; a client is the name of a key. Use an object of this class from one event loop only."""
 
     def __init__(
         self,
         state: State,
         uploads: Uploads,
-        values: ObjectStore,
+        object_store: ObjectStore,
         objects: HeldObjects,
         registry: Registry,
         steps: Collection[str] = (),
         served: ServedETasks = NONE_SERVED,
     ) -> None:
-        """steps: names of cTasks that functions may have around them. served: the server's own functions; those of a
-        client come first where both have a name."""
+        """steps: names of cTasks that functions may have around them. served: the server's own functions; a client's
+        function takes precedence over one with its name."""
         self._state = state
         self._uploads = uploads
-        self._values = values
-        self._maker = FunctionBuilder(uploads, values, objects, registry)
+        self._object_store = object_store
+        self._builder = FunctionBuilder(uploads, object_store, objects, registry)
         self._steps = steps
         self._served = served
         self._clients: dict[str, dict[str, ClientFunction]] = {}
         self._named: dict[str, dict[str, InvocableFunction | KaasError]] = {}
 
     async def open(self) -> None:
-        """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
-        allowed say, is kept and says so."""
-        libraries: dict[tuple[str, str], Library] = {}  # many functions of one model have the same
+        """Register the functions of earlier runs again. A function that cannot be registered now, for example since
+        its code is no longer allowed, is kept with its error."""
+        libraries: dict[tuple[str, str], Library] = {}  # many functions of one model share them
         for kept in self._state.read(KIND, _decode):
             try:
-                entry = await self._maker.restored(kept, libraries)
+                entry = await self._builder.restored(kept, libraries)
             except KaasError as error:
                 entry = ClientFunction(kept, error, [], 0)
             else:
                 if kept.facts is None:
-                    with suppress(KaasError):  # on a full disk, say: then it is built at the next start too
+                    with suppress(KaasError):  # for example on a full disk: the next start builds it again
                         self._state.put(KIND, kept.client, entry.handle, msgspec.msgpack.encode(entry.kept))
             self._add(entry)
 
     def close(self) -> None:
-        self._maker.close()
+        """Close the builder of functions."""
+        self._builder.close()
 
     # --- looking up
 
     def named(self, client: str, function: str) -> InvocableFunction:
-        """By name or key.
+        """Return a function by name or key.
 
         Raises:
-            UnknownFunction; KaasError: it was registered before the server started again, and could not be since.
+            UnknownFunction. KaasError: it could not be registered again after a restart.
         """
         try:
             found = self._named[client][function]
@@ -97,6 +98,7 @@ class ClientFunctions:
         return found
 
     def list(self, client: str, message: protocol.Functions) -> protocol.Listed:
+        """Return a description of each function of a client, and of the server's own ones."""
         own = self._clients.get(client, {})
         entries: list[Any] = [entry.listed for entry in own.values()]
         entries += [described(each) for each in self._served.all(client) if each.name not in own]
@@ -105,7 +107,8 @@ class ClientFunctions:
     # --- registering
 
     async def register(self, client: str, message: protocol.Register, frame: bytes | memoryview) -> protocol.Registered:
-        """
+        """Build a function and register it, instead of another one with its name.
+
         Raises:
             InvalidRequest, InvalidGraph, InvalidCode, MissingContent, UnknownObject, NotAllowed, QuotaExceeded
         """
@@ -119,17 +122,17 @@ class ClientFunctions:
             raise InvalidRequest(
                 f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
             )
-        if len(message.signature) > SIGNATURE_BYTES:  # it is kept
+        if len(message.signature) > SIGNATURE_BYTES:  # it is stored
             raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
         for step in filter(None, (message.before, message.after)):
             if step not in self._steps:
                 raise InvalidRequest(f"this server has no cTask {shown(step)}")
 
     async def _register(self, client: str, message: protocol.Register, task: bytes) -> InvocableFunction:
-        async with self._values.turn(client):
+        async with self._object_store.turn(client):
             constants = {}
             for buffer, name in message.constants.items():
-                stored = self._values.named(client, name)
+                stored = self._object_store.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             around = message.before, message.after
             kept = KeptFunction(client, message.name, task, constants, *around, signature=message.signature)
@@ -138,22 +141,22 @@ class ClientFunctions:
                 if isinstance(known.ready, InvocableFunction) and known.kept.asks_for(kept):
                     return known.ready
             others = sum(each.kernels for each in mine.values() if each.handle != message.name)
-            entry = await self._maker.made(kept, others)
+            entry = await self._builder.made(kept, others)
             before = mine.get(entry.handle)
             try:
                 if before is None and len(mine) >= MOST_FUNCTIONS:
                     raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
                 self._state.put(KIND, client, entry.handle, msgspec.msgpack.encode(entry.kept))
             except KaasError:
-                self._maker.let_go(entry)
+                self._builder.let_go(entry)
                 raise
             self._add(entry)
             if before is not None:
-                self._maker.let_go(before)
+                self._builder.let_go(before)
             assert isinstance(entry.ready, InvocableFunction)
             return entry.ready
 
-    # --- coming and going
+    # --- adding and removing
 
     def _add(self, entry: ClientFunction) -> None:
         client = entry.kept.client
@@ -161,7 +164,7 @@ class ClientFunctions:
         self._look_up(client)
 
     def _look_up(self, client: str) -> None:
-        """Names and keys anew."""
+        """Rebuild the table of a client's names and keys."""
         found = self._named[client] = {}
         for entry in self._clients[client].values():
             found[entry.kept.key] = entry.ready
@@ -169,7 +172,7 @@ class ClientFunctions:
             found[handle] = entry.ready
 
     async def unregister(self, client: str, message: protocol.Unregister) -> protocol.Done:
-        """By name, or all of a key.
+        """Remove the function with a name, and all functions with a key.
 
         Raises:
             UnknownFunction
@@ -178,7 +181,7 @@ class ClientFunctions:
         return protocol.Done(message.number)
 
     async def _unregister(self, client: str, function: str) -> None:
-        async with self._values.turn(client):
+        async with self._object_store.turn(client):
             mine = self._clients.get(client, {})
             going = [mine[function]] if function in mine else []
             going += [entry for entry in mine.values() if entry.kept.key == function and entry not in going]
@@ -188,20 +191,21 @@ class ClientFunctions:
                 self._state.remove(KIND, client, entry.handle)
                 del mine[entry.handle]
                 self._look_up(client)
-                self._maker.let_go(entry)
+                self._builder.let_go(entry)
 
     def has(self, client: str) -> bool:
+        """Return True if a client has functions."""
         return bool(self._clients.get(client))
 
     def purge(self, client: str) -> None:
-        """Forget all that a client has registered. Belongs to who has its turn.
+        """Remove all functions of a client. The caller holds its `turn`.
 
         Raises:
             KaasError
         """
         for handle, entry in self._clients.pop(client, {}).items():
             self._state.remove(KIND, client, handle)
-            self._maker.let_go(entry)
+            self._builder.let_go(entry)
         self._named.pop(client, None)
 
 

@@ -1,4 +1,4 @@
-"""A damaged SQLite file of a server's state: set aside, with every row that can still be read in a new one."""
+"""Repair of a damaged SQLite file: it is set aside, and every readable row goes into a new file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kaas.server.state.set_aside import SetAside
 
 WAL, SHARED = "-wal", "-shm"
 BUILDING, MENDED = ".building", ".mended"
-"""What a new file is called until it has all its rows, and then until the damaged one has been set aside."""
+"""Suffixes of a new file until it has all its rows, and then until the damaged file has been set aside."""
 MOST_TRIED = 1 << 20
-"""Row ids between two readable parts of a table that are tried one by one."""
+"""The most row ids between two readable parts of a table that are tried one by one."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 _PRIMARY_CODE = 0xFF
 _HEADER = b"SQLite format 3\0"
@@ -23,18 +23,19 @@ _HEADER = b"SQLite format 3\0"
 Row = tuple[object, ...]
 
 
-def mend(path: Path, schema: str, tables: Sequence[str], aside: SetAside) -> bool:
-    """Leave a file at path that SQLite can use, or none. True: the one that was there was damaged, and is set aside.
+def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) -> bool:
+    """Leave a usable SQLite file at path, or none. Return True if a damaged one was set aside.
 
     Args:
-        schema: the statements that make its tables, always in this order. tables: those whose rows are saved.
+        path: the file. schema: the statements that make its tables, always in this order. tables: those whose rows are
+            saved. set_aside: gets the damaged file.
 
     Raises:
-        sqlite3.Error, OSError: the file cannot be used, but not since it is damaged.
+        sqlite3.Error, OSError: the file cannot be used for another reason than damage.
     """
     building, mended = (path.with_name(path.name + end) for end in (BUILDING, MENDED))
-    if mended.exists():  # an earlier life was killed after it had read what could be read
-        _set_aside(path, aside, "it was damaged; all of its rows that could be read are used")
+    if mended.exists():  # an earlier run was killed after it had saved the rows
+        _set_aside(path, set_aside, "it was damaged; all of its rows that could be read are used")
         os.replace(mended, path)
         return True
     _remove(building)
@@ -43,22 +44,22 @@ def mend(path: Path, schema: str, tables: Sequence[str], aside: SetAside) -> boo
         return False
     saved = _save(path, building, schema, tables)
     os.replace(building, mended)
-    _set_aside(path, aside, f"{why}; {saved} of its rows could be read and are used")
+    _set_aside(path, set_aside, f"{why}; {saved} of its rows could be read and are used")
     os.replace(mended, path)
     return True
 
 
-def _set_aside(path: Path, aside: SetAside, why: str) -> None:
-    """With its journal: a file that takes its place must not find that."""
+def _set_aside(path: Path, set_aside: SetAside, why: str) -> None:
+    """Set a file aside with its journal, which must not be applied to the new file."""
     for end in (WAL, SHARED, ""):
-        aside.file(path.with_name(path.name + end), why)
+        set_aside.file(path.with_name(path.name + end), why)
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a file, in SQLite's words; "" if nothing is, or there is none.
+    """Return SQLite's description of a file's damage; "" for a sound file or none.
 
     Raises:
-        sqlite3.Error: it cannot be read, but not since it is damaged.
+        sqlite3.Error: it cannot be read for another reason than damage.
     """
     if not path.exists():
         return ""
@@ -73,11 +74,12 @@ def damage(path: Path) -> str:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
+    """Return True if an error shows that the file is damaged."""
     return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED
 
 
 def _save(path: Path, building: Path, schema: str, tables: Sequence[str]) -> int:
-    """Copy what can be read into a new file. How many rows that are."""
+    """Copy the readable rows into a new file. Return their number."""
     saved = 0
     os.close(os.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(building, isolation_level=None)) as new:
@@ -99,8 +101,8 @@ def _copy_of(path: Path) -> Path:
 
 
 def _readable(path: Path, schema: str) -> closing[sqlite3.Connection]:
-    """A copy of a damaged file, whose first page, the one without which nothing can be read, is a new one if it must
-    be: all pages but that hold only rows."""
+    """Open a copy of a damaged file. Its first page, without which no row can be read, is replaced if it is damaged:
+    all other pages hold only rows."""
     copy = _copy_of(path)
     _copy(path, copy)
     connection = sqlite3.connect(copy, isolation_level=None)
@@ -130,8 +132,8 @@ def _remove(path: Path) -> None:
 
 
 def _give_first_page(path: Path, schema: str) -> None:
-    """Of an empty file of the same tables, which lie at the same pages; see "The Database Header" in SQLite's "Database
-    File Format"."""
+    """Replace the first page by that of an empty file with the same tables, which lie at the same pages; see "The
+    Database Header" in SQLite's "Database File Format"."""
     fresh = path.with_name(path.name + ".fresh")
     _remove(fresh)
     with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
@@ -150,8 +152,8 @@ def _give_first_page(path: Path, schema: str) -> None:
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """All rows of a table that can be read: those before the first damaged page, those behind the last one, and
-    whatever row between them has an id that leads to it."""
+    """Yield all readable rows of a table: those before the first damaged page, those behind the last one, and those
+    between them that are found by their id."""
     before: dict[int, Row] = {}
     if _scan(connection, table, "ASC", before):
         yield from before.values()
@@ -173,7 +175,7 @@ def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(connection: sqlite3.Connection, table: str, order: str, found: dict[int, Row]) -> bool:
-    """Whether there was no damage."""
+    """Read rows into `found`. Return True if no page was damaged."""
     try:
         for rowid, *row in connection.execute(f"SELECT rowid, * FROM {table} NOT INDEXED ORDER BY rowid {order}"):
             found[rowid] = tuple(row)
@@ -183,7 +185,7 @@ def _scan(connection: sqlite3.Connection, table: str, order: str, found: dict[in
 
 
 def _listed(connection: sqlite3.Connection, table: str) -> list[int]:
-    """Row ids that an index of the table has, as far as that can be read."""
+    """Return the row ids in an index of the table, as far as it can be read."""
     found: list[int] = []
     with suppress(sqlite3.DatabaseError):
         for (rowid,) in connection.execute(f"SELECT rowid FROM {table} INDEXED BY sqlite_autoindex_{table}_1"):

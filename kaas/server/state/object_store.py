@@ -1,4 +1,4 @@
-"""Objects that remote clients have put at a server, by name: in memory that executors read, and on disk for restarts.
+"""Named objects of remote clients: in memory that executors read, and on disk for restarts.
 
 A value counts as long as a name or a function's constants refer to it, once for each client.
 """
@@ -30,7 +30,7 @@ from kaas.wire.sent_ktasks import MOST_DIMENSIONS
 
 NAME_BYTES = 200
 MOST_NAMES = 4096
-"""Of one client."""
+"""The most objects of one client."""
 KIND = "objects"
 
 
@@ -55,7 +55,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class NewObject:
-    """A value that is to get a name. value: its bytes, or the hash of what was uploaded."""
+    """A value that gets a name. value: its bytes, or the hash of an upload."""
 
     name: str
     dtype: str
@@ -63,7 +63,8 @@ class NewObject:
     value: Any
 
     def check(self) -> None:
-        """
+        """Check name, dtype and shape.
+
         Raises:
             InvalidRequest
         """
@@ -74,7 +75,8 @@ class NewObject:
             raise InvalidRequest(message)
 
     def check_size(self, given: int) -> None:
-        """
+        """Raise if `given` is not the number of bytes of dtype and shape.
+
         Raises:
             WrongSize
         """
@@ -89,7 +91,7 @@ class NewObject:
 
 
 class ObjectStore:
-    """Belongs to one event loop. A client is the name of a key."""
+    """Named objects; a client is the name of a key. Use an object of this class from one event loop only."""
 
     def __init__(self, state: State, uploads: Uploads, objects: HeldObjects) -> None:
         self._state = state
@@ -99,9 +101,9 @@ class ObjectStore:
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def open(self) -> None:
-        """What was put in an earlier life is there again; what its disk has lost or damaged is set aside."""
+        """Load the objects of earlier runs of the server. Lost or damaged ones are set aside."""
         for kept in self._state.read(KIND, _decode):
-            content = self._uploads.contents.complete(kept.client, kept.hash, VALUE)
+            content = self._uploads.blobs.complete(kept.client, kept.hash, VALUE)
             why = "its value is not there"
             held = None
             if content is not None:
@@ -116,8 +118,8 @@ class ObjectStore:
                 self._name(kept, held, content)
 
     async def held(self, content: Blob, data: memoryview | None = None) -> HeldObject | None:
-        """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value,
-        if it is at hand.
+        """Return a complete value in the pool's memory, or None if its file has changed on disk. data: the value, if
+        the caller has it.
 
         Raises:
             KaasError
@@ -127,7 +129,7 @@ class ObjectStore:
             if data is None and not self._objects.holds(key):
                 data = await asyncio.to_thread(_intact, content.path, content.hash)
                 if data is None:
-                    self._uploads.contents.damaged(content, "its bytes have changed on the disk")
+                    self._uploads.blobs.damaged(content, "its bytes have changed on the disk")
                     return None
             return await self._objects.hold(key, data or b"")
 
@@ -139,7 +141,8 @@ class ObjectStore:
     # --- reading
 
     def named(self, client: str, name: str) -> StoredObject:
-        """
+        """Return the object of a client with this name.
+
         Raises:
             UnknownObject
         """
@@ -149,7 +152,7 @@ class ObjectStore:
             raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
 
     def get(self, client: str, message: protocol.Get) -> tuple[protocol.Value, LeavingBytes]:
-        """At most CHUNK_BYTES of it.
+        """Return a part of an object, at most CHUNK_BYTES.
 
         Raises:
             UnknownObject, InvalidRequest
@@ -162,6 +165,7 @@ class ObjectStore:
         return protocol.Value(message.number, stored.dtype, stored.shape, stored.nbytes, stored.content.hash), part
 
     def list(self, client: str, message: protocol.Objects) -> protocol.Listed:
+        """Return name, dtype, shape and bytes of each object of a client."""
         entries: list[dict[str, Any]] = [
             {"name": name, "dtype": stored.dtype, "shape": stored.shape, "bytes": stored.nbytes}
             for name, stored in self._names.get(client, {}).items()
@@ -169,15 +173,15 @@ class ObjectStore:
         return protocol.Listed(message.number, entries)
 
     def view(self, ref: HeldObject) -> memoryview:
-        """Of a value, to be read as long as somebody refers to it."""
+        """Return the bytes of a value, readable as long as a reference to it exists."""
         return self._objects.view(ref)
 
     def stored_bytes(self, client: str) -> int:
-        """Of values, as they count."""
-        return self._uploads.contents.used(client, VALUE)
+        """Return the bytes of a client's values that count for its quota."""
+        return self._uploads.blobs.used(client, VALUE)
 
     def check_room(self, client: str, outputs: Mapping[str, int]) -> None:
-        """Whether outputs of so many bytes would fit, by the names that they are to get; what nobody needs makes room.
+        """Raise if outputs do not fit: bytes by name. Unused uploads make room.
 
         Raises:
             InvalidRequest, QuotaExceeded
@@ -186,7 +190,7 @@ class ObjectStore:
             _check_name(name)
         self._check_number(client, outputs)
         counted = sum(max(nbytes, GRAIN_BYTES) for nbytes in outputs.values())
-        self._uploads.contents.make_room(client, VALUE, counted, len(outputs))
+        self._uploads.blobs.make_room(client, VALUE, counted, len(outputs))
 
     def _check_number(self, client: str, names: Mapping[str, Any]) -> None:
         mine = self._names.get(client, {})
@@ -196,11 +200,12 @@ class ObjectStore:
     # --- changing
 
     def turn(self, client: str) -> asyncio.Lock:
-        """Changes of one client come one after the other."""
+        """Return the lock under which a client's changes run one after the other."""
         return self._turns.setdefault(client, asyncio.Lock())
 
     async def put(self, client: str, message: protocol.Put, frame: bytes | memoryview | None) -> protocol.Done:
-        """
+        """Give a value a name, instead of another object with this name.
+
         Raises:
             InvalidRequest, WrongSize, MissingContent, QuotaExceeded, KaasError
         """
@@ -209,22 +214,22 @@ class ObjectStore:
         return protocol.Done(message.number)
 
     async def store(
-        self, client: str, outputs: Sequence[NewObject], lasting: Mapping[str, Mapping[str, bytes]]
+        self, client: str, outputs: Sequence[NewObject], entries: Mapping[str, Mapping[str, bytes]]
     ) -> None:
-        """Give outputs names, instead of other objects of these. lasting: entries of the state by kind and name, which
-        are there from the same moment on.
+        """Give outputs names, instead of other objects with these names. entries: further entries of the state by kind
+        and name, written in the same transaction.
 
         Raises:
             As `put`; then nothing has changed.
         """
-        await self._uploads.unbroken(self._put(client, outputs, lasting))
+        await self._uploads.unbroken(self._put(client, outputs, entries))
 
-    async def _put(self, client: str, values: Sequence[NewObject], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+    async def _put(self, client: str, values: Sequence[NewObject], others: Mapping[str, Mapping[str, bytes]]) -> None:
         for given in values:
             given.check()
         async with self.turn(client):
             self._check_number(client, {given.name: given for given in values})
-            with ExitStack() as used:  # what is new does not give way meanwhile, nor what it takes the place of
+            with ExitStack() as used:  # neither new nor replaced values are evicted meanwhile
                 found = []
                 for given in values:
                     content, held = await self._found(client, given, used)
@@ -232,15 +237,15 @@ class ObjectStore:
                         (KeptObjects(client, given.name, content.hash, given.dtype, given.shape), held, content)
                     )
                 entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
-                self._state.put_all(client, {KIND: entries, **lasting})
+                self._state.put_all(client, {KIND: entries, **others})
                 for kept, held, content in found:
                     before = self._names.get(client, {}).get(kept.name)
                     if before is not None:
-                        used.callback(self._uploads.contents.release, before.content)
+                        used.callback(self._uploads.blobs.release, before.content)
                     self._name(kept, held, content)
 
     async def _found(self, client: str, given: NewObject, used: ExitStack) -> tuple[Blob, HeldObject]:
-        """A value on disk and in memory, used once more until that ends."""
+        """Return a value on disk and in memory, in use until `used` ends."""
         if isinstance(given.value, str):
             content, data = self._uploaded(client, given.value), None
             given.check_size(content.nbytes)
@@ -249,20 +254,20 @@ class ObjectStore:
             given.check_size(len(data))
             content = await self._uploads.put(client, await _hash(data), VALUE, data)
         content.uses += 1
-        used.callback(self._uploads.contents.release, content)
+        used.callback(self._uploads.blobs.release, content)
         held = await self.held(content, data)
         if held is None:
             raise missing(content.hash)
         return content, held
 
     def _uploaded(self, client: str, sha256: str) -> Blob:
-        content = self._uploads.contents.complete(client, sha256, VALUE)
+        content = self._uploads.blobs.complete(client, sha256, VALUE)
         if content is None:
             raise missing(sha256)
         return content
 
     async def delete(self, client: str, message: protocol.Delete) -> protocol.Done:
-        """Functions that it is bound to keep its value.
+        """Remove the name of an object. Functions with it as a constant keep its value.
 
         Raises:
             UnknownObject
@@ -275,17 +280,17 @@ class ObjectStore:
             stored = self.named(client, name)
             self._state.remove(KIND, client, name)
             del self._names[client][name]
-            self._uploads.contents.release(stored.content)
+            self._uploads.blobs.release(stored.content)
 
     def purge(self, client: str) -> None:
-        """Forget all that a client has put. Belongs to who has its turn.
+        """Remove all objects of a client. The caller holds its `turn`.
 
         Raises:
             KaasError
         """
         for name, stored in self._names.pop(client, {}).items():
             self._state.remove(KIND, client, name)
-            self._uploads.contents.release(stored.content)
+            self._uploads.blobs.release(stored.content)
 
 
 def _check_name(name: str) -> None:
@@ -299,11 +304,13 @@ def _check_name(name: str) -> None:
 
 
 def shown(name: str) -> str:
+    """Return a name for an error's text, shortened if it is too long."""
     return repr(name if len(name) <= NAME_BYTES else name[:NAME_BYTES] + "…")
 
 
 def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """
+    """Return the bytes of an array.
+
     Raises:
         InvalidRequest
     """
@@ -315,8 +322,8 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _key(content: Blob) -> bytes:
-    """What caches know a value by. Nobody else has one of this key, whatever their values are: what is warm for one
-    client would tell another that somebody has the same."""
+    """Return the key of a value in caches. It differs for each client: a shared key would show by its timing that
+    another client has the same value."""
     return hashlib.sha256(b"remote/" + digest_of(content.client).encode() + bytes.fromhex(content.hash)).digest()[:28]
 
 
@@ -328,7 +335,7 @@ async def _hash(data: memoryview) -> str:
 
 
 def _intact(path: Path, sha256: str) -> memoryview | None:
-    """What a file holds, if it is what it should be."""
+    """Return the bytes of a file, None if they do not have this hash."""
     with no_paths(), path.open("rb") as file:
         data = (
             memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if path.stat().st_size else memoryview(b"")

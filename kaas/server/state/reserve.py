@@ -1,4 +1,4 @@
-"""Room on a server's disk that is kept for what must go on when all else finds it full: charges, and deleting."""
+"""Reserved room on a server's disk, so that charges and deletions go on when the disk is full."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import TypeVar
 
 NAME = "reserve"
 RESERVE_BYTES = 16 << 20
-"""A charge takes some 100 bytes: for a hundred thousand requests, until somebody makes room."""
+"""Enough for a hundred thousand charges of some 100 bytes each, until the operator makes room."""
 LEAST_BYTES = 64 << 10
-"""Of a disk on which there is no room for all of it."""
+"""The smallest reserve, on a disk without room for all of it."""
 T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger(__name__)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an operation failed since there is no room on the disk."""
+    """Return True if an operation failed because the disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in _FULL
@@ -32,7 +32,7 @@ class Reserve:
     """A file that holds the room until it is needed. Any thread may call its methods.
 
     Fields:
-        held: whether it does. used: it was needed, and is not there again.
+        held: True while the file holds the room. used: True from its release until it is held again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Reserve:
         self.held = self.used = False
 
     def open(self) -> None:
-        """Take the room; less of it on a disk that has not so much.
+        """Reserve the room, or less of it on a disk without so much.
 
         Raises:
             OSError: the file cannot be made.
@@ -58,6 +58,7 @@ class Reserve:
             _log.error("the disk is full: there is no reserve for charges", extra={"path": str(self._path)})
 
     def close(self) -> None:
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -82,7 +83,7 @@ class Reserve:
         return write()
 
     def release(self) -> bool:
-        """Release the room for what is written next. Return whether there was any."""
+        """Release the room for the next writes. Return False if none was held."""
         with self._lock:
             if not self.held:
                 return False
@@ -94,7 +95,7 @@ class Reserve:
         return True
 
     def full(self) -> bool:
-        """Whether the disk is: the reserve was needed, and there is no room for it yet."""
+        """Return True if the disk is full: the reserve was released, and there is no room for it yet."""
         with self._lock:
             if self.used and self._fd >= 0 and self._take():
                 self.used = False

@@ -1,4 +1,4 @@
-"""What a server's state cannot use any more: moved into one folder, each piece with its story, and told to the log."""
+"""Damaged parts of a server's state: moved into one folder, each with its story, and logged."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from secrets import token_hex
 FOLDER = "set-aside"
 STORY = ".story"
 STORIES_KEPT = 100
-"""Stories of one life that are told to administrators, the newest."""
+"""The number of newest stories of one run that administrators see."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _log = logging.getLogger(__name__)
 
 
 class SetAside:
-    """
+    """The folder of damaged parts.
+
     Fields:
-        stories: of what was set aside since this was made, the newest. count: of how many pieces.
+        stories: the newest stories of this run. count: number of parts that were set aside in this run.
     """
 
     def __init__(self, state: Path) -> None:
-        """state: the server's folder, in which the folder of what was set aside is made when it is needed."""
+        """state: the server's folder. The folder of damaged parts is made in it when it is needed."""
         self.folder = state / FOLDER
         self.stories: list[str] = []
         self.count = 0
 
     def data(self, name: str, data: bytes, why: str) -> None:
-        """Keep the bytes of a row. name: of the row, for people.
+        """Keep the bytes of a row. name: of the row, for readers.
 
         Raises:
             OSError
@@ -43,7 +44,7 @@ class SetAside:
         self._tell(path, name, why)
 
     def file(self, path: Path, why: str) -> None:
-        """Move a file or a folder. One that is gone means nothing.
+        """Move a file or a folder. A missing one is ignored.
 
         Raises:
             OSError
@@ -56,7 +57,7 @@ class SetAside:
         self._tell(to, path.name, why)
 
     def copy(self, path: Path, why: str) -> None:
-        """Keep a copy of a file that goes on being used.
+        """Keep a copy of a file that stays in use.
 
         Raises:
             OSError
@@ -67,7 +68,7 @@ class SetAside:
         self._tell(to, path.name, why)
 
     def story(self, why: str) -> None:
-        """Tell of damage of which there is nothing to keep."""
+        """Log damage without data to keep."""
         self.count += 1
         self.stories = [*self.stories, why][-STORIES_KEPT:]
         _log.error("the state is damaged: %s", why)

@@ -1,7 +1,7 @@
-"""The folder in which a server keeps what its clients have there: only its user's, and one server's at a time.
+"""The folder with the state of a server's clients. Only its user may read it, and one server at a time uses it.
 
-Whatever of it is damaged is set aside with its story (`kaas.server.state.set_aside`), and the rest is used: one bad
-byte, or a file that is out of place, keeps no server from serving.
+Damaged parts are set aside with their story (`kaas.server.state.set_aside`), and the rest is used: one bad byte, or a
+misplaced file, does not keep a server from serving.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from kaas.store import SCHEMA, TABLES, SqliteStore
 CLIENTS = "clients.sqlite"
 CONTENTS = "contents"
 _DIGEST = 32
-"""Hex digits by which files know a client: its name could be a path."""
+"""Hex digits of the digest that stands for a client in paths, since its name could be a path."""
 _SEAL = struct.Struct("<cI")
-"""Before an entry: a byte with which no msgpack begins, and a checksum of the entry and its place."""
+"""Precedes an entry: a byte with which no msgpack begins, and a checksum of the entry and its place."""
 _SEALED = b"\xc1"
 
 T = TypeVar("T")
 
 
 class State:
-    """Fields:
-    folder: where. aside: what was damaged. reserve: of the disk.
+    """The state folder.
+
+    Fields:
+        folder: its path. set_aside: damaged parts. reserve: room on the disk.
     """
 
     def __init__(self, folder: Path, reserve: Reserve | None = None) -> None:
@@ -47,9 +49,10 @@ class State:
         self._lock = -1
 
     def open(self) -> None:
-        """
+        """Lock the folder and open its database.
+
         Raises:
-            InvalidConfig: others may read or write there, another server uses it, or it cannot be made.
+            InvalidConfig: other users may read or write it, another server uses it, or it cannot be made.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,6 +78,7 @@ class State:
         self._store.open()
 
     def close(self) -> None:
+        """Close the database and unlock the folder."""
         self._store.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -82,13 +86,13 @@ class State:
 
     @property
     def damaged(self) -> bool:
-        """Whether something was found to be: then what nothing refers to may be what a lost row has referred to."""
+        """True if damage was found: an unused file may then belong to a lost row."""
         return self.set_aside.count > 0
 
     # --- entries, by kind, client and name
 
     def read(self, kind: str, decode: Callable[[bytes], T]) -> list[T]:
-        """In the order in which they came. One that makes no sense is set aside.
+        """Return the entries of a kind, in the order of their writing. Undecodable ones are set aside.
 
         Raises:
             KaasError
@@ -97,12 +101,12 @@ class State:
         for key, value in self._store.read(kind).items():
             try:
                 found.append(decode(unsealed(kind, key, value)))
-            except Exception as error:  # noqa: BLE001 - whatever a damaged entry leads to
+            except Exception as error:  # noqa: BLE001 - a damaged entry may raise any error
                 self._set_aside(kind, key, value, f"{type(error).__name__}: {error}")
         return found
 
     def drop(self, kind: str, client: str, name: str, entry: bytes, why: str) -> None:
-        """Set an entry aside that makes sense, but of which nothing can be made.
+        """Set an entry aside that can be decoded, but not used.
 
         Raises:
             KaasError
@@ -110,25 +114,26 @@ class State:
         self._set_aside(kind, _key(client, name), entry, why)
 
     def _set_aside(self, kind: str, key: str, value: bytes, why: str) -> None:
-        with _written_down():
+        with _write_errors():
             data = value if isinstance(value, bytes) else repr(value).encode()
             self.set_aside.data(f"{kind} {key}", data, why)
             self._store.remove(kind, [key])
 
     def put(self, kind: str, client: str, name: str, entry: bytes) -> None:
-        """
+        """Write an entry.
+
         Raises:
             KaasError
         """
         self.put_all(client, {kind: {name: entry}})
 
     def put_all(self, client: str, kinds: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Entries of a client by kind and name: all of them, or none.
+        """Write entries of a client by kind and name: all of them, or none.
 
         Raises:
             KaasError
         """
-        with _written_down():
+        with _write_errors():
             self._store.put_all(
                 {
                     kind: {(key := _key(client, name)): sealed(kind, key, entry) for name, entry in entries.items()}
@@ -137,45 +142,47 @@ class State:
             )
 
     def remove_all(self, kind: str, client: str) -> None:
-        """All entries of a client.
+        """Remove all entries of a client of a kind.
 
         Raises:
             KaasError
         """
         begin = _key(client, "")
-        with _written_down():
+        with _write_errors():
             self._remove(kind, [key for key in self._store.read(kind) if str(key).startswith(begin)])
 
     def remove(self, kind: str, client: str, name: str) -> None:
-        """
+        """Remove an entry.
+
         Raises:
             KaasError
         """
-        with _written_down():
+        with _write_errors():
             self._remove(kind, [_key(client, name)])
 
     def _remove(self, kind: str, keys: Sequence[str]) -> None:
-        """Also on a full disk: nothing else makes room there."""
+        """Remove entries, also on a full disk: nothing else makes room there."""
         self.reserve.with_room(lambda: self._store.remove(kind, keys))
 
     # --- files
 
     def folder_of(self, client: str) -> Path:
-        """For a client's uploads; nothing but its user's can be read there."""
+        """Return the folder of a client's uploads."""
         return self.folder / CONTENTS / digest_of(client)
 
 
 def digest_of(client: str) -> str:
+    """Return the digest that stands for a client in paths and keys."""
     return hashlib.sha256(client.encode()).hexdigest()[:_DIGEST]
 
 
 def sealed(kind: str, key: str, entry: bytes) -> bytes:
-    """An entry as it is written: SQLite sees damage of its own pages' structure, and none within a value."""
+    """Return an entry with its seal: SQLite detects damage in the structure of its pages, but not in a value."""
     return _SEAL.pack(_SEALED, _checksum(kind, key, entry)) + entry
 
 
 def unsealed(kind: str, key: str, value: bytes) -> bytes:
-    """An entry; those that older versions have written have no seal.
+    """Return an entry without its seal. Entries of older versions have none.
 
     Raises:
         ValueError: it is not what was written.
@@ -194,12 +201,12 @@ def _checksum(kind: str, key: str, entry: bytes) -> int:
 
 
 def _key(client: str, name: str) -> str:
-    """No two of different clients or names are alike."""
+    """Return the key of an entry, unique for client and name."""
     return f"{digest_of(client)}/{name}"
 
 
 @contextmanager
-def _written_down() -> Iterator[None]:
+def _write_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -207,5 +214,5 @@ def _written_down() -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Without a file's name: clients are told this."""
+    """Return an error's text without the name of a file, because clients see it."""
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)

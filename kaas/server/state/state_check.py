@@ -1,4 +1,4 @@
-"""A server's state folder, looked through: whether its files are whole and belong together. Nothing is changed."""
+"""A check of a server's state folder: that its files are whole and consistent. The check changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {
     tenants.KIND: tenants.KeptTenants,
 }
 """The values of the entries of each kind."""
-_SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
+_DAMAGED_ENTRY = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged entry: a value may be of any of SQLite's types."""
 _UPLOAD = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[0-9a-f]{64}\.part")
@@ -37,7 +37,7 @@ _PART = re.compile(r"[0-9a-f]{64}\.part")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """place: a file of the folder, or a row of one. what: is wrong."""
+    """A defect. place: a file of the folder, or a row of one. what: the description."""
 
     place: str
     what: str
@@ -45,10 +45,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckedState:
-    """
+    """The result of a check.
+
     Fields:
-        entries: readable ones. uploads: whole ones. nbytes: of these. requests: that usage has counted. aside: pieces
-            that were set aside earlier. findings: what is wrong now.
+        entries: number of readable ones. uploads: number of whole ones. nbytes: of these. requests: counted in usage.
+            aside: number of parts that were set aside earlier. findings: the defects.
     """
 
     entries: int
@@ -60,7 +61,7 @@ class CheckedState:
 
 
 def check(folder: Path) -> CheckedState:
-    """Of a server that has ended, or that runs: then what changes meanwhile may be told as a finding.
+    """Check a state folder. With a running server, a change during the check may be reported as a finding.
 
     Raises:
         InvalidConfig: there is no state.
@@ -83,7 +84,7 @@ def _read_only(path: Path) -> closing[sqlite3.Connection]:
 
 
 def _whole(path: Path, findings: list[Finding]) -> bool:
-    """Whether SQLite can read it."""
+    """Return True if SQLite finds no damage in a file."""
     try:
         with _read_only(path) as connection:
             rows = [str(row) for (row,) in connection.execute("PRAGMA integrity_check(10)")]
@@ -101,7 +102,7 @@ def _entries(path: Path, findings: list[Finding]) -> Iterator[Any]:
         with _read_only(path) as connection:
             connection.text_factory = _text
             rows = connection.execute("SELECT kind, key, value FROM entries ORDER BY id").fetchall()
-    except sqlite3.Error as error:  # it has no such table, say
+    except sqlite3.Error as error:  # for example it has no such table
         findings.append(Finding(path.name, str(error)))
         return
     for kind, key, value in rows:
@@ -111,24 +112,24 @@ def _entries(path: Path, findings: list[Finding]) -> Iterator[Any]:
             continue
         try:
             yield msgspec.msgpack.decode(unsealed(kind, key, value), type=KINDS[kind])
-        except _SENSELESS as error:
+        except _DAMAGED_ENTRY as error:
             findings.append(Finding(place, f"{type(error).__name__}: {error}"))
 
 
 def _text(data: bytes) -> str:
-    """Of a row; what is damaged is another text than the one that was written, and its checksum tells."""
+    """Decode the text of a row. A damaged text differs, and its checksum shows that."""
     return data.decode(errors="replace")
 
 
 def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], findings: list[Finding]) -> list[int]:
-    """Sizes of those that are complete and right."""
+    """Return the sizes of the complete and right uploads."""
     expected = {(digest_of(client), sha256): kept for (client, sha256), kept in known.items()}
     sizes = []
     for path in sorted((folder / CONTENTS).glob("*/*")):
         place = str(path.relative_to(folder))
         kept = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
         if not path.exists() and not path.is_symlink():
-            continue  # a server that runs has removed it meanwhile
+            continue  # a running server has removed it meanwhile
         if path.is_symlink() or not path.is_file() or not (_UPLOAD.fullmatch(path.name) or _PART.fullmatch(path.name)):
             findings.append(Finding(place, "it is no client's upload"))
         elif kept is None:
@@ -137,7 +138,7 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], f
             try:
                 wrong = _wrong(path, kept)
             except FileNotFoundError:
-                continue  # a server that runs has removed it meanwhile
+                continue  # a running server has removed it meanwhile
             if wrong:
                 findings.append(Finding(place, wrong))
             else:
@@ -156,7 +157,8 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], f
 
 
 def _wrong(path: Path, kept: blob_store.KeptBlobs) -> str:
-    """
+    """Return the defect of an upload's file, "" for none.
+
     Raises:
         FileNotFoundError
     """
@@ -166,6 +168,7 @@ def _wrong(path: Path, kept: blob_store.KeptBlobs) -> str:
 
 
 def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -194,7 +197,7 @@ def _usage(folder: Path, findings: list[Finding]) -> int:
         try:
             segment = path.read_bytes() if path.name.removeprefix(SEGMENT).isdigit() else None
         except FileNotFoundError:
-            continue  # a server that runs has what is in it in its SQLite file by now
+            continue  # a running server has moved its charges into the SQLite file
         except IsADirectoryError:
             segment = None
         if segment is None:

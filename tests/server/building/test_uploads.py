@@ -80,7 +80,7 @@ def test_one_that_was_complete_but_not_looked_at_is_looked_at(tmp_path: Path) ->
     async def lives() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
-            part = had.uploads.contents.find("ada", hash_of(LARGE))
+            part = had.uploads.blobs.find("ada", hash_of(LARGE))
             assert part is not None
             part.part.write_bytes(LARGE[:-1] + b"!")
         async with Had(tmp_path) as had:
@@ -114,7 +114,7 @@ def test_whatever_chunks_come_what_is_complete_is_right(data: st.DataObject) -> 
                     have = now
                 assert await offered(had, "ada", whole) == have
             await chunk(had, "ada", whole, have, len(whole))
-            content = had.uploads.contents.complete("ada", hash_of(whole), "value")
+            content = had.uploads.blobs.complete("ada", hash_of(whole), "value")
             assert content is not None
             assert content.path.read_bytes() == whole
 
@@ -247,7 +247,7 @@ def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             await had.upload("ada", LARGE)
             assert await offered(had, "bob", LARGE) == 0
-            assert had.uploads.contents.complete("bob", hash_of(LARGE), "value") is None
+            assert had.uploads.blobs.complete("bob", hash_of(LARGE), "value") is None
             with pytest.raises(MissingContent) as missing:
                 await had.values.put("bob", protocol.Put(1, "x", "uint8", (len(LARGE),), hash_of(LARGE)), None)
             with pytest.raises(MissingContent) as unknown:
@@ -474,7 +474,7 @@ def test_files_that_nobody_knows_are_removed(tmp_path: Path) -> None:
     async def lives() -> None:
         async with Had(tmp_path) as had:
             await had.upload("ada", LARGE)
-            content = had.uploads.contents.find("ada", hash_of(LARGE))
+            content = had.uploads.blobs.find("ada", hash_of(LARGE))
             assert content is not None
             content.path.with_name("strange").write_text("left by nobody")
             await had.upload("bob", LARGE)
