@@ -1,7 +1,7 @@
-"""Which kTasks a server takes from remote clients: their code runs beside everybody's, launched as the kTask says.
+"""The kTasks that a server allows remote clients: their code shares devices with other clients' code.
 
-A library alone says nothing of grids, arguments and literals, and a harmless kernel reads whatever it is pointed at. So
-a list names whole kTasks by their content key, and a signer signs that key.
+A library says nothing about grids, arguments and literals, and a harmless kernel reads any address that it gets. So a
+list names whole kTasks by their content key, and a signer signs that key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kaas.ktask.images import check as check_image
 from kaas.ktask.library import Library
 
 SIGNED = b"kaas ktask "
-"""Before a kTask's key, in what is signed: such a signature is good for nothing else."""
+"""Precedes a kTask's key in the signed bytes, so that the signature is valid for nothing else."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Keyed(Protocol):
-    """A kTask, or what is known of one."""
+    """A kTask, or the facts about one."""
 
     @property
     def key(self) -> str: ...
@@ -36,14 +36,14 @@ class Keyed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """By default no code at all.
+    """The allowed code; by default none.
 
     Fields:
         any: all code of all clients. hashes: keys of kTasks, SHA-256, hex. signers: public Ed25519 keys; a kTask whose
             key one of them has signed is taken from any client.
-        libraries: SHA-256, hex, of libraries or of single code images, as sha256sum says of a .cubin: clients launch
-            their kernels as they like. providers: that clients may name by `Library.provided`, likewise; nothing else
-            here lets them.
+        libraries: SHA-256, hex, of libraries or of single code images, as of `sha256sum` for a .cubin: clients may
+            launch their kernels with any arguments. providers: those that clients may name by `Library.provided`, likewise; no
+            other field allows these.
 
     Raises:
         InvalidConfig
@@ -66,11 +66,11 @@ class Allowed:
                 raise InvalidConfig(f"an Ed25519 key has {KEY_BYTES} bytes, not {len(key)}", field="code.signers")
 
     def check_library(self, library: str, images: Sequence[Image]) -> None:
-        """Check that a library may come in. Where whole kTasks are allowed, every library may: it is bytes, until a
-        kTask that is allowed names it.
+        """Check that a library may be uploaded. Where whole kTasks are allowed, every library may: it is only bytes
+        until an allowed kTask names it.
 
         Args:
-            library: the hash of these images.
+            library: the hash of these images. images: the library's.
 
         Raises:
             NotAllowed, CorruptImage
@@ -91,7 +91,7 @@ class Allowed:
         """Check that a kTask may be registered; its libraries have been checked.
 
         Args:
-            libraries: the kTask's. signature: of the kTask's key, b"" for none.
+            task: the kTask. libraries: the kTask's. signature: of the kTask's key, b"" for none.
 
         Raises:
             NotAllowed
@@ -109,7 +109,7 @@ class Allowed:
                 )
 
     def _launched_freely(self, library: str, images: Iterable[Image]) -> bool:
-        """Whether clients may launch a library's kernels as they like."""
+        """Return True if clients may launch a library's kernels with any arguments."""
         if self.any or library in self.libraries:
             return True
         code = (image for image in images if image.kind != PROVIDED)
@@ -120,7 +120,7 @@ class Allowed:
 
 
 def signed(task_key: str) -> bytes:
-    """What a signature of a kTask, by its key, is of."""
+    """Return the bytes that a signature of a kTask signs."""
     return SIGNED + task_key.encode()
 
 
@@ -136,7 +136,7 @@ def _verified(key: bytes, task_key: str, signature: bytes) -> bool:
 
 
 def ed25519() -> Any:
-    """The module of `cryptography`.
+    """Return the module of `cryptography`.
 
     Raises:
         MissingPackage

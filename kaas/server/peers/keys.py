@@ -1,7 +1,7 @@
-"""Who may speak to a server from afar: CURVE keys in files that nobody else may read.
+"""CURVE keys of a server and its remote clients, in files that only their user may read.
 
 A server's folder has `server.toml`, its own pair, and in `clients` a file for each client: its name, its public key and
-what it may use. The client's secret is with the client, in a file of its own.
+its quotas. The client's secret is with the client, in a file of its own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kaas.wire.key_files import OWNER, OwnKeys, ServerKeys, check_key, check_own
 
 SERVER_FILE, CLIENTS_FOLDER, REVOKED_FOLDER = "server.toml", "clients", "revoked"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-"""Of a client."""
+"""The names of clients."""
 
 SECRET_THERE = "--to names another file, or remove this one if nobody needs its key"
-"""The advice where a client's own file is there already."""
+"""The advice if a client's own file exists already."""
 
 _log = logging.getLogger(__name__)
 
 
 class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server knows of a client. administrator: may see all clients' usage, and drain the server. tenant: who has
-    the name; a client that gets the name of a revoked one is another tenant, and has nothing of what that one had."""
+    """A client's entry at a server. administrator: may see all clients' usage, and drain the server. tenant: the owner
+    of the name; a client with the name of a revoked client is another tenant, and gets none of its data."""
 
     name: str
     public_key: str
@@ -44,7 +44,7 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RevokedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left of a client that was revoked. purge: what it has at the server goes."""
+    """The entry of a revoked client. purge: its data at the server is removed."""
 
     name: str
     public_key: str
@@ -61,10 +61,10 @@ class Keys:
     """
 
     def __init__(self, folder: Path) -> None:
-        """A client's file that makes no sense lets nobody in, and is logged.
+        """Read the folder. An invalid file of a client is logged and admits no client.
 
         Raises:
-            InvalidConfig: the server's file, or a folder, is not there or makes no sense; or others may read some file.
+            InvalidConfig: the server's file or a folder is missing or invalid, or other users may read some file.
         """
         self._folder = folder / CLIENTS_FOLDER
         _check_folder(folder)
@@ -75,43 +75,44 @@ class Keys:
         for error in wrong:
             if error.fields.get("field") == OWNER:
                 raise error
-        _tell(wrong)
+        _log_errors(wrong)
 
-    def who(self, public_key: str) -> ClientKey | None:
-        """The client that has this key."""
+    def by_public_key(self, public_key: str) -> ClientKey | None:
+        """Return the client with this key, None if there is none."""
         return self._clients.get(public_key)
 
     def named(self, name: str) -> ClientKey | None:
+        """Return the client with this name, None if there is none."""
         return next((client for client in self._clients.values() if client.name == name), None)
 
     def names(self) -> frozenset[str]:
-        """Of all clients."""
+        """Return the names of all clients."""
         return frozenset(client.name for client in self._clients.values())
 
     def tenants(self) -> dict[str, str]:
-        """Who has which name."""
+        """Return the tenant of each name."""
         return {client.name: client.tenant for client in self._clients.values()}
 
     def purged(self) -> set[tuple[str, str]]:
-        """Names and tenants whose things the server is to forget."""
+        """Return the names and tenants whose data the server must remove."""
         wrong: list[InvalidConfig] = []
         found = revoked_keys(self._folder.parent, wrong)
-        _tell(wrong)
+        _log_errors(wrong)
         return {(revoked.name, revoked.tenant) for revoked in found if revoked.purge}
 
     def refresh(self) -> bool:
-        """See what has changed in the folder; whether anything has. A file that others may read, or without sense,
-        lets nobody in, and is logged."""
+        """Read the folder if it has changed. Return True if it has. A file that is invalid, or that other users may
+        read, is logged and admits no client."""
         self._written_then, seen = self._written(), self._state()
         if seen == self._seen:
             return False
         self._seen = seen
         self._clients, wrong = self._read()
-        _tell(wrong)
+        _log_errors(wrong)
         return True
 
     def added(self) -> bool:
-        """Whether a file may have come since the last `refresh`: that takes a few us only."""
+        """Return True if a file may have been added since the last `refresh`. This takes a few us only."""
         return self._written() != self._written_then
 
     def _written(self) -> int:
@@ -120,7 +121,7 @@ class Keys:
         return 0
 
     def _state(self) -> object:
-        """What differs when a file was added, removed, written or given another mode."""
+        """Return a value that differs after a file was added, removed, written or given another mode."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
             folder = os.lstat(self._folder)
@@ -128,7 +129,7 @@ class Keys:
         return None
 
     def _read(self) -> tuple[dict[str, ClientKey], list[InvalidConfig]]:
-        """Clients by key, and what was wrong with others."""
+        """Return the clients by key, and the errors of invalid files."""
         clients: dict[str, ClientKey] = {}
         wrong: list[InvalidConfig] = []
         names: set[str] = set()
@@ -151,11 +152,11 @@ class Keys:
 
 
 def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
-    """Make a pair of keys for a new client: the public one goes into a server's folder, which is made if it is not
-    there, the secret one into a file for the client.
+    """Make a pair of keys for a new client: the public one goes into a server's folder, which is made if it is
+    missing, the secret one into a file for the client.
 
     Raises:
-        InvalidConfig: there is a client of this name, or such a file; or others may read the folder.
+        InvalidConfig: there is a client of this name, or such a file, or other users may read the folder.
     """
     if not NAME.fullmatch(name):
         raise InvalidConfig(f"a client's name is 1 to 64 letters, digits, '_', '-' and '.', not {name!r}", field="name")
@@ -176,10 +177,10 @@ def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
 
 
 def prepare(folder: Path) -> ServerKeys:
-    """A server's folder with a pair of keys, which are made if they are not there.
+    """Make a server's folder and its pair of keys if they are missing. Return the keys.
 
     Raises:
-        InvalidConfig: others may read it.
+        InvalidConfig: other users may read it.
     """
     for made in (folder, folder / CLIENTS_FOLDER):
         make_folder(made)
@@ -190,7 +191,7 @@ def prepare(folder: Path) -> ServerKeys:
 
 
 def make_folder(folder: Path) -> Path:
-    """One that nobody else may use.
+    """Make a folder that only its user may use. Return it.
 
     Raises:
         InvalidConfig
@@ -201,7 +202,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def revoked_keys(folder: Path, wrong: list[InvalidConfig]) -> list[RevokedKey]:
-    """Of a server's folder. wrong: what is wrong with some of their files is added to it."""
+    """Return the revoked clients of a server's folder. wrong: errors of invalid files are added to it."""
     found = []
     for path in sorted((folder / REVOKED_FOLDER).glob("[!.]*.toml")):
         try:
@@ -212,18 +213,19 @@ def revoked_keys(folder: Path, wrong: list[InvalidConfig]) -> list[RevokedKey]:
 
 
 def server_keys(folder: Path) -> ServerKeys:
-    """
+    """Return the server's own keys in a folder.
+
     Raises:
-        InvalidConfig: the file is not there, may be read by others, or makes no sense.
+        InvalidConfig: the file is missing or invalid, or other users may read it.
     """
     return pair_of(folder / SERVER_FILE, ServerKeys)
 
 
 def client_key(path: Path) -> ClientKey:
-    """A client's file of a server's folder.
+    """Read a client's file of a server's folder.
 
     Raises:
-        InvalidConfig: it may be read by others, or makes no sense.
+        InvalidConfig: it is invalid, or other users may read it.
     """
     client = load(path, ClientKey)
     if not NAME.fullmatch(client.name):
@@ -232,7 +234,7 @@ def client_key(path: Path) -> ClientKey:
     return client
 
 
-def _tell(wrong: Sequence[InvalidConfig]) -> None:
+def _log_errors(wrong: Sequence[InvalidConfig]) -> None:
     for error in wrong:
         _log.error("a client's key is not taken: %s", error.message)
 

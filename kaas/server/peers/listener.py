@@ -1,4 +1,4 @@
-"""Where remote clients come in: a ZeroMQ socket that knows them by their keys."""
+"""The listener for remote clients: a ZeroMQ socket that identifies them by their keys."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.key_files import ServerKeys
 
 FRAME_BYTES = 16 << 20
-"""Of the largest frame that is taken, unless told otherwise."""
+"""Default of the largest frame."""
 FRAMES = 1024
-"""Of a message; with more of them its client is put out, and not let in for OUT_S: each takes the loop's time."""
-OUT_S, OUTS = 60.0, 6
-"""The next time it is OUT_LONGER times as long, and so on for so many times."""
-OUT_LONGER = 4
+"""The most frames of a message. A client that sends more is disconnected and blocked for BLOCKED_S, since each frame
+takes the loop's time."""
+BLOCKED_S, BLOCKED_STEPS = 60.0, 6
+"""Each further block is BLOCKED_FACTOR times as long, up to so many times."""
+BLOCKED_FACTOR = 4
 QUEUED = 1024
-"""Messages to a client that wait on one connection, unless told otherwise."""
+"""Default of the most messages to a client that wait on one connection."""
 LEAVING_BYTES = 4 << 10
-"""From there on an answer that takes no credit counts as long as it waits."""
+"""Replies without credit count from so many bytes on, while they wait."""
 ARRIVED = 128
-"""Messages from it that do."""
+"""The most messages from a client that wait on one connection."""
 CONNECTIONS = 64
-"""Of one key, unless told otherwise."""
+"""Default of the most connections of one key."""
 HANDSHAKE_S = 5.0
-"""In which a connection must have shown its key."""
+"""Seconds in which a connection must have shown its key."""
 REFRESH_S = 1.0
-"""How soon a key that was added or revoked counts."""
+"""Seconds until an added or revoked key counts."""
 GONE_S = 1.0
-"""After its connection a channel ends: what came over it before is taken first."""
-NOBODY = "local"
-"""Who everybody is where there are no keys."""
+"""Seconds from the end of a connection to the end of its channel: its last messages are taken first."""
+LOCAL_CLIENT = "local"
+"""The name of all clients of a server without keys."""
 
 _ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks whether a key may come in (its RFC 27)."""
+"""The address of ZeroMQ's authentication requests (its RFC 27)."""
 _LAST, _MORE, _AT_ONCE = 0, int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _UNSENT = (zmq.EHOSTUNREACH, zmq.EAGAIN)
 _OWN = re.compile(rb"\0.{4}", re.DOTALL)
 
-_send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over it
+_send = zmq.backend.Socket.send  # pyzmq's own method takes three times as long
 _receive_frame = zmq.backend.Socket.recv
 _log = logging.getLogger(__name__)
 
@@ -64,10 +65,10 @@ Receive = Callable[["ServerChannel", Frames], None]
 
 
 class ServerListener:
-    """Belongs to one event loop.
+    """Accepts clients' connections. Use an object of this class from one event loop only.
 
     Fields:
-        endpoint: where it is. refused: connections, by why.
+        endpoint: its address. refused: number of refused connections by reason.
     """
 
     def __init__(
@@ -86,34 +87,34 @@ class ServerListener:
         unfinished_bytes: tuple[int, int] | None = None,
         queued: int = QUEUED,
         connections: int = CONNECTIONS,
-        nobody: str = NOBODY,
+        keyless_client: str = LOCAL_CLIENT,
     ) -> None:
-        """port: 0 for any. keys: None lets everybody in whom this machine's loopback lets come, by the name nobody.
-        receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: hears of
-        channels that have ended. changed: is called when keys have. message_bytes: of all frames of one; None for four
-        of the largest. unfinished_bytes: of messages whose ends have not come, of one client and of all; None for those
-        of four and of sixteen. connections: of one key.
+        """port: 0 for any. keys: None admits all peers on this machine's loopback, by the name keyless_client.
+        receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: called with
+        each channel that has ended. changed: called when keys have changed. message_bytes: of all frames of a message;
+        None for four of the largest frames. unfinished_bytes: of incomplete messages, of one client and of all; None
+        for four and for sixteen messages. connections: of one key.
 
         Raises:
-            InvalidConfig: it cannot be there, or not without keys.
+            InvalidConfig: the address cannot be used, or not without keys.
         """
         self._loop, self._receive, self._gone = loop, receive, gone
         self._changed = changed
-        self._keys, self._keyless_client, self._limit = keys, nobody, connections
-        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
+        self._keys, self._keyless_client, self._limit = keys, keyless_client, connections
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for the server itself
         self._closed = False
         self._channels: dict[tuple[bytes, str], ServerChannel] = {}
         self._leaving: dict[str, WeakSet[LeavingBytes]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
-        self._out: set[str] = set()
+        self._blocked: set[str] = set()
         self.refused = Counter[str]()
-        self._times_out: Counter[str] = Counter()
+        self._times_blocked: Counter[str] = Counter()
         self._drains: list[ZmqReader] = []
         if keys is None:
             host = _loopback(host)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
-        socket.router_mandatory = True  # or what goes to nobody would not be noticed
+        socket.router_mandatory = True  # so that a send without a receiver is an error
         socket.sndhwm, socket.rcvhwm = queued, ARRIVED
         socket.maxmsgsize = frame_bytes
         socket.copy_threshold = LEAVING_BYTES
@@ -134,7 +135,7 @@ class ServerListener:
             self._refreshing = loop.call_later(REFRESH_S, self._refresh, keys)
 
     def close(self, wait_s: float) -> None:
-        """What was sent goes out yet, to who takes it within this time."""
+        """Close the listener. Sent messages still go out to peers that take them within `wait_s` seconds."""
         self._closed = True
         if self._keys is not None:
             self._refreshing.cancel()
@@ -154,61 +155,61 @@ class ServerListener:
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._connections.bound(self.endpoint)
 
-    # --- who may come
+    # --- admission
 
     def _lock(self, socket: Socket, keys: Keys, server_keys: ServerKeys) -> None:
-        asked = self._context.socket(zmq.REP)
-        asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
-        self._drains.append(ZmqReader(self._loop, asked, lambda frames: self._admit(asked, keys, *frames)))
+        requests = self._context.socket(zmq.REP)
+        requests.bind(_ZAP)  # before the listener: ZeroMQ admits all peers without it
+        self._drains.append(ZmqReader(self._loop, requests, lambda frames: self._admit(requests, keys, *frames)))
         socket.curve_server = True
         socket.curve_secretkey = server_keys.secret_key.encode()
         socket.zap_domain = b"kaas"
 
-    def _admit(self, asked: Socket, keys: Keys, version: bytes, number: bytes, *question: bytes) -> None:
-        """Answer a question of ZeroMQ: whether somebody with this key may come in."""
-        _domain, address, _identity, _mechanism, key = question
+    def _admit(self, requests: Socket, keys: Keys, version: bytes, number: bytes, *request: bytes) -> None:
+        """Reply to an authentication request of ZeroMQ for a key."""
+        _domain, address, _identity, _mechanism, key = request
         public_key = z85.encode(key)
-        if keys.who(public_key.decode()) is None and keys.added():
-            self._see(keys)
-        client = keys.who(public_key.decode())
+        if keys.by_public_key(public_key.decode()) is None and keys.added():
+            self._read_keys(keys)
+        client = keys.by_public_key(public_key.decode())
         if client is None:
             self.refused["key"] += 1
             self._refuse("a key that no client has was refused", address.decode())
             self._connections.refused(address.decode())
-            answer = [b"400", b"", b"", b""]
-        elif why := self._shut_for(public_key.decode()):
-            self.refused["out" if public_key.decode() in self._out else "limit"] += 1
+            reply = [b"400", b"", b"", b""]
+        elif why := self._refusal_of(public_key.decode()):
+            self.refused["out" if public_key.decode() in self._blocked else "limit"] += 1
             self._refuse("a connection was refused", address.decode(), client=client.name, reason=why)
-            answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
+            reply = [b"500", b"", b"", b""]  # 300 would fit, but then ZeroMQ keeps the connection waiting
         else:
-            answer = [b"200", b"", public_key, b""]
-        asked.send_multipart([version, number, *answer])
+            reply = [b"200", b"", public_key, b""]
+        requests.send_multipart([version, number, *reply])
 
     def _refuse(self, event: str, address: str, **fields: str) -> None:
-        """Tell the operator, once in a while for each address."""
+        """Log a refusal, at a limited rate for each address."""
         _log.warning(event, extra={"address": address, **fields, "limit_by": address})
 
-    def _shut_for(self, public_key: str) -> str:
-        """Why no more connections of a key that is known may come now; "" if they may."""
+    def _refusal_of(self, public_key: str) -> str:
+        """Return why a known key may not open a connection now; "" if it may."""
         if self._of_key[public_key] >= self._limit:
             return f"its key has {self._limit} connections, as many as it may"
         if len(self._connections) > self._most:
             return f"the server has {len(self._connections)} connections, as many as it may"
-        return "it sent a message of too many frames a while ago" if public_key in self._out else ""
+        return "it sent a message of too many frames a while ago" if public_key in self._blocked else ""
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
-        self._see(keys)
+        self._read_keys(keys)
 
-    def _see(self, keys: Keys) -> None:
+    def _read_keys(self, keys: Keys) -> None:
         if keys.refresh():
             self._changed()
             for (_, public_key), channel in list(self._channels.items()):
-                client = keys.who(public_key)
+                client = keys.by_public_key(public_key)
                 if client is None or client.name != channel.user:
                     channel.drop()
 
-    # --- what comes and goes
+    # --- messages and connections
 
     def _arrived(self, frames: Frames) -> None:
         if not frames:
@@ -219,36 +220,36 @@ class ServerListener:
         if channel is None or channel.dropped:
             return
         if len(frames) > FRAMES:
-            self._put_out(channel)
+            self._disconnect_key(channel)
             return
         nbytes = wire_bytes(frames, self._keys is not None)
         self._receive(channel, frames)
         channel.connection.taken_bytes += nbytes
 
-    def _put_out(self, channel: ServerChannel) -> None:
-        """And all else that has its key, for a while."""
+    def _disconnect_key(self, channel: ServerChannel) -> None:
+        """Disconnect all connections of a channel's key, and block the key for a while."""
         channel.drop()
         public_key = channel.key[1]
-        event = "a client is put out, for a message of too many frames"
-        told = {"client": channel.user, "limit_by": channel.user}
-        if not public_key:  # it is everybody's
-            _log.warning(event, extra=told)
+        event = "a client is disconnected, for a message of too many frames"
+        fields = {"client": channel.user, "limit_by": channel.user}
+        if not public_key:  # all clients share it
+            _log.warning(event, extra=fields)
             return
-        self._out.add(public_key)
-        seconds = OUT_S * OUT_LONGER ** min(self._times_out[public_key], OUTS)
-        _log.warning(event, extra={**told, "seconds": seconds})
-        self._times_out[public_key] += 1
-        self._loop.call_later(seconds, self._out.discard, public_key)
+        self._blocked.add(public_key)
+        seconds = BLOCKED_S * BLOCKED_FACTOR ** min(self._times_blocked[public_key], BLOCKED_STEPS)
+        _log.warning(event, extra={**fields, "seconds": seconds})
+        self._times_blocked[public_key] += 1
+        self._loop.call_later(seconds, self._blocked.discard, public_key)
         for (_, each), channel in self._channels.items():
             if each == public_key:
                 channel.drop()
 
     def _came(self, key: tuple[bytes, str], fd: int) -> ServerChannel | None:
-        """A connection's first message. ZeroMQ's own identities are five bytes; who chooses one might take another's
-        place."""
+        """Make the channel of a connection's first message. Only ZeroMQ's own identities of five bytes are accepted: a
+        peer that chooses one might take over another connection."""
         identity, public_key = key
-        client = self._keys.who(public_key) if self._keys is not None else None
-        if (self._keys is not None and client is None) or self._shut_for(public_key) or not _OWN.fullmatch(identity):
+        client = self._keys.by_public_key(public_key) if self._keys is not None else None
+        if (self._keys is not None and client is None) or self._refusal_of(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(fd)
             return None
         user = self._keyless_client if client is None else client.name
@@ -262,7 +263,7 @@ class ServerListener:
         return channel
 
     def _left(self, channel: ServerChannel) -> None:
-        """Its connection has ended."""
+        """Note that the connection of a channel has ended."""
         public_key = channel.key[1]
         self._of_key[public_key] -= 1
         if not self._of_key[public_key]:
@@ -276,14 +277,14 @@ class ServerListener:
             self._gone(channel)
 
     def send(self, channel: ServerChannel, header: protocol.FromServer, frames: Sequence[Any]) -> bool:
-        """Waits for nobody. Whether its client is there and has room for it; who has none loses the connection."""
+        """Send without waiting. Return False if the client is gone or has no room; then its connection ends."""
         socket = self._socket
         try:
             _send(socket, channel.key[0], _AT_ONCE | _MORE)
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
-            if error.errno == zmq.EAGAIN:  # on the next one it gets what it has missed
+            if error.errno == zmq.EAGAIN:  # its next connection gets the missed replies
                 channel.drop()
             return False
         first: Any = protocol.encode(header)
@@ -299,15 +300,16 @@ class ServerListener:
         return True
 
     def shut(self, channel: ServerChannel) -> None:
-        """End its connection."""
+        """End the connection of a channel."""
         self._connections.shut(channel.connection.fd)
 
 
 class ServerChannel:
-    """One connection of a client; another one has another.
+    """One connection of a client.
 
     Fields:
-        user: the name of its client. key: what it is known by. dropped: nothing that comes from it counts any more.
+        user: the name of its client. key: ZeroMQ's identity and the public key. dropped: True if its further messages
+            are ignored.
     """
 
     __slots__ = ("_leaving", "_listener", "connection", "dropped", "key", "user")
@@ -317,7 +319,7 @@ class ServerChannel:
     def __init__(
         self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: WeakSet[LeavingBytes]
     ) -> None:
-        """leaving: what that user was sent."""
+        """leaving: replies on their way to this user."""
         self._listener, self.key, self.user, self._leaving = listener, key, user, leaving
         self.dropped = False
 
@@ -325,27 +327,28 @@ class ServerChannel:
         return f"<connection of {self.user}>"
 
     def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
+        """Send without waiting. Return False if the connection has ended, or ends now because it takes nothing."""
         return not self.dropped and self._listener.send(self, header, frames)
 
     def leaves(self, part: LeavingBytes) -> None:
-        """It is sent now."""
+        """Count a part that is sent now."""
         self._leaving.add(part)
 
     @property
     def leaving_bytes(self) -> int:
+        """Bytes of counted replies on their way to its user, on all connections."""
         return sum(map(len, self._leaving))
 
     def drop(self) -> None:
-        """Have no more to do with it: its connection ends."""
+        """End the connection and ignore its further messages."""
         if not self.dropped:
             self.dropped = True
             self._listener.shut(self)
 
 
 class _Known:
-    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it. What is behind
-    those is left out little by little, as there may be millions: that gives no frames."""
+    """Reads the frames of the next message, at most a few too many. The first is ZeroMQ's frame object, which knows the
+    sender. Later calls skip the rest in parts, as there may be millions, and return no frames."""
 
     def __init__(self) -> None:
         self._behind = False
@@ -364,9 +367,10 @@ class _Known:
 
 
 def _loopback(host: str) -> str:
-    """
+    """Return the address of a loopback host.
+
     Raises:
-        InvalidConfig: it is another place.
+        InvalidConfig: the host is not on loopback.
     """
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)

@@ -1,4 +1,4 @@
-"""Keys of clients that are revoked, or get another pair; a server that runs sees it within a second."""
+"""Revocation and replacement of clients' keys. A running server notices a change within a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PUBLIC_KEY = re.compile(r"^\s*public_key\s*=.*$", re.MULTILINE)
 
 
 def listed(folder: Path) -> tuple[list[ClientKey], list[InvalidConfig], list[RevokedKey]]:
-    """The clients of a server's folder, what is wrong with other files there, and who was revoked.
+    """Return the clients of a server's folder, the errors of invalid files, and the revoked clients.
 
     Raises:
         InvalidConfig
@@ -43,8 +43,8 @@ def listed(folder: Path) -> tuple[list[ClientKey], list[InvalidConfig], list[Rev
 
 
 def revoke(folder: Path, name: str, *, purge: bool) -> RevokedKey:
-    """Let a client in no more. purge: what it has at the server goes too, at once or when the server starts; else it
-    stays until the name is given to another client.
+    """Revoke a client's key. purge: its data at the server is removed, at once or when the server starts; otherwise it
+    stays until another client gets the name.
 
     Raises:
         InvalidRequest: there is no such client.
@@ -54,14 +54,14 @@ def revoke(folder: Path, name: str, *, purge: bool) -> RevokedKey:
     client = client_key(path)
     revoked = RevokedKey(name, client.public_key, client.tenant, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", purge)
     made = make_folder(folder / REVOKED_FOLDER)
-    # first: a server that sees the key gone sees then what is to become of the rest
+    # first: a server that misses the key then finds out if its data is to be removed
     write_new(made / f"{name}-{client.public_key.encode().hex()[:16]}.toml", msgspec.structs.asdict(revoked))
     path.unlink()
     return revoked
 
 
 def rotate(folder: Path, name: str, secret_file: Path) -> OwnKeys:
-    """Give a client another pair of keys: it keeps all that it has at the server, and its old key lets nobody in.
+    """Give a client another pair of keys. Its data at the server stays, and its old key is no longer accepted.
 
     Raises:
         InvalidRequest: there is no such client.
@@ -86,7 +86,8 @@ def rotate(folder: Path, name: str, secret_file: Path) -> OwnKeys:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """
+    """Return the file of a client.
+
     Raises:
         InvalidRequest
     """
@@ -95,7 +96,7 @@ def _find(folder: Path, name: str) -> Path:
             if client_key(path).name == name:
                 return path
         except InvalidConfig:
-            continue  # it lets nobody in
+            continue  # it admits no client
     raise InvalidRequest(f"no client {name!r} has a key in {folder / CLIENTS_FOLDER}")
 
 

@@ -1,4 +1,4 @@
-"""Signatures of kTasks, for servers that take those of signers that they trust (`kaas.server.peers.allow`)."""
+"""Signatures of kTasks, for servers that trust certain signers (`kaas.server.peers.allow`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OTHERS = 0o077
 
 
 def new_signer(path: Path) -> bytes:
-    """Make an Ed25519 key in a PEM file that is only its user's. Gives the public key.
+    """Make an Ed25519 key in a PEM file that only its user may read. Return the public key.
 
     Raises:
-        InvalidConfig: there is such a file, or there can be none. MissingPackage
+        InvalidConfig: the file exists or cannot be made. MissingPackage
     """
     key = ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -35,16 +35,16 @@ def new_signer(path: Path) -> bytes:
 
 
 def public_key(key: Any) -> bytes:
-    """What a server has to trust, 32 bytes: in its configuration `code.signers`, in hex."""
+    """Return the public key, 32 bytes. A server trusts it by `code.signers` of its configuration, in hex."""
     public: bytes = key.public_key().public_bytes_raw()
     return public
 
 
 def signer(path: Path) -> Any:
-    """The key of a file that `new_signer` has made.
+    """Return the key in a file of `new_signer`.
 
     Raises:
-        InvalidConfig: it is not there, others may read it, or it is none. MissingPackage
+        InvalidConfig: it is missing or no key, or other users may read it. MissingPackage
     """
     kind = ed25519().Ed25519PrivateKey
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -64,13 +64,13 @@ def signer(path: Path) -> Any:
 
 
 def sign(key: Any, task_key: str) -> bytes:
-    """The signature of a kTask, by its key."""
+    """Return the signature of a kTask's key."""
     signature: bytes = key.sign(signed(task_key))
     return signature
 
 
 def read_signatures(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Of a file that `write_signatures` has made: signatures by the keys of kTasks.
+    """Return the signatures in a file of `write_signatures`, by the keys of kTasks.
 
     Raises:
         InvalidConfig
@@ -87,7 +87,7 @@ def read_signatures(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def write_signatures(path: Path, signatures: Mapping[str, bytes]) -> None:
-    """Beside those that are there.
+    """Add signatures to a file.
 
     Raises:
         InvalidConfig

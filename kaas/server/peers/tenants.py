@@ -1,4 +1,4 @@
-"""Who has had a client's name: what one has left at a server is not for another that is given the same name."""
+"""The owners of clients' names: another owner of a name gets none of the earlier owner's data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class KeptTenants(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tenants:
-    """As they were when the server saw the names last. Of a name that older versions have seen, it is "", as in files
-    of keys that those have made."""
+    """The tenant of each name when the server last read the keys. It is "" for names of older versions, as in their
+    files of keys."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -26,24 +26,25 @@ class Tenants:
         self._adopts = False
 
     def open(self) -> None:
+        """Load the tenants of earlier runs."""
         kept = self._state.read(KIND, msgspec.msgpack.Decoder(KeptTenants).decode)
         self._known = {each.client: each.tenant for each in kept}
         self._adopts = self._state.damaged
 
     def changed(self, now: Mapping[str, str], purged: Collection[tuple[str, str]]) -> set[str]:
-        """Names of which all that was left is to be forgotten, before `now` is true of them.
+        """Return the names whose data must be removed before `now` applies to them.
 
         Args:
-            now: tenants by name. purged: names and tenants that are to be forgotten in any case.
+            now: tenants by name. purged: names and tenants whose data is removed in any case.
         """
-        if self._adopts:  # it is not known whose it is; to throw it away would make the damage worse
+        if self._adopts:  # the owner is unknown; to remove the data would make the damage worse
             self._known = {**dict(now), **self._known}
             self._adopts = False
         gone = {name for name, tenant in now.items() if self._known.get(name, "") != tenant}
         return gone | {name for name, tenant in purged if name not in now and self._known.get(name) == tenant}
 
     def settle(self, now: Mapping[str, str], forgotten: Collection[str]) -> None:
-        """That is true now.
+        """Write the current tenants.
 
         Raises:
             KaasError

@@ -1,8 +1,8 @@
-"""Messages that have begun to come and have not ended: how long each may take, and how much of them all there may be.
+"""Limits of incomplete messages: how long each may take, and how many bytes all of them may have.
 
-ZeroMQ keeps what has come of a message until its end, however many connections there are, and shows none of it. All
-that is known is how many bytes have come over each connection, and how many of them its messages had: the rest is of
-messages whose ends have not come, and heartbeats.
+ZeroMQ keeps an incomplete message until its end, on any number of connections, and shows none of it. Only the bytes of
+each connection, and those of its complete messages, are known: the difference is of incomplete messages and
+heartbeats.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Iterable, Sized
 import msgspec
 
 IDLE_BYTES, IDLE_BYTES_PER_S = 4 << 10, 128
-"""So much of heartbeats may have come over a connection on which no message is on its way."""
+"""The most bytes of heartbeats on a connection without an incomplete message."""
 IDLE_MOST_BYTES = 256 << 10
-"""Over a connection with so much of them another one is made: it might be a message that comes very slowly."""
+"""A connection with more bytes of heartbeats ends, and its client connects again: they may be a very slow message."""
 MESSAGE_S, LEAST_BYTES_PER_S = 30.0, 16 << 10
-"""A message that takes longer than this comes with at least so many bytes a second, or its connection ends."""
+"""A message that takes longer than MESSAGE_S must come at this rate at least, or its connection ends."""
 
 HANDSHAKE_BYTES = 4 << 10
 LONG_BYTES, SHORT_HEAD, LONG_HEAD, SEALED_BYTES = 255, 2, 9, 33
-"""A frame's head has two bytes, or nine if the frame is longer than 255. CURVE seals each with so many bytes more."""
+"""A frame's head has two bytes, or nine if the frame is longer than 255. CURVE adds SEALED_BYTES to each frame."""
 
 
 def wire_bytes(frames: Iterable[Sized], sealed: bool) -> int:
-    """The bytes of a message on its connection. sealed: by CURVE."""
+    """Return the bytes of a message on its connection. sealed: by CURVE."""
     seal = SEALED_BYTES if sealed else 0
     sizes = (len(frame) + seal for frame in frames)
     return sum(size + (LONG_HEAD if size > LONG_BYTES else SHORT_HEAD) for size in sizes)
 
 
 class Progress(msgspec.Struct):
-    """Of one connection since its last message.
+    """Progress of one connection since its last message.
 
     Fields:
-        since_s: when that was. marked_s, marked_bytes: when the message that now comes was last seen to make progress,
-            and how much of it had come; None while none is on its way.
+        since_s: time of that message. marked_s, marked_bytes: time when the incomplete message last made progress, and
+            its bytes then; None without an incomplete message.
     """
 
     since_s: float
@@ -44,24 +44,24 @@ class Progress(msgspec.Struct):
     marked_bytes: int = 0
 
     def stalls(self, now_s: float, nbytes: int) -> bool:
-        """Whether what has come, so many bytes, is a message that makes no progress."""
+        """Return True if `nbytes` are of an incomplete message that makes no progress."""
         if nbytes <= IDLE_BYTES + IDLE_BYTES_PER_S * (now_s - self.since_s):
             return nbytes > IDLE_MOST_BYTES
         if self.marked_s is None:
             self.marked_s, self.marked_bytes = now_s, nbytes
         elif now_s - self.marked_s >= MESSAGE_S:
             if nbytes - self.marked_bytes < LEAST_BYTES_PER_S * (now_s - self.marked_s):
-                return True  # and again, as long as that is so: its connection is seen twice before it ends
+                return True  # repeatedly, since a connection ends after two such checks
             self.marked_s, self.marked_bytes = now_s, nbytes
         return False
 
 
 def over_budget(unfinished: Iterable[tuple[int, str, int]], most_each: int, most: int) -> list[int]:
-    """The connections that end, so that no client has more than most_each bytes unfinished, and all together not more
-    than most: the largest of that client, or of the client with the most.
+    """Return the connections that must end, so that no client has more than most_each unfinished bytes, and all
+    together have at most `most`: the largest ones of that client, or of the client with the most bytes.
 
     Args:
-        unfinished: connection, client and bytes of each.
+        unfinished: connection, client and bytes of each. most_each, most: limits in bytes.
     """
     clients: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for connection, client, nbytes in unfinished:

@@ -63,12 +63,12 @@ def test_a_wide_umask_changes_nothing(folder: Path, tmp_path: Path) -> None:
 def test_clients_are_known_by_their_keys(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
     bob = new_client(folder, "bob", tmp_path / "bob.toml")
     keys = Keys(folder)
-    assert keys.who(alice.public_key) == keys.named("alice") == alice
-    found = keys.who(bob.public_key)
+    assert keys.by_public_key(alice.public_key) == keys.named("alice") == alice
+    found = keys.by_public_key(bob.public_key)
     assert found is not None
     assert (found.name, found.public_key) == ("bob", bob.public_key)
     assert found.tenant != alice.tenant  # whoever has a name later is another one
-    assert keys.who(keys.server.public_key) is None
+    assert keys.by_public_key(keys.server.public_key) is None
     assert keys.named("nobody") is None
     assert keys.server == prepare(folder)  # made once
 
@@ -135,7 +135,7 @@ def test_links_are_not_followed(folder: Path, alice: ClientKey, tmp_path: Path, 
         with pytest.raises(InvalidConfig, match="symbolic links"):
             Keys(folder)
     else:
-        assert Keys(folder).who(alice.public_key) is None
+        assert Keys(folder).by_public_key(alice.public_key) is None
 
 
 def test_a_linked_folder_is_refused(folder: Path, alice: ClientKey, tmp_path: Path) -> None:  # noqa: ARG001
@@ -146,7 +146,7 @@ def test_a_linked_folder_is_refused(folder: Path, alice: ClientKey, tmp_path: Pa
 
 def test_a_pipe_keeps_nobody_waiting(folder: Path, alice: ClientKey, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(folder / "clients" / "bob.toml", 0o600)
-    assert Keys(folder).who(alice.public_key) == alice
+    assert Keys(folder).by_public_key(alice.public_key) == alice
     assert "no file of keys" in caplog.text
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_makes_no_sense_lets_nobody_in_and_keeps_nobody_out(
     bad.write_text(text)
     bad.chmod(0o600)
     keys = Keys(folder)
-    assert keys.who(alice.public_key) == alice
+    assert keys.by_public_key(alice.public_key) == alice
     assert keys.named("bob") is None
     assert said in caplog.text
     assert "bob.toml" in caplog.text
@@ -218,15 +218,15 @@ def test_keys_come_and_go(folder: Path, alice: ClientKey, tmp_path: Path) -> Non
     assert not keys.refresh()
     assert not keys.added()
     bob = new_client(folder, "bob", tmp_path / "bob.toml")
-    assert keys.who(bob.public_key) is None
+    assert keys.by_public_key(bob.public_key) is None
     assert keys.added()
     assert keys.refresh()
     assert not keys.refresh()
     assert not keys.added()
-    assert keys.who(bob.public_key) is not None
+    assert keys.by_public_key(bob.public_key) is not None
     (folder / "clients" / "alice.toml").unlink()
     assert keys.refresh()
-    assert keys.who(alice.public_key) is None
+    assert keys.by_public_key(alice.public_key) is None
     assert keys.named("bob") is not None
 
 
@@ -245,7 +245,7 @@ def test_what_is_spoiled_lets_nobody_in(
     keys = Keys(folder)
     spoil(folder / "clients" / "alice.toml")
     assert keys.refresh()
-    assert keys.who(alice.public_key) is None
+    assert keys.by_public_key(alice.public_key) is None
     assert "clients" in caplog.text
     assert not keys.refresh()
 
@@ -260,7 +260,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = own_keys(tmp_path / "alice.toml")
     assert own.server_key in done.output
     assert own.secret_key not in done.output
-    known = Keys(tmp_path / "keys").who(own.public_key)
+    known = Keys(tmp_path / "keys").by_public_key(own.public_key)
     assert known is not None
     assert known.name == "alice"
     done = CliRunner().invoke(app, ["keys", "new", "bob", "--folder", "of/server", "--to", "secret.toml"])

@@ -18,7 +18,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.peers import listener, tcp_connections
 from kaas.server.peers.keys import Keys
 from kaas.server.peers.listener import FRAMES
-from kaas.server.peers.tcp_connections import STRANGER_BYTES, UNAUTHENTICATED
+from kaas.server.peers.tcp_connections import UNAUTHENTICATED_BYTES, UNAUTHENTICATED
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
@@ -72,7 +72,7 @@ def opened(folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.Monke
 @pytest.fixture
 def unlocked() -> Iterator[Open]:
     """A door for everybody here, whom it calls "all", which echoes."""
-    opened = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, nobody="all")
+    opened = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, keyless_client="all")
     echo(opened)
     yield opened
     opened.close()
@@ -354,7 +354,7 @@ def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, 
 
 
 def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "OUT_S", 0.01)
+    monkeypatch.setattr(listener, "BLOCKED_S", 0.01)
     client = come(alice)
     for _ in range(3):
         client.send(*[b""] * (FRAMES + 1))
@@ -447,7 +447,7 @@ def test_who_does_not_finish_a_handshake_is_put_out(
     said: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.1)
+    monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.1)
     stranger = plain()
     stranger.socket.sendall(said)
     assert stranger.put_out()
@@ -459,7 +459,7 @@ def test_so_is_who_comes_in_and_says_nothing(
     alice: OwnKeys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.5)
+    monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.5)
     silent = come(alice)
     assert silent.happened() & zmq.Event.HANDSHAKE_SUCCEEDED
     assert silent.put_out()
@@ -472,7 +472,7 @@ def test_strangers_cannot_fill_the_memory(
 ) -> None:
     """Half of a large frame, and then nothing."""
     stranger = plain()
-    stranger.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * STRANGER_BYTES))
+    stranger.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * UNAUTHENTICATED_BYTES))
     assert stranger.put_out()
     echoes(come(alice))
 
