@@ -1,1 +1,1 @@
-"""The server's configuration: its file, its checks, the memory it promises. Runs in the server's process."""
+"""The server's configuration: its file, its checks, the memory that it allows. Runs in the server's process."""

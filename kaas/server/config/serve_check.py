@@ -1,5 +1,5 @@
-"""What a server's configuration says against what is there: sizes that no machine has, clients that nobody is, steps
-that do not load. `kaas serve` looks at it before it starts, `kaas serve --check` instead of starting."""
+"""Checks of a server's configuration against its environment: impossible sizes, clients without keys, steps that do not
+load. `kaas serve` runs them before it starts, `kaas serve --check` instead of starting."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ MOST = {
     "pool.host_cache_bytes": 1 << 44,
     "pool.whole_object_bytes": 1 << 44,
 }
-"""What no server has more of; a larger value is a slip of a unit or of a digit."""
+"""Upper bounds: a larger value is a mistake in a unit or a digit."""
 
 
 def check_sizes(settings: Settings) -> None:
-    """
+    """Check the upper bounds.
+
     Raises:
         InvalidConfig
     """
@@ -53,7 +54,7 @@ def check_sizes(settings: Settings) -> None:
 
 
 def check_names(settings: Settings) -> None:
-    """Each client that the configuration names has a key. On Ray, names are also those of Ray's programs.
+    """Check that each client in the configuration has a key. On Ray, `pool.clients` may also name Ray's programs.
 
     Raises:
         InvalidConfig
@@ -78,7 +79,7 @@ def check_names(settings: Settings) -> None:
 
 
 def check_host(host: str) -> None:
-    """Whether a server could listen at an address of this machine. Its port may be a running server's.
+    """Check that a server could listen at an address of this machine. A running server may use its port.
 
     Raises:
         InvalidConfig
@@ -93,7 +94,7 @@ def check_host(host: str) -> None:
 
 
 async def check_all(settings: Settings) -> None:
-    """All that can be known without a device or the state, and whatever the port.
+    """Check all that needs neither a device nor the state nor the port.
 
     Raises:
         KaasError

@@ -1,4 +1,4 @@
-"""What `kaas serve` reads: a YAML file, as settings that are checked; whatever is wrong is an error that names it."""
+"""The configuration of `kaas serve`: a YAML file as checked settings. Errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kaas.worker.sandbox import Sandbox, available
 
 PORT = 7600
 CLIENT_FAULTS = 8
-"""Devices that requests of one client may end within an hour, unless told otherwise."""
+"""Default of the devices that requests of one client may end within an hour."""
 REPORTED = (
     "requests_per_s",
     "stored_bytes",
@@ -43,7 +43,7 @@ HINTS = {
     re.compile(r"`object`, got `(bool|str)` - at `\$\.code`"): "`code: {any: true}` takes all code of all clients",
     re.compile(r"`str`, got `int` - at `\$\.code\.\w+\["): "a hash or key that has digits only stands in quotes",
 }
-"""Advice for common slips, by the words in which msgspec refuses them."""
+"""Advice for common mistakes, by msgspec's error text."""
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
@@ -72,7 +72,7 @@ class ShareSettings(_Settings, frozen=True):
 
 class PoolSettings(_Settings, frozen=True):
     """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
-    policy's options; unless told otherwise one that is fair, since clients of a server do not know each other."""
+    policy's options. The default is a fair policy, since clients of a server do not know each other."""
 
     devices: tuple[DeviceSettings, ...] | None = None
     policy: str | dict[str, Any] = "cfs_affinity"
@@ -90,7 +90,8 @@ class PoolSettings(_Settings, frozen=True):
     record: str | None = None
 
     def config(self, store: str | None) -> Config:
-        """
+        """Return the pool's configuration.
+
         Raises:
             InvalidConfig
         """
@@ -102,7 +103,7 @@ class PoolSettings(_Settings, frozen=True):
         return Config(store=store, **options)
 
     def granted(self) -> dict[str, ClientSettings]:
-        """What each client is granted.
+        """Return the settings of each client.
 
         Raises:
             InvalidConfig
@@ -115,7 +116,7 @@ class ETaskSettings(_Settings, frozen=True):
 
     Fields:
         function: "module:name". inputs, outputs: dtype and shape by name. before, after: steps around it. retries: how
-            often a call may run again when its worker dies. clients: who may use it; None for all.
+            often a call may run again when its worker dies. clients: those that may use it; None for all.
     """
 
     function: str
@@ -128,21 +129,21 @@ class ETaskSettings(_Settings, frozen=True):
 
 
 class ListenSettings(_Settings, frozen=True):
-    """host: an IP address of this machine; others than loopback need keys. port: 0 for any that is free."""
+    """The listener. host: an IP address of this machine; others than loopback need keys. port: 0 for any free port."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
 class LimitSettings(_Settings, frozen=True):
-    """Of each client.
+    """Limits of each client.
 
     Fields:
-        requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
-        frame_bytes: of one frame of a message. sessions: programs that it may have, and connections. lost_s: seconds
-            for which what a program waits for stays when its connection is broken. answers_bytes, answers_s: of answers
-            that are kept for requests that come again by their key, and seconds for which they are.
-        quotas: those that its key does not say. What neither says has the default that stands here.
+        requests: the most open requests, whose reply is not received. credit_bytes: of their inputs and outputs.
+        frame_bytes: of one frame of a message. sessions: the most programs, and connections. lost_s: seconds for which
+            the requests of a program stay when its connection is broken. answers_bytes, answers_s: of replies that are
+            kept for repeats of a request with a key, and seconds for which they are kept.
+        quotas: for fields that the client's key does not set. A field in neither has the default here.
     """
 
     requests: int = 256
@@ -155,11 +156,11 @@ class LimitSettings(_Settings, frozen=True):
     quotas: Quotas = DEFAULT_QUOTAS
 
     def granted(self, own: Quotas) -> Quotas:
-        """own: of a client's key."""
-        given = _said(own)
+        """Return the quotas of a client. own: those of its key."""
+        given = _set_fields(own)
         if "requests_per_s" in given:
             given.setdefault("burst", None)
-        return msgspec.structs.replace(DEFAULT_QUOTAS, **(_said(self.quotas) | given))
+        return msgspec.structs.replace(DEFAULT_QUOTAS, **(_set_fields(self.quotas) | given))
 
     def reported(self, quotas: Quotas) -> protocol.Limits:
         """Return the limits as they are sent to a client."""
@@ -168,18 +169,18 @@ class LimitSettings(_Settings, frozen=True):
         return protocol.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
 
 
-def _said(quotas: Quotas) -> dict[str, Any]:
+def _set_fields(quotas: Quotas) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
 
 
 class CodeSettings(_Settings, frozen=True):
-    """Which code clients may bring, as `kaas.server.peers.allow.Allowed`.
+    """The code that clients may send, as `kaas.server.peers.allow.Allowed`.
 
     Fields:
-        any: all of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose signatures
-            let a kTask in. libraries: SHA-256 of libraries or of image files, whose kernels clients launch as they
-            like. providers: packages whose libraries they may name, likewise. build: whether a provider may build what
-            a client names and is not there: that starts a compiler, for minutes.
+        any: all code of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose
+            signatures allow a kTask. libraries: SHA-256 of libraries or of image files, whose kernels clients may
+            launch with any arguments. providers: packages whose libraries they may name, likewise. build: True if a provider
+            may build a missing library that a client names: that starts a compiler, for minutes.
     """
 
     any: bool = False
@@ -190,7 +191,8 @@ class CodeSettings(_Settings, frozen=True):
     build: bool = False
 
     def allowed(self) -> Allowed:
-        """
+        """Return the checked form.
+
         Raises:
             InvalidConfig
         """
@@ -202,21 +204,20 @@ class CodeSettings(_Settings, frozen=True):
 
 
 class Settings(_Settings, frozen=True):
-    """Of one server.
+    """The settings of one server.
 
     Fields:
-        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
-            only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
-        administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
-        ray: whether its pool is on Ray: the address of a cluster, "auto" for one that runs here, true for one that
-            the server starts. ray_without_token: whether that one's ports, which are open on all addresses, may ask for
-            no token.
+        name: of its pool, under which programs on this machine find it. state: folder of the state that outlives the
+            server, only its user's; None: no state does. keys: folder with its own and its clients' keys (`kaas keys`).
+        administrators: names of keys that may see all data and drain the server; a key's file can say so as well.
+        ray: for a pool on Ray: the address of a cluster, "auto" for one that runs here, true for one that the server
+            starts. ray_without_token: True if the ports of that one, open on all addresses, may need no token.
         steps: cTasks around kTasks, "module:function" by name (`kaas.server.steps`). step_processes: that run them.
         etasks: by the names that clients use; only of a pool on Ray.
         sandbox: executors run in one (`kaas.worker.sandbox`), unless the pool is on Ray or the server insecure.
-        drain_s: how long a server that ends waits for what is open.
+        drain_s: seconds for which a server that ends waits for open requests.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
-        log: what is said on standard error, and how (`kaas.server.server_log`).
+        log: level and format of the log (`kaas.server.server_log`).
     """
 
     name: str = "kaas"
@@ -238,7 +239,7 @@ class Settings(_Settings, frozen=True):
     log: LogSettings = LogSettings()
 
     def reloaded(self, now: Settings) -> Settings:
-        """With what a server can take of another configuration while it runs."""
+        """Return these settings with the fields of `now` that can change while a server runs."""
         limits, pool = now.limits, msgspec.structs.replace(self.pool, clients=now.pool.clients)
         own = msgspec.structs.replace(
             self.limits, quotas=limits.quotas, requests=limits.requests, credit_bytes=limits.credit_bytes
@@ -246,11 +247,11 @@ class Settings(_Settings, frozen=True):
         return msgspec.structs.replace(self, limits=own, pool=pool, administrators=now.administrators)
 
     def differences(self, other: Settings) -> list[str]:
-        """Fields that differ."""
+        """Return the names of fields that differ."""
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
     def executors_sandbox(self, state: Path) -> Sandbox | None:
-        """What executors of a pool without Ray run in. state: the folder.
+        """Return the sandbox of executors of a pool without Ray, None for none. state: the folder.
 
         Raises:
             InvalidConfig: this Linux has none.
@@ -265,7 +266,7 @@ class Settings(_Settings, frozen=True):
 
 
 def read(path: Path | None, *, insecure: bool = False) -> Settings:
-    """The settings of a file, or the defaults; insecure: anybody on this machine may come, with any code.
+    """The settings of a file, or the defaults; insecure: all users of this machine may connect, with any code.
 
     Raises:
         InvalidConfig
@@ -301,7 +302,8 @@ def read_file(path: Path) -> Settings:
 
 
 def parse(text: bytes) -> Settings:
-    """
+    """Return the settings of a YAML text.
+
     Raises:
         InvalidConfig
     """

@@ -1,4 +1,4 @@
-"""How much of the machine's memory a server's configuration lets clients take, if all take all that they may."""
+"""The most memory that a server's configuration allows all clients together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kaas.server.peers.keys import Keys
 from kaas.server.usage.quotas import Quotas
 
 CREDITS = 4
-"""Times that a client's credit counts: for open requests, outputs that are stored, questions, answers not yet taken."""
+"""A client's credit counts four times: for open requests, stored outputs, other messages, and replies on their way."""
 UNFINISHED_EACH, UNFINISHED_ALL = 16, 64
-"""Frames' bytes that may have come of unfinished messages, of one client and of all (`kaas.server.peers.listener`)."""
+"""The most incomplete messages, in largest frames, of one client and of all (`kaas.server.peers.listener`)."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _log = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """In bytes, of all clients together.
+    """The most memory of all clients together, in bytes.
 
     Fields:
-        clients: how many may come. stored_bytes: named values and constants, in shared memory. library_bytes: functions
-            with their code. answers_bytes: that are kept for requests that come again. open_bytes: of requests,
-            questions and their answers. unfinished_bytes: of messages that have begun to come.
+        clients: number of clients. stored_bytes: named values and constants, in shared memory. library_bytes: functions
+            with their code. answers_bytes: replies that are kept for repeats. open_bytes: requests, other messages and
+            their replies. unfinished_bytes: incomplete messages.
     """
 
     clients: int
@@ -41,14 +41,15 @@ class Promised:
 
     @property
     def total_bytes(self) -> int:
+        """The sum of all parts."""
         parts = self.stored_bytes, self.library_bytes, self.answers_bytes, self.open_bytes, self.unfinished_bytes
         return sum(parts)
 
     def sentence(self, there_bytes: int) -> str:
-        """there_bytes: what the machine has."""
+        """Return the sums as a sentence. there_bytes: the machine's memory."""
         parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "clients"}
-        said = ", ".join(f"{name} {_gib(value)}" for name, value in parts.items())
-        whole = f"clients may take {_gib(self.total_bytes)} of memory in all ({self.clients} clients: {said})"
+        shown = ", ".join(f"{name} {_gib(value)}" for name, value in parts.items())
+        whole = f"clients may take {_gib(self.total_bytes)} of memory in all ({self.clients} clients: {shown})"
         if self.total_bytes <= there_bytes:
             return f"{whole}; this machine has {_gib(there_bytes)}"
         return (
@@ -57,7 +58,7 @@ class Promised:
 
 
 def promised(settings: Settings) -> Promised:
-    """Without keys there is one client.
+    """Return the memory for all clients with a key, or for one client without keys.
 
     Raises:
         KaasError
@@ -66,7 +67,7 @@ def promised(settings: Settings) -> Promised:
 
 
 def of_quotas(settings: Settings, own: Collection[Quotas]) -> Promised:
-    """own: of each client's key."""
+    """Return the memory for clients. own: the quotas of each client's key."""
     limits, number = settings.limits, len(own)
     granted = [limits.granted(each) for each in own]
     unfinished = min(number * UNFINISHED_EACH, UNFINISHED_ALL) * limits.frame_bytes
@@ -89,7 +90,7 @@ def _quotas(settings: Settings) -> list[Quotas]:
 
 
 def there_bytes() -> int:
-    """Memory that this machine, or the container around this process, has."""
+    """Return the memory of this machine, or of the container around this process, in bytes."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no container, or one without a limit, which says "max"
         found = min(found, int(_LIMIT.read_text()))
@@ -97,7 +98,7 @@ def there_bytes() -> int:
 
 
 def tell(settings: Settings) -> None:
-    """In the log, at a server's start.
+    """Log the memory at a server's start.
 
     Raises:
         KaasError

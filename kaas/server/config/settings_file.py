@@ -1,4 +1,4 @@
-"""The field that is meant by one that a configuration does not have."""
+"""Reading of a configuration's YAML, and the field that an unknown field probably means."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _PART = re.compile(r"\[.*?\]")
 
 
 def near_field(settings: type, place: str, unknown: str) -> str:
-    """A field that is there: of a like name at the same place, or of this name elsewhere; "" if there is none.
+    """Return a known field: with a similar name at the same place, or with this name elsewhere; "" if there is none.
 
     Args:
+        settings: the class of the configuration. unknown: the field's name.
         place: as msgspec names it, without `$.`: "pool.devices[0]".
     """
     within = _PART.sub("", place)
@@ -31,7 +32,7 @@ def near_field(settings: type, place: str, unknown: str) -> str:
 
 
 def _fields(kind: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Where each field is, and its name; of lists and maps those of what is in them."""
+    """Yield the place and the name of each field, also within lists and maps."""
     match kind:
         case inspect.StructType(fields=fields):
             for each in fields:
@@ -60,9 +61,10 @@ class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # it has no types
 
 
 def load(text: bytes) -> Any:
-    """
+    """Return the values of a YAML text.
+
     Raises:
-        InvalidConfig: a key stands twice, or it is no YAML.
+        InvalidConfig: a key stands twice, or the text is not YAML.
     """
     try:
         return yaml.load(text, _Loader)

@@ -42,8 +42,8 @@ class Allowed:
         any: all code of all clients. hashes: keys of kTasks, SHA-256, hex. signers: public Ed25519 keys; a kTask whose
             key one of them has signed is taken from any client.
         libraries: SHA-256, hex, of libraries or of single code images, as of `sha256sum` for a .cubin: clients may
-            launch their kernels with any arguments. providers: those that clients may name by `Library.provided`, likewise; no
-            other field allows these.
+            launch their kernels with any arguments. providers: those that clients may name by `Library.provided`,
+            likewise; no other field allows these.
 
     Raises:
         InvalidConfig

@@ -1,1 +1,1 @@
-"""How a server starts: in a process of its own, or as a Ray actor. Runs in the server's process."""
+"""Starting of a server: in its own process, or as a Ray actor. Runs in the server's process."""

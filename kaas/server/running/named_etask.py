@@ -1,4 +1,4 @@
-"""What runs in the worker of an eTask that a server's configuration names: the operator's function, found by name."""
+"""The code in the worker of an eTask of a server's configuration: it finds the operator's function by name."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class NamedETask:
         self._outputs = [Buffer(name, shape, dtype) for name, dtype, shape in outputs]
 
     def __call__(self, inputs: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
-        """The bytes of each output, in order. The function takes arrays by name, and gives the output's array, or a
-        mapping with those of several.
+        """Return the bytes of each output, in order. The function takes arrays by name. It returns the only output's
+        array, or a mapping of all outputs' arrays.
 
         Raises:
-            InvalidRequest: it gives something else; what it raises.
+            InvalidRequest: it returns anything else. Errors of the function are passed on.
         """
         found = self._function(**inputs)
         if len(self._outputs) == 1 and not isinstance(found, Mapping):
@@ -52,18 +52,18 @@ class NamedETask:
         return input_bytes(buffer, np.ascontiguousarray(value))
 
     def close(self) -> None:
-        """Before the process ends."""
+        """Close the operator's object before the process ends."""
         close = getattr(self._function, "close", None)
         if close is not None:
             close()
 
 
 def find_all(targets: Mapping[str, str], path: Sequence[str]) -> None:
-    """Look for what eTasks name, by the configuration's fields, in a process as their workers are but for a device.
-    path: where modules may be found besides.
+    """Look for the targets of eTasks, by the configuration's fields, in a process like their workers, but without a
+    device. path: further places of modules.
 
     Raises:
-        InvalidConfig: it is not there.
+        InvalidConfig: a target is missing.
     """
     sys.path += [entry for entry in path if entry not in sys.path]
     for field, target in targets.items():

@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 async def serve(
     settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
 ) -> None:
-    """From the server's start to its end, by SIGTERM or SIGINT, or when it is told to drain. ready: is told the
-    endpoint where it listens; devices may still be starting. reread: what the configuration says by now, for SIGHUP.
+    """Run a server until it ends by SIGTERM, SIGINT or a drain command. ready: called with the listener's endpoint;
+    devices may still be starting. reread: returns the current configuration, for SIGHUP.
 
     Raises:
-        KaasError: it cannot be.
+        KaasError: the server cannot start.
     """
     open_all_files()
     if settings.keys is not None:
@@ -65,22 +65,22 @@ async def _serve(
     reread: Callable[[], Settings],
 ) -> None:
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to read again yet
-    front = Server(settings, service, machine.objects, folder)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the server cannot reload yet
+    server = Server(settings, service, machine.objects, folder)
     try:
-        await front.open()
+        await server.open()
         for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, front.drain, f"it got {name.name}")
-        loop.add_signal_handler(signal.SIGHUP, reload, front.reload, reread)
-        ready(front.endpoint)
-        await front.left()
+            loop.add_signal_handler(name, server.drain, f"it got {name.name}")
+        loop.add_signal_handler(signal.SIGHUP, reload, server.reload, reread)
+        ready(server.endpoint)
+        await server.left()
     finally:
-        await service.stop()  # whoever still waits has an answer now
-        await front.close()
+        await service.stop()  # now all requests have their replies
+        await server.close()
 
 
 def reload(give: Callable[[Settings], object], reread: Callable[[], Settings]) -> None:
-    """Read a server's configuration again. One that is wrong changes nothing, and is logged."""
+    """Read a server's configuration again. A wrong one is logged and changes nothing."""
     try:
         settings = reread()
     except KaasError as error:
@@ -91,7 +91,7 @@ def reload(give: Callable[[Settings], object], reread: Callable[[], Settings]) -
 
 @contextmanager
 def state_folder(settings: Settings) -> Iterator[Path]:
-    """Of what outlives the server, or else one that goes with it."""
+    """Give the folder of the state, or else a temporary one."""
     if settings.state is not None:
         yield Path(settings.state)
     else:

@@ -1,5 +1,5 @@
-"""A pool on Ray for remote clients, beside Ray's own: `kaas serve`. The server lives in the pool's process, and comes
-back with it; this one asks for it, and ends it."""
+"""A pool on Ray for remote clients in addition to Ray's programs: `kaas serve`. The server runs in the pool's process,
+and restarts with it; this process starts and ends it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, stored
 
 AUTH_MODE, TOKEN = "RAY_AUTH_MODE", "token"
-"""Ray's variable, which is set by itself where Ray asks for a token by default, and what it is then."""
+"""Ray's variable, which Ray sets itself where it needs a token by default, and its value then."""
 FREED_S = 30.0
-"""So long a server waits for its folder: one that was killed has it until the pool hears of that."""
+"""Seconds for which a server waits for its folder: a killed server's lock stays until the pool notices its end."""
 
 
 async def serve(
@@ -55,7 +55,7 @@ async def serve(
         try:
             if not await _unless(leave, _find_etasks(settings, session, path)):
                 return
-            leave.add_done_callback(lambda told: _drain(session, told.result()))
+            leave.add_done_callback(lambda reason: _drain(session, reason.result()))
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, reload, partial(_reload, session), reread or (lambda: settings))
             opener = partial(open_listener, _settled(settings), folder.absolute(), path)
@@ -73,21 +73,21 @@ async def serve(
 
 
 def _leave() -> asyncio.Future[str]:
-    """Why to leave, once a signal says so."""
+    """Return a future that a signal sets to the reason to leave."""
     loop = asyncio.get_running_loop()
     leave: asyncio.Future[str] = loop.create_future()
 
-    def tell(name: str) -> None:
+    def leave_by(name: str) -> None:
         if not leave.done():
             leave.set_result(f"it got {name}")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell, number.name)
+        loop.add_signal_handler(number, leave_by, number.name)
     return leave
 
 
 async def _unless(leave: asyncio.Future[str], work: Coroutine[Any, Any, None]) -> bool:
-    """Do work, unless somebody says to leave before it is done: then it is cancelled."""
+    """Run a coroutine until `leave` is set, which cancels it. Return True if `leave` is not set."""
     doing = asyncio.ensure_future(work)
     await asyncio.wait((doing, leave), return_when=asyncio.FIRST_COMPLETED)
     if doing.done():
@@ -100,14 +100,14 @@ async def _unless(leave: asyncio.Future[str], work: Coroutine[Any, Any, None]) -
 
 
 def _opened(settings: Settings) -> tuple[RaySession, bool]:
-    """The pool, and whether it was started for this.
+    """Return the session of the pool, and True if the pool was started for it.
 
     Raises:
         KaasError
     """
     address = "local" if settings.ray is True else str(settings.ray)
     if settings.ray is True and not settings.ray_without_token:
-        _refuse_open_ports(os.environ.get(AUTH_MODE, TOKEN))  # before there are any
+        _refuse_open_ports(os.environ.get(AUTH_MODE, TOKEN))  # before they are open
     with HERE.lock:
         try:
             HERE.session, first = session, _ = open_session(
@@ -129,10 +129,10 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
 
 
 def _refuse_open_ports(mode: str) -> None:
-    """Ray's own ports are open to whoever reaches this machine, whatever the server listens on.
+    """Check that Ray's own ports need a token: they are open on all addresses, also if the server listens on loopback.
 
     Raises:
-        InvalidConfig: they ask for no token.
+        InvalidConfig: they need none.
     """
     if mode != TOKEN:
         message = (
@@ -144,7 +144,7 @@ def _refuse_open_ports(mode: str) -> None:
 
 
 async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[str]) -> None:
-    """Look for them once, before anybody is let in.
+    """Look for the targets of eTasks once, before the listener opens.
 
     Raises:
         InvalidConfig
@@ -164,7 +164,7 @@ async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[s
 
 
 def _drain(session: RaySession, reason: str) -> None:
-    """Now, and if the pool starts again meanwhile."""
+    """Drain the server, also after a restart of the pool."""
     session.register("drain", lambda: session.pool.drain.remote(session.id, reason))
 
 
@@ -173,8 +173,7 @@ def _reload(session: RaySession, settings: Settings) -> None:
 
 
 def _settled(settings: Settings) -> Settings:
-    """With what stays as it is when the server comes back: its port, and places that do not depend on a process's
-    folder."""
+    """Return settings for all restarts of the server: with a fixed port, and absolute paths."""
     listen, keys = settings.listen, settings.keys
     if not listen.port:
         listen = msgspec.structs.replace(listen, port=_free_port(listen.host))
@@ -194,23 +193,23 @@ def _free_port(host: str) -> int:
 async def open_listener(
     settings: Settings, folder: Path, path: Sequence[str], service: Service, backend: RayBackend
 ) -> Server:
-    """path: where the server's process looks for modules.
+    """Open a server in the pool's process. path: the places of modules of the starting process.
 
     Raises:
         KaasError
     """
     configure(settings.log)
-    sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
+    sys.path += [entry for entry in path if entry not in sys.path]  # for the modules of steps
 
     async def attempt() -> Server:
-        front = Server(settings, service, HeldObjects(), folder, _ETaskPool(backend, path))
-        await front.open()
-        return front
+        server = Server(settings, service, HeldObjects(), folder, _ETaskPool(backend, path))
+        await server.open()
+        return server
 
-    patient = AsyncRetrying(
+    retrying = AsyncRetrying(
         retry=retry_if_exception(_taken), stop=stop_after_delay(FREED_S), wait=wait_fixed(0.2), reraise=True
     )
-    return await patient(attempt)
+    return await retrying(attempt)
 
 
 def _taken(error: BaseException) -> bool:
@@ -218,7 +217,7 @@ def _taken(error: BaseException) -> bool:
 
 
 class _ETaskPool:
-    """`kaas.server.building.served.ETaskPool`."""
+    """The `kaas.server.building.served.ETaskPool` of a pool on Ray."""
 
     def __init__(self, backend: RayBackend, path: Sequence[str]) -> None:
         self._etasks, self._path = LocalETasks(backend.etasks), path
@@ -233,14 +232,14 @@ class _ETaskPool:
 
 
 class LocalETasks:
-    """Belongs to the pool's event loop."""
+    """Defines and calls eTasks in the pool's process. Use an object of this class from the pool's event loop only."""
 
     def __init__(self, etasks: ETasks) -> None:
         self._etasks = etasks
 
     def define(self, label: str, target: Any, args: Sequence[Any], path: Sequence[str]) -> str:
-        """Make one known: a class, and what its instance is made with. path: where modules may be found besides. Gives
-        its key."""
+        """Define an eTask: a class, and the arguments of its instance. path: further places of modules. Return its
+        key."""
         code = pickled((target, tuple(args), {}))
         spec = etask_spec(label, code, path)
         self._etasks.register(specs.encode(spec), code)
@@ -249,7 +248,7 @@ class LocalETasks:
     async def call(
         self, etask: str, client: str, args: Sequence[Any], deadline_s: float | None, retries: int
     ) -> WorkerCall:
-        """A call whose answer are the buffers of which the instance gives a list."""
+        """Return a call for the pool. Its result is the list of buffers that the instance returns."""
         arguments: tuple[list[Any], dict[str, Any]] = (list(args), {})
         parts = packed(arguments)
         refs = () if parts else (await asyncio.to_thread(stored, arguments),)

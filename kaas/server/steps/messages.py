@@ -1,4 +1,4 @@
-"""What a server and a process of its steps say to each other: a header behind its length, then bytes as they are."""
+"""Messages between a server and a process of its steps: a header after its length, then raw bytes."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import msgspec
 
 LENGTH = Struct("<Q")
 BEGUN = b"+"
-"""What a process says at once to what it is asked: one that ends without it has done nothing of that."""
+"""A process's first reply to a call: if it ends without this reply, it has not begun the step."""
 
 
 class StepCall(msgspec.Struct, frozen=True):
-    """sizes: of the values behind this, by name."""
+    """A call of a step. sizes: of the values after this header, by name."""
 
     step: str
     sizes: dict[str, int]
 
 
 class Gave(msgspec.Struct, frozen=True, tag=True):
-    """made: dtype, shape and size of each value behind this; plain bytes have neither dtype nor shape."""
+    """The result of a step. made: dtype, shape and size of each value after this header; plain bytes have neither dtype
+    nor shape."""
 
     made: dict[str, tuple[str | None, tuple[int, ...] | None, int]]
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """What a step raised: exceptions may hold what cannot travel. traceback: for the operator."""
+    """The error of a step, as text since exceptions may hold unsendable objects. traceback: for the operator."""
 
     kind: str
     text: str
     traceback: str = ""
 
 
-def head(said: StepCall | Gave | Raised) -> bytes:
-    encoded = msgspec.msgpack.encode(said)
+def head(header: StepCall | Gave | Raised) -> bytes:
+    """Return the encoded header after its length."""
+    encoded = msgspec.msgpack.encode(header)
     return LENGTH.pack(len(encoded)) + encoded

@@ -25,23 +25,25 @@ Function = Callable[[dict[str, bytes]], Mapping[str, Any]]
 
 
 def main() -> None:
-    says = int(sys.argv[1])
-    os.dup2(2, 1)  # what the operator's modules print is not what the server says
-    sys.stdout = sys.stderr  # which keeps nothing back
-    line, named = ordered(sys.stdin.buffer)
-    os.set_inheritable(line, False)  # what a step starts and leaves behind does not hold it
+    """Run steps until the server closes the connection."""
+    reports = int(sys.argv[1])
+    os.dup2(2, 1)  # prints of the operator's modules must not mix with the server's output
+    sys.stdout = sys.stderr  # unbuffered
+    descriptor, named = ordered(sys.stdin.buffer)
+    os.set_inheritable(descriptor, False)  # processes that a step starts must not hold it
     try:
         functions = {name: _function(f"steps.{name}", target) for name, target in named.items()}
     except KaasError as error:
-        say_failed(says, error)
+        say_failed(reports, error)
         return
-    say_ready(says, b"")
-    with socket.socket(fileno=line) as connection, connection.makefile("rwb") as stream:
+    say_ready(reports, b"")
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         carry_out(stream, functions)
 
 
 def _function(field: str, target: str) -> Function:
-    """
+    """Return the function of a step.
+
     Raises:
         InvalidConfig
     """
@@ -49,20 +51,20 @@ def _function(field: str, target: str) -> Function:
         function: Function = find_target(field, target)
     except InvalidConfig:
         raise
-    except Exception as error:  # whatever the operator's module raises
+    except Exception as error:  # the operator's module may raise any error
         message = f"{field} is {target!r}, whose module raised {type(error).__name__}: {error}"
         raise InvalidConfig(message, field=field) from error
     return function
 
 
 def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None:
-    """What is asked for, until nobody asks any more."""
+    """Carry out calls until the stream ends."""
     while length := stream.read(LENGTH.size):
         stream.write(BEGUN)
         stream.flush()
-        asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=StepCall)
-        values = {name: stream.read(size) for name, size in asked.sizes.items()}
-        for part in _carried_out(functions[asked.step], values):
+        call = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=StepCall)
+        values = {name: stream.read(size) for name, size in call.sizes.items()}
+        for part in _carried_out(functions[call.step], values):
             stream.write(part)
         stream.flush()
 
@@ -70,21 +72,21 @@ def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None
 def _carried_out(function: Function, values: dict[str, bytes]) -> list[bytes | memoryview]:
     try:
         made = {str(name): _made(value) for name, value in function(values).items()}
-        return [head(Gave({name: said for name, (said, _) in made.items()})), *(flat for _, flat in made.values())]
-    except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
+        return [head(Gave({name: kind for name, (kind, _) in made.items()})), *(flat for _, flat in made.values())]
+    except Exception as error:  # noqa: BLE001 - any error of the operator's function goes to the client
         return [head(Raised(type(error).__name__, _text(error), _traceback(error)))]
 
 
 def _text(error: Exception) -> str:
-    """As UTF-8 has it."""
+    """Return an error's text as valid UTF-8."""
     try:
         return str(error).encode(errors="backslashreplace").decode()
-    except Exception as unsaid:  # noqa: BLE001 - of a class of the operator's
-        return f"(its text raises {type(unsaid).__name__})"
+    except Exception as text_error:  # noqa: BLE001 - the operator's class may raise any error
+        return f"(its text raises {type(text_error).__name__})"
 
 
 def _traceback(error: Exception) -> str:
-    """From where the operator's function begins."""
+    """Return the traceback from the operator's function on."""
     frames = error.__traceback__
     below = frames.tb_next if frames is not None and frames.tb_next is not None else frames
     shown = "".join(traceback.format_exception(type(error), error, below))

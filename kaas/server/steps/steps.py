@@ -20,23 +20,23 @@ _log = logging.getLogger(__name__)
 
 
 class Made(NamedTuple):
-    """What a step gives under one name; plain bytes have neither dtype nor shape."""
+    """A value that a step has made; plain bytes have neither dtype nor shape."""
 
     dtype: str | None
     shape: tuple[int, ...] | None
     data: bytes | bytearray
 
     def kept(self) -> tuple[str, tuple[int, ...], bytes | bytearray]:
-        """Dtype, shape and data as they are stored: plain bytes are an array of uint8."""
+        """Return dtype, shape and data for storing: plain bytes are an array of uint8."""
         return self.dtype or "uint8", (len(self.data),) if self.shape is None else self.shape, self.data
 
 
 class Steps:
-    """Belongs to one event loop. A step takes bytes by name, and gives arrays or bytes by name: before a kTask what a
-    client sends, and the inputs; after it the outputs, and what the client gets."""
+    """Runs steps. A step takes bytes by name and returns arrays or bytes by name: before a kTask it turns the client's
+    values into the inputs; after it, it turns the outputs into the client's values. Use it from one event loop only."""
 
     def __init__(self, named: Mapping[str, str], processes: int, limit_s: float) -> None:
-        """named: "module:function" by the name that clients use. limit_s: how long one may take; then its process ends.
+        """named: "module:function" by the name that clients use. limit_s: of a step; then its process ends.
 
         Raises:
             InvalidConfig
@@ -49,7 +49,7 @@ class Steps:
         self._closed = False
 
     async def open(self) -> None:
-        """Start the first process, which finds all that is named.
+        """Start the first process, which checks all names.
 
         Raises:
             InvalidConfig
@@ -68,7 +68,7 @@ class Steps:
             raise InvalidConfig(f"no process of steps starts: {error.message}", field="steps") from error
 
     async def run(self, name: str, values: Mapping[str, Any], whose: Mapping[str, str] = {}) -> dict[str, Made]:
-        """If the wait for this is cancelled, the step's process is ended, and replaced. whose: fields for the log.
+        """Run a step. A cancelled call ends the step's process, which is replaced. whose: fields for the log.
 
         Raises:
             StepFailed
@@ -93,11 +93,11 @@ class Steps:
         return made
 
     async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:
-        """A process that ended before it was asked is replaced by another one, a new one by none.
+        """Run a step in an idle or new process. An idle process that has ended before the step is replaced.
 
         Raises:
-            EOFError: it ended when it had begun, or was new.
-            KaasError: what keeps one from starting.
+            EOFError: the process ended during the step, or was new.
+            KaasError: no process starts.
         """
         while True:
             new = not self._idle
@@ -113,25 +113,27 @@ class Steps:
                 raise EOFError
 
     def close(self) -> None:
+        """End all processes: idle ones now, others after their step."""
         self._closed = True
         for process in self._idle:
             process.kill()
 
 
 class _Process:
-    """One that carries out steps, one at a time."""
+    """A process that carries out steps, one at a time."""
 
     def __init__(self, named: dict[str, str]) -> None:
-        """
+        """Start the process.
+
         Raises:
-            KaasError: this machine starts no more of them.
+            KaasError: this machine starts no more processes.
         """
         self._loop = asyncio.get_running_loop()
         self._killed = False
         try:
             self._connection, its = socket.socketpair()
         except OSError as error:
-            raise KaasError(f"no line to a process: {error}") from error
+            raise KaasError(f"no connection to a process: {error}") from error
         self._connection.setblocking(False)
         try:
             with its:
@@ -142,17 +144,18 @@ class _Process:
             raise
 
     async def ready(self) -> None:
-        """
+        """Wait until the process is ready.
+
         Raises:
-            KaasError: what keeps it from that.
+            KaasError: it cannot start.
         """
         await self._child.ready()
 
     async def begins(self, name: str, values: Mapping[str, memoryview]) -> bool:
-        """Ask for a step; False: it had ended before."""
+        """Begin a step. Return False if the process had ended before."""
         parts: list[Any] = [head(StepCall(name, {key: each.nbytes for key, each in values.items()}))]
         parts += [each.cast("B") for each in values.values()]
-        with suppress(ConnectionError):  # what it has said tells whether it had begun
+        with suppress(ConnectionError):  # its reply shows if it had begun
             for part in parts:
                 await self._loop.sock_sendall(self._connection, part)
         try:
@@ -161,23 +164,24 @@ class _Process:
             return False
 
     async def made(self) -> dict[str, Made] | Raised:
-        """What it gives when it has begun.
+        """Return the result of the step that has begun.
 
         Raises:
-            EOFError: it has ended.
+            EOFError: the process has ended.
         """
         (length,) = LENGTH.unpack(await self._read(LENGTH.size))
-        said = msgspec.msgpack.decode(await self._read(length), type=Gave | Raised)
-        if isinstance(said, Raised):
-            return said
+        reply = msgspec.msgpack.decode(await self._read(length), type=Gave | Raised)
+        if isinstance(reply, Raised):
+            return reply
         return {
-            name: Made(dtype, shape, await self._read(nbytes)) for name, (dtype, shape, nbytes) in said.made.items()
+            name: Made(dtype, shape, await self._read(nbytes)) for name, (dtype, shape, nbytes) in reply.made.items()
         }
 
     async def _read(self, nbytes: int) -> bytearray:
-        """
+        """Read exactly `nbytes`.
+
         Raises:
-            EOFError: it has ended.
+            EOFError: the process has ended.
         """
         data = bytearray(nbytes)
         rest = memoryview(data)
@@ -192,27 +196,28 @@ class _Process:
         return data
 
     def kill(self) -> None:
-        """Nobody waits for it."""
+        """End the process. No caller waits for it."""
         self._killed = True
         self._child.process.kill()
         self._connection.close()
 
     def _ended(self) -> None:
-        if not self._killed:  # others may hold its end
+        if not self._killed:  # another process may still hold its end
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
 def _failed(name: str, whose: Mapping[str, str], reason: str, kind: str = "", traceback: str = "") -> StepFailed:
-    """What its client is told, once the operator, whose function it is, has been told of it."""
-    told = {"step": name, **whose, "reason": reason, "limit_by": (name, kind or reason)}
-    _log.error("a step failed", extra={**told, "traceback": traceback} if traceback else told)
+    """Log the failure of a step for the operator. Return the error for the client."""
+    fields = {"step": name, **whose, "reason": reason, "limit_by": (name, kind or reason)}
+    _log.error("a step failed", extra={**fields, "traceback": traceback} if traceback else fields)
     return StepFailed(f"step {name!r}: {reason}", step=name, error_type=kind)
 
 
 async def _started(named: dict[str, str]) -> _Process:
-    """
+    """Return a ready process.
+
     Raises:
-        KaasError: what kept it from that.
+        KaasError: it cannot start.
     """
     process = _Process(named)
     try:

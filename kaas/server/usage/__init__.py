@@ -1,1 +1,1 @@
-"""What each client used, and its quotas. Runs in the server's process."""
+"""Usage and quotas of clients. Runs in the server's process."""

@@ -1,11 +1,10 @@
-"""What remote clients use, charged exactly once for each request, and what their quotas let them have.
+"""Metering: charges each request of a remote client exactly once, and applies quotas.
 
-A charge is durable before its answer is sent, so that what was answered was charged, even if the server's process is
-killed in between; what was charged but not answered is asked again under its key of idempotency, and not charged
-again. What may be lost, each time in the clients' favour: with the process, what ran on after its answer (a deadline,
-a cancellation) and had not ended, refusals of the last `WRITE_EVERY_S`, and bytes times seconds of that time
-(`HOLD_EVERY_S` if nobody calls); with the machine's power, charges of the last second or two.
-`kaas.server.usage.usage_file` says how.
+A charge is durable before its reply is sent, so that each request with a reply was charged, even if the server's
+process is killed in between. A charged request without a reply is repeated under its idempotency key, and not charged
+again. Some usage may be lost, in the clients' favor. With the process: runs that had not ended after their reply (a
+deadline, a cancellation), refusals of the last `WRITE_EVERY_S`, and bytes times seconds of that time (`HOLD_EVERY_S`
+without calls). With the machine's power: charges of the last second or two. `kaas.server.usage.usage_file` describes how.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from kaas.server.usage.usage_file import Changes, Journal, UsageFile
 from kaas.wire.specs import RunRecord
 
 WRITE_EVERY_S = 1.0
-"""How long charges may be in the journal only."""
+"""Seconds for which charges may be in the journal only."""
 HOLD_EVERY_S = 10.0
-"""How long nothing may be written while clients hold something."""
+"""Seconds between writes while clients store data and make no calls."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,48 +39,49 @@ def unanswered() -> None:
 
 
 class Meter:
-    """Belongs to one event loop, from `open` to `close`. None of its methods waits but these."""
+    """The usage of all clients. Use it from one event loop only, from `open` to `close`. Only these two wait."""
 
     def __init__(
         self, folder: Path, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
-        """folder: of the server's state."""
+        """folder: the server's state."""
         self._folder = folder
         self._clock = clock
         self._wall = wall
         self._wall_offset_s = 0.0
         self._file = UsageFile(folder)
         self.set_aside = self._file.set_aside
-        """What of earlier lives was damaged."""
+        """Damaged parts of earlier runs."""
         self.reserve = Reserve(folder)
-        """Of the disk; who has opened it has it."""
+        """Room on the disk. The server opens it."""
         self.unable = ""
-        """Why requests cannot be charged, if they cannot."""
+        """Why requests cannot be charged; "" if they can."""
         self._journal: Journal | None = None
         self._number = 0
         self._totals = Totals()
         self._allowances: dict[str, Allowance] = {}
         self._stored = StoredBytes()
         self._changed: set[tuple[str, str]] = set()
-        self._new_keys: dict[tuple[str, str], None] = {}  # charged since the file was written
-        self._old_keys: set[tuple[str, str]] = set()  # there, and received since
-        self._used: set[str] = set()  # clients whose device time has changed
+        self._new_keys: dict[tuple[str, str], None] = {}  # charged since the last write of the file
+        self._old_keys: set[tuple[str, str]] = set()  # in the file, and received since
+        self._used: set[str] = set()  # clients with new device time
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.trouble = ""
-        """Why charges are in the journal only, if they do not reach the SQLite file."""
+        """Why charges cannot be written to the SQLite file; "" if they can."""
 
     def open(self) -> None:
-        """
+        """Load the usage of earlier runs, and write the journal's charges to the SQLite file.
+
         Raises:
-            UsageUnavailable: another server has the folder, or it cannot be used.
+            UsageUnavailable: another server uses the folder, or it cannot be used.
         """
         kept = self._file.open()
         self._wall_offset_s = self._wall() - self._clock()
         self._totals = kept.totals
         now_s = self._clock()
-        for held in kept.holdings:  # until it is said again what is there, nothing is
+        for held in kept.holdings:  # 0 bytes until `holds` is called
             self._stored.restore(held.client, held.what, held.byte_s, now_s)
         for client, seconds in kept.recent.items():
             for second, nanoseconds in seconds:
@@ -102,10 +102,10 @@ class Meter:
         return min(second + 1 - self._wall_offset_s, self._clock())
 
     async def close(self) -> None:
-        """All that was charged goes into the SQLite file.
+        """Write all charges to the SQLite file.
 
         Raises:
-            UsageUnavailable: it does not; it is still in the journal.
+            UsageUnavailable: they cannot be written, and stay in the journal.
         """
         if self._thread is None:
             return
@@ -125,7 +125,7 @@ class Meter:
     # --- requests
 
     def grant(self, client: str, quotas: Quotas) -> None:
-        """What a client may have from now on."""
+        """Set the quotas of a client."""
         self._allowance(client).change(quotas, self._clock())
 
     def _allowance(self, client: str) -> Allowance:
@@ -135,10 +135,10 @@ class Meter:
         return allowance
 
     def admit(self, client: str) -> None:
-        """Take a request in: `ended` or `refused` is to follow.
+        """Admit a request: a call of `ended` or `refused` must follow.
 
         Raises:
-            QuotaExceeded: it is not.
+            QuotaExceeded: it is refused.
         """
         allowance = self._allowance(client)
         if allowance.unlimited:
@@ -161,18 +161,20 @@ class Meter:
         record: RunRecord | None,
         answer: Callable[[], object] = unanswered,
     ) -> bool:
-        """A request that was admitted has ended; of one that runs on after its answer, as with a deadline, this is when
-        it ends. Whether it was charged: not if one with this key was, in this life or an earlier one, and no answer to
-        it went out in this life.
+        """Charge an admitted request at the end of its run, which may be after its reply, for example with a deadline.
+        Return True if it was charged. A repeat is not charged: a request with this key was charged in this or an
+        earlier run of the server, and no reply to it was sent in this one.
 
         Args:
-            key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
-            input_bytes, output_bytes: that came and that go. moved_bytes: of the kTask's, but for those of objects.
-            record: what was measured, if it was run. answer: sends its answer. It is called as soon as the charge is
-                durable: what is only counted here comes after it.
+            client, function: the names to count under. key: of idempotency, "" for none. outcome: "succeeded",
+                "cancelled", or the error's class.
+            input_bytes, output_bytes: received and sent. moved_bytes: of the kTask's inputs and outputs, without those
+                of objects.
+            record: the measurements, if it has run. answer: sends the reply. It is called as soon as the charge is
+                durable, before the counting here.
 
         Raises:
-            UsageUnavailable: the charge cannot be written down: answer was not called, its outputs must not be sent.
+            UsageUnavailable: the charge cannot be written. answer was not called, and the outputs must not be sent.
         """
         allowance = self._allowances[client]
         allowance.leave()
@@ -191,7 +193,7 @@ class Meter:
             floor(now_s + self._wall_offset_s),
         )
         if not repeated:
-            self._write_down(charge)
+            self._write_durably(charge)
             if charge.key:
                 self._totals.remember(client, charge.key)
         try:
@@ -201,14 +203,14 @@ class Meter:
                 self._count_repeat(client, function)
             else:
                 self._count(charge)
-            self._spent(client, allowance, now_s, device_ns)  # it was used in any case
+            self._spent(client, allowance, now_s, device_ns)  # the device time was used in any case
         return not repeated
 
-    def _write_down(self, charge: Charge) -> None:
-        """Write a charge down; on a full disk, once more with the reserve released.
+    def _write_durably(self, charge: Charge) -> None:
+        """Write a charge; on a full disk, once more with the reserve released.
 
         Raises:
-            UsageUnavailable: the charge cannot be written down.
+            UsageUnavailable: the charge cannot be written.
         """
         try:
             self.reserve.with_room(lambda: self._write_charge(charge))
@@ -218,7 +220,8 @@ class Meter:
         self.unable = ""
 
     def _write_charge(self, charge: Charge) -> None:
-        """
+        """Append a charge to the journal.
+
         Raises:
             OSError
         """
@@ -230,19 +233,19 @@ class Meter:
             raise
 
     def able(self) -> bool:
-        """Whether requests can be charged, as far as is known: they could last time, or there is room again since."""
+        """Return True if the last charge could be written, or if the disk has room again since."""
         if self.unable and self.reserve.held:
             self.unable = ""
         return not self.unable
 
     def delivered(self, client: str, key: str) -> None:
-        """An answer went out to what was charged under this key: if it is run again, that is charged. The next life
-        does not know of it, since what was on its way when this one ended may never have come."""
+        """Note that a reply to the request charged under this key was sent: another run of it is charged. This is not
+        stored for a restart, since a reply on its way may then be lost."""
         self._totals.deliver(client, key)
 
     def received(self, client: str, key: str) -> None:
-        """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
-        is another request."""
+        """Note that the reply to the request charged under this key was received: another run, after the reply is
+        forgotten, counts as another request."""
         self._totals.forget(client, key)
         name = (client, key)
         if name in self._new_keys:
@@ -251,7 +254,7 @@ class Meter:
             self._old_keys.add(name)
 
     def forget_keys(self, client: str) -> None:
-        """Keys of idempotency of a client whose name another one gets: of another request, from now on."""
+        """Forget the idempotency keys of a client, because another client gets its name."""
         for key in self._totals.forget_all(client):
             name = (client, key)
             if name in self._new_keys:
@@ -260,7 +263,7 @@ class Meter:
                 self._old_keys.add(name)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
-        """A request was answered without having been begun. admitted: but `admit` had been asked."""
+        """Count a request that ended without a run. admitted: True if `admit` was called for it."""
         if admitted:
             self._allowances[client].leave()
         name, flow = self._totals.flow(client, function)
@@ -283,7 +286,8 @@ class Meter:
             self._used.add(client)
 
     def _begin(self) -> Journal:
-        """
+        """Begin a segment of the journal.
+
         Raises:
             OSError
         """
@@ -296,19 +300,19 @@ class Meter:
             self._journal.close()
             self._journal = None
 
-    # --- what is held
+    # --- storage
 
     def holds(self, client: str, what: Kind, nbytes: int) -> None:
-        """A client has so many bytes in all, from now on."""
+        """Set the number of bytes that a client stores of a kind."""
         self._stored.change(client, what, nbytes, self._clock())
         self._write_within(WRITE_EVERY_S)
 
     def usage(self, client: str | None = None) -> Usage:
-        """Of one client, or all."""
+        """Return the usage of a client, or of all."""
         return Usage(self._totals.usage(client), self._stored.kept(self._clock())).of(client)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
-        """Requests so far by client and outcome."""
+        """Return the number of requests by client and outcome."""
         counts: dict[tuple[str, str], int] = {}
         for (client, _), flow in self._totals.flows.items():
             for outcome, count in flow.outcomes.items():
@@ -324,7 +328,7 @@ class Meter:
 
     def _write_within(self, seconds: float) -> None:
         if self._thread is None or self._writing is not None:
-            return  # not open yet, or it goes on when that is done
+            return  # not open yet, or `_written` schedules the next write
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + seconds:
@@ -363,7 +367,7 @@ class Meter:
             self._write_within(HOLD_EVERY_S)
 
     def _taken(self) -> Changes:
-        """What has changed since this was asked last; what comes from now on goes to another segment."""
+        """Return the changes since the last call. Later charges go to another segment."""
         self._end()
         flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
         keys, old_keys = list(self._new_keys), self._old_keys
@@ -372,7 +376,7 @@ class Meter:
         return Changes(self._number, flows, self._stored.kept(self._clock()), keys, old_keys, recent)
 
     def _recent(self, client: str) -> list[tuple[int, int]]:
-        """On the wall clock."""
+        """Return a client's device time by second of the wall clock."""
         seconds = self._allowances[client].window.seconds()
         return [(floor(second + self._wall_offset_s), nanoseconds) for second, nanoseconds in seconds]
 
@@ -384,9 +388,9 @@ class Meter:
 
 
 def _measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
-    """Nanoseconds of the device, preparing the kTask included, and bytes copied between it and the host."""
+    """Return nanoseconds of the device, with the kTask's preparation, and bytes copied between it and the host."""
     if record is None:
         return 0, 0
     brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
-    device_s = record.device_s + record.stages.get("plan", 0.0)  # in which a new kTask's code is compiled
+    device_s = record.device_s + record.stages.get("plan", 0.0)  # includes the compilation of a new kTask's code
     return round(device_s * 1e9), by_value_bytes + brought

@@ -1,4 +1,4 @@
-"""What a client may have, and whether something more is within it: values in, decisions out."""
+"""Quotas of clients, and the decision if a further request is within them. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import msgspec
 from kaas.errors import InvalidConfig, QuotaExceeded
 
 WINDOW_S = 60
-"""Of device seconds: they count for so long, and for up to a second more."""
+"""The window of device seconds: they count for so many seconds, and for up to a second more."""
 PLACE_RETRY_S = 0.05
-"""When to ask again who has too many requests open: one of these has to end first, and the client knows when."""
+"""The retry delay with too many open requests: one of them must end first, and the client knows when."""
 ROUNDING_S = 1e-6
-"""Who asks again when it was told to is not too early by a rounding error."""
+"""Tolerance, so that a retry after the reported delay is not refused by a rounding error."""
 
 
 class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one client may have; None: as much as there is.
+    """Quotas of one client; None for no limit.
 
     Fields:
-        requests_per_s: on average. burst: of them, that may come at once; None: those of a second, at least one.
-        concurrent_requests: that are not answered yet.
-        device_s_per_minute: seconds that its kernels may take of all devices in any minute. What runs is not stopped:
-            beyond it nothing new is taken in.
-        stored_bytes, library_bytes: of its objects, of its code, that the server keeps.
+        requests_per_s: on average. burst: requests that may come at once; None: those of a second, at least one.
+        concurrent_requests: requests without a reply.
+        device_s_per_minute: seconds of all devices for its kernels in any minute. Beyond it new requests are refused;
+            running ones are not stopped.
+        stored_bytes, library_bytes: of its objects and its code at the server.
         kernels: of all its functions together. task_kernels: of one kTask.
-        build_s_per_minute: processor seconds that the server may take in any minute to build the kTasks that it
-            registers. What is being built is not stopped: beyond it nothing new is built.
+        build_s_per_minute: processor seconds of the server in any minute for building its kTasks. Beyond it new
+            registrations are refused; running builds are not stopped.
     """
 
     requests_per_s: float | None = None
@@ -53,17 +53,18 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def any_request(self) -> bool:
-        """Whether every request is within them."""
+        """True if every request is within them."""
         return (self.requests_per_s, self.concurrent_requests, self.device_s_per_minute) == (None, None, None)
 
     @property
     def at_once(self) -> int:
-        """Requests that may come at once, of those per second."""
+        """The number of requests that may come at once."""
         return self.burst or max(1, floor(self.requests_per_s or 1))
 
 
 def _check(name: str, value: float | None, least: float | None) -> None:
-    """
+    """Check the value of a field.
+
     Raises:
         InvalidConfig
     """
@@ -79,11 +80,11 @@ UNLIMITED = Quotas()
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something is not taken in.
+    """The reason of a refusal.
 
     Fields:
-        quota: the field of `Quotas`. limit: its value. used: what the client has, of the same unit.
-        retry_s: when it will be taken in, if nothing else comes; None: only the client can make room.
+        quota: the field of `Quotas`. limit: its value. used: by the client, in the same unit.
+        retry_s: seconds until it is taken, if no other request comes; None: only the client can make room.
     """
 
     quota: str
@@ -92,7 +93,7 @@ class Refusal:
     retry_s: float | None
 
     def error(self, client: str) -> QuotaExceeded:
-        """Return what the client is told."""
+        """Return the error for the client."""
         again = {} if self.retry_s is None else {"retry_s": self.retry_s}
         when = f"; again in {self.retry_s:.3f} s" if again else ""
         message = f"{client!r} may have {self.quota} of {self.limit:g} and has {self.used:g}{when}"
@@ -103,12 +104,12 @@ class Window:
     """Nanoseconds of the last minute, counted by the second in which they came."""
 
     def __init__(self, seconds: Iterable[tuple[int, int]] = ()) -> None:
-        """seconds: of an earlier one, (second, nanoseconds) in order."""
+        """seconds: of an earlier window, (second, nanoseconds) in order."""
         self._seconds = deque([second, nanoseconds] for second, nanoseconds in seconds)
         self._total = sum(nanoseconds for _, nanoseconds in self._seconds)
 
     def add(self, now_s: float, nanoseconds: int) -> None:
-        """now_s: never before what was added last."""
+        """Add nanoseconds. now_s: not before the last call's."""
         second = floor(now_s)
         self._total += nanoseconds
         if self._seconds and self._seconds[-1][0] >= second:
@@ -118,11 +119,12 @@ class Window:
             self._expire(now_s)
 
     def total(self, now_s: float) -> int:
+        """Return the nanoseconds of the last minute."""
         self._expire(now_s)
         return self._total
 
     def below(self, now_s: float, limit: float) -> float:
-        """In how many seconds the total is below a limit, if nothing is added; inf: never."""
+        """Return the seconds until the total is below a limit, if nothing is added; inf: never."""
         total = self.total(now_s)
         if total < limit:
             return 0.0
@@ -133,7 +135,7 @@ class Window:
         return inf
 
     def seconds(self) -> tuple[tuple[int, int], ...]:
-        """As the constructor takes them."""
+        """Return the pairs for the constructor."""
         return tuple((second, nanoseconds) for second, nanoseconds in self._seconds)
 
     def _expire(self, now_s: float) -> None:
@@ -143,29 +145,29 @@ class Window:
 
 
 class Allowance:
-    """Which requests of one client are taken in. Times are seconds on any one clock that never goes back.
+    """Admission of one client's requests. Times are seconds on one clock that never goes back.
 
     Fields:
-        open: requests that were taken in and have not left. unlimited: all are taken in, whenever they come.
+        open: number of admitted requests without a reply. unlimited: True if all requests are admitted.
     """
 
     def __init__(self, quotas: Quotas = UNLIMITED, window: Window | None = None) -> None:
-        """window: of device time, in nanoseconds; whoever measures it adds to it."""
+        """window: of device time, in nanoseconds; the caller adds measured times to it."""
         self.quotas = quotas
         self.unlimited = quotas.any_request
         self.window = window or Window()
         self.open = 0
-        self._next_s = -inf  # when all that may come at once may come again, but for what has come
+        self._next_s = -inf  # when a full burst may come again
 
     def change(self, quotas: Quotas, now_s: float) -> None:
-        """From now on these count."""
+        """Replace the quotas."""
         if quotas.requests_per_s is not None:
             self._next_s = min(self._next_s, now_s + quotas.at_once / quotas.requests_per_s)
         self.quotas = quotas
         self.unlimited = quotas.any_request
 
     def admit(self, now_s: float) -> Refusal | None:
-        """A request has come: it is taken in, or refused and nothing changed."""
+        """Admit a request, or return the reason of its refusal and change nothing."""
         quotas = self.quotas
         if quotas.concurrent_requests is not None and self.open >= quotas.concurrent_requests:
             return Refusal("concurrent_requests", quotas.concurrent_requests, self.open, PLACE_RETRY_S)
@@ -186,5 +188,5 @@ class Allowance:
         return None
 
     def leave(self) -> None:
-        """One that was taken in is answered."""
+        """Count an admitted request as ended."""
         self.open -= 1

@@ -1,4 +1,4 @@
-"""What clients have used: counts that add up exactly, by client and function."""
+"""Usage of clients: counts by client and function that add up exactly."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from kaas.pool.observing.ledger import FUNCTIONS_PER_CLIENT, OTHERS
 
 KEYS_PER_CLIENT = 1 << 14
-"""Keys of idempotency that are remembered: more than a client can have open, for it to ask again in another life."""
+"""Idempotency keys that are remembered for repeats after a restart: more than a client can have open."""
 ASK_AGAIN = frozenset(
     ("cancelled", "Cancelled", "DeviceUnavailable", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable")
 )
-"""Outcomes after which the same key may come again and then is run: it was not charged."""
+"""Outcomes without a charge: a repeat with the same key runs again."""
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """One request. key: of idempotency; "" if it has none, or is not to be remembered. second: on the wall clock."""
+    """The charge of a request. key: of idempotency; "" for none, or if it is not remembered. second: on the wall clock."""
 
     client: str
     function: str
@@ -32,14 +32,14 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FlowUsage(msgspec.Struct, frozen=True):
-    """What one client has used of one function, or of all, or all clients of one: then client or function is "".
+    """Usage of a client and a function. In a sum over all clients or all functions, client or function is "".
 
     Fields:
-        requests: that were charged: all but those that ended so that they may be asked again. outcomes: of all, by
-            "succeeded" or the error's name. repeats: runs under a key that had been charged, for which nothing was.
-        device_ns: nanoseconds that kernels took, and preparing them; of work that failed or ended its device, the time
-            on the device. bytes_in, bytes_out: of inputs that came, and outputs that went, over
-            the network. bytes_copied: between host and devices.
+        requests: charged ones, which are all without an outcome of ASK_AGAIN. outcomes: of all, by "succeeded" or the
+            error's name. repeats: runs under a key that was charged before, without a further charge.
+        device_ns: nanoseconds of kernels and of their preparation; of work that failed or ended its device, the time
+            on the device. bytes_in, bytes_out: of inputs and outputs sent over the network. bytes_copied: between host
+            and devices.
     """
 
     client: str
@@ -54,15 +54,15 @@ class FlowUsage(msgspec.Struct, frozen=True):
 
     @property
     def device_s(self) -> float:
+        """Seconds of devices."""
         return self.device_ns / 1e9
 
 
 class KeptByClient(msgspec.Struct, frozen=True):
-    """What a client keeps at the server.
+    """Storage of a client at the server.
 
     Fields:
-        what: "objects" or "libraries". nbytes: now, as far as is known. byte_s: bytes times seconds, while a server was
-            up.
+        what: "objects" or "libraries". nbytes: last known. byte_s: bytes times seconds while a server was up.
     """
 
     client: str
@@ -72,13 +72,13 @@ class KeptByClient(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Everything since the state folder was made."""
+    """All usage since the state folder was made."""
 
     flows: tuple[FlowUsage, ...] = ()
     holdings: tuple[KeptByClient, ...] = ()
 
     def by(self, what: Literal["client", "function"]) -> tuple[FlowUsage, ...]:
-        """Summed up, in order of names."""
+        """Return the sums by client or function, in order of names."""
         sums: dict[str, FlowCounts] = {}
         if what == "client":
             sums = {held.client: FlowCounts() for held in self.holdings}
@@ -89,11 +89,11 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
     def byte_s(self, client: str) -> float:
-        """Of all that a client has held."""
+        """Return the bytes times seconds of all that a client has stored."""
         return sum(held.byte_s for held in self.holdings if held.client == client)
 
     def of(self, client: str | None) -> Usage:
-        """What of it is a client's; None: all."""
+        """Return the usage of a client; None: of all."""
         if client is None:
             return self
         return Usage(
@@ -103,7 +103,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class FlowCounts:
-    """What is counted of one client and function."""
+    """Counts of one client and function."""
 
     __slots__ = ("bytes_copied", "bytes_in", "bytes_out", "device_ns", "outcomes", "repeats", "requests")
 
@@ -117,6 +117,7 @@ class FlowCounts:
         self.bytes_copied = 0
 
     def add(self, charge: Charge) -> None:
+        """Add a charge."""
         outcome = charge.outcome
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         self.requests += outcome not in ASK_AGAIN
@@ -126,6 +127,7 @@ class FlowCounts:
         self.bytes_copied += charge.bytes_copied
 
     def merge(self, other: FlowUsage) -> None:
+        """Add the counts of another usage."""
         self.requests += other.requests
         for outcome, count in other.outcomes.items():
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
@@ -136,20 +138,21 @@ class FlowCounts:
         self.bytes_copied += other.bytes_copied
 
     def usage(self, client: str, function: str) -> FlowUsage:
+        """Return the counts under these names."""
         counts = (self.requests, dict(self.outcomes), self.repeats, self.device_ns)
         return FlowUsage(client, function, *counts, self.bytes_in, self.bytes_out, self.bytes_copied)
 
 
 class Totals:
-    """Sums of charges, and which keys are among them."""
+    """Sums of charges, and the keys of charged requests."""
 
     def __init__(self) -> None:
         self.flows: dict[tuple[str, str], FlowCounts] = {}
-        self.keys: dict[str, OrderedDict[str, bool]] = {}  # of each client: whether an answer went out
+        self.keys: dict[str, OrderedDict[str, bool]] = {}  # by client: True if a reply was sent
         self._functions: dict[str, int] = {}
 
     def flow(self, client: str, function: str) -> tuple[tuple[str, str], FlowCounts]:
-        """Where something is counted, with its name."""
+        """Return the counts of a client and function, after the names under which they are counted."""
         name = (client, function)
         found = self.flows.get(name)
         if found is not None:
@@ -163,12 +166,12 @@ class Totals:
         return name, found
 
     def charged(self, client: str, key: str) -> bool:
-        """Whether a request with this key is among them to which no answer went out."""
+        """Return True if a request with this key was charged and no reply to it was sent."""
         keys = self.keys.get(client)
         return keys is not None and keys.get(key) is False
 
     def add(self, charge: Charge) -> tuple[str, str]:
-        """Where it was counted."""
+        """Add a charge. Return the names under which it was counted."""
         name = (charge.client, charge.function)
         flow = self.flows.get(name)
         if flow is None:
@@ -179,7 +182,7 @@ class Totals:
         return name
 
     def remember(self, client: str, key: str) -> None:
-        """A request with this key is charged, and no answer to it has gone out yet."""
+        """Note the key of a charged request whose reply was not sent yet."""
         known = self.keys.get(client)
         if known is None:
             known = self.keys[client] = OrderedDict()
@@ -188,26 +191,27 @@ class Totals:
             known.popitem(last=False)
 
     def forget_all(self, client: str) -> list[str]:
-        """The keys that it had."""
+        """Forget the keys of a client. Return them."""
         return list(self.keys.pop(client, ()))
 
     def deliver(self, client: str, key: str) -> None:
-        """An answer to it went out."""
+        """Note that a reply to the request with a key was sent."""
         keys = self.keys.get(client)
         if keys is not None and key in keys:
             keys[key] = True
 
     def forget(self, client: str, key: str) -> None:
+        """Forget a key."""
         keys = self.keys.get(client)
         if keys is not None:
             keys.pop(key, None)
 
     def usage(self, client: str | None = None) -> tuple[FlowUsage, ...]:
-        """Of one client, or all."""
+        """Return the usage of a client, or of all."""
         names = sorted(name for name in self.flows if client in (None, name[0]))
         return tuple(self.flows[name].usage(*name) for name in names)
 
 
 def reported(usage: Usage) -> Any:
-    """As maps, lists, numbers and text."""
+    """Return the usage as maps, lists, numbers and text."""
     return msgspec.to_builtins(usage)

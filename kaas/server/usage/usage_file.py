@@ -1,9 +1,9 @@
-"""Where usage is kept: a SQLite file, and beside it a journal of the charges that are not in there yet.
+"""The files of usage: a SQLite file, and a journal of the charges that are not in it yet.
 
-A charge is written to the journal with one system call, before the answer that it is for is sent: from then on it
-outlives the server's process, but not the machine's power. Once a second the journal goes on in a new segment, and
-what the old one holds goes into the SQLite file, with its number, in one transaction that reaches the disk. So each
-charge counts once, wherever the process ends: a segment whose number is in the file is not read again.
+A charge is written to the journal with one system call before its reply is sent: from then on it survives a crash of
+the server's process, but not a power failure. Once a second the journal goes on in a new segment, and the charges of
+the old one go into the SQLite file, with its number, in one transaction that reaches the disk. So each charge counts
+once, wherever the process ends: a segment whose number is in the file is not read again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByCl
 NAME = "usage.sqlite"
 SEGMENT = "usage.journal."
 READS = 5
-"""How often somebody else than the server tries to read a file that the server changes meanwhile."""
+"""The most attempts of another process to read files that the server changes meanwhile."""
 MODE = 0o600
 _HEAD = struct.Struct("<II")
-"""Before each charge in the journal: its length and its checksum."""
+"""Precedes each charge in the journal: its length and its checksum."""
 LONGEST_CHARGE_BYTES = 64 << 10
 """A charge has names and a key, each of bounded length, and seven numbers."""
 TABLES = ("folded", "flows", "holdings", "keys", "recent")
@@ -72,7 +72,8 @@ class Journal:
     """The newest segment, to which charges are added."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        """
+        """Make the file of the segment.
+
         Raises:
             OSError
         """
@@ -86,16 +87,16 @@ class Journal:
         """Append a charge.
 
         Raises:
-            OSError: the charge is not in the file, for want of room if only a part of it fits. While `torn`, what is
-                written after it would not be there either.
+            OSError: the charge is not in the file; a full disk is reported too if only a part of the charge fits. While
+                `torn`, later charges would be lost as well.
         """
         payload = _encode(charge)
-        line = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        data = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            written = os.write(self._fd, line)
-            if written != len(line):
-                told = f"{os.strerror(errno.ENOSPC)} after {written} of {len(line)} bytes"
-                raise OSError(errno.ENOSPC, told, str(self.path))
+            written = os.write(self._fd, data)
+            if written != len(data):
+                reason = f"{os.strerror(errno.ENOSPC)} after {written} of {len(data)} bytes"
+                raise OSError(errno.ENOSPC, reason, str(self.path))
         except OSError:
             self.torn = True
             os.ftruncate(self._fd, self.size_bytes)
@@ -104,12 +105,13 @@ class Journal:
         self.size_bytes += written
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
 
 def charges(segment: bytes) -> Iterator[Charge | Gap]:
-    """Those that a segment holds, and where something else stands between them. What is cut off at its end was never
-    answered for."""
+    """Yield the charges of a segment, and the damaged parts between them. A charge that is cut off at the end never had
+    a reply."""
     at = 0
     while at + _HEAD.size <= len(segment):
         charge, end = _charge_at(segment, at)
@@ -125,7 +127,7 @@ def charges(segment: bytes) -> Iterator[Charge | Gap]:
 
 
 def _charge_at(segment: bytes, at: int) -> tuple[Charge | None, int]:
-    """The charge that begins there, and where the next one does."""
+    """Return the charge at a place, and the place of the next one."""
     if at + _HEAD.size > len(segment):
         return None, at
     size, checksum = _HEAD.unpack_from(segment, at)
@@ -142,16 +144,17 @@ def _charge_at(segment: bytes, at: int) -> tuple[Charge | None, int]:
 
 
 TAKEN = "another server has it"
-"""Why usage cannot be kept in a folder."""
+"""The reason of an error if another server uses the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
+    """New values for the SQLite file.
 
     Fields:
-        keys: charged since, with their clients. old_keys: received since, where they were there before. recent: of
-            clients, nanoseconds of device time by second of the wall clock.
+        segment: the last segment of the journal that is part of them. flows, holdings: changed rows. keys: clients and
+            keys of new charges. old_keys: keys in the file whose replies were received. recent: by client, nanoseconds
+            of device time by second of the wall clock.
     """
 
     segment: int
@@ -164,12 +167,11 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """What is there of earlier lives.
+    """The usage of earlier runs of the server.
 
     Fields:
-        totals, holdings, recent: as the SQLite file has them. journal: what came after that, in order. newest: the
-            number of the last segment. damaged: stories of rows and parts of segments that make no sense, and are left
-            out.
+        totals, holdings, recent: of the SQLite file. journal: later charges, in order. newest: the number of the last
+            segment. damaged: stories of invalid rows and parts of segments, which are left out.
     """
 
     totals: Totals
@@ -181,10 +183,10 @@ class KeptUsage:
 
 
 class UsageFile:
-    """The SQLite file of the one server that has this folder. Methods but `open` may be called in one other thread.
+    """The SQLite file of the only server of a folder. One other thread may call methods, except `open`.
 
     Fields:
-        aside: what was damaged.
+        set_aside: damaged parts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -194,9 +196,10 @@ class UsageFile:
         self.set_aside = SetAside(folder)
 
     def open(self) -> KeptUsage:
-        """
+        """Lock the folder, repair the file if it is damaged, and return the usage so far.
+
         Raises:
-            UsageUnavailable: another server has the folder, or there can be no such file.
+            UsageUnavailable: another server uses the folder, or the file cannot be made.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -206,11 +209,11 @@ class UsageFile:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not mend(path, _SCHEMA, TABLES, self.set_aside) and lost:
                 self.set_aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let other users read it
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection = connection
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # then the segment is deleted
+            connection.execute("PRAGMA synchronous = FULL")  # because the segment is deleted then
             connection.executescript(_SCHEMA)
             kept = _kept(connection, self._folder)
             for story in kept.damaged:
@@ -223,7 +226,7 @@ class UsageFile:
             raise UsageUnavailable(message, path=str(self._folder), reason=reason) from error
 
     def apply(self, changes: Changes) -> None:
-        """All of it, or nothing; then the journal up to there is gone.
+        """Write all changes, or none; then delete the journal up to their segment.
 
         Raises:
             sqlite3.Error, OSError
@@ -242,6 +245,7 @@ class UsageFile:
                 path.unlink()
 
     def close(self) -> None:
+        """Close the file and unlock the folder."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -278,13 +282,14 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
 
 
 def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
-    """
+    """Return the usage so far.
+
     Raises:
         sqlite3.Error, OSError
     """
-    segments = _segments(folder)  # first: one that is deleted from now on is missed, or its number is read
+    segments = _segments(folder)  # first: a segment that is deleted later is in the file, or missing below
     rows = _Rows(connection)
-    connection.execute("BEGIN")  # what follows is of one moment
+    connection.execute("BEGIN")  # one consistent view
     try:
         (segment,) = connection.execute("SELECT max(segment) FROM folded").fetchone()
         segment = segment or 0
@@ -297,9 +302,9 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
         recent = dict(rows.read("recent", lambda row: (_text(row[0]), _seconds(row[1]))))
     finally:
         connection.execute("COMMIT")
-    later = [(number, path) for number, path in segments if number > segment]
+    unfolded = [(number, path) for number, path in segments if number > segment]
     journal: list[Charge] = []
-    for _, path in later:
+    for _, path in unfolded:
         for found in charges(path.read_bytes()):
             if isinstance(found, Gap):
                 rows.damaged.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
@@ -315,14 +320,15 @@ _FlowRow = tuple[str, str, int, str, int, int, int, int, int]
 
 
 class _Rows:
-    """Rows of tables; those that make no sense are left out. damaged: their stories."""
+    """Rows of tables, without invalid ones. damaged: the stories of these."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.damaged: list[str] = []
 
     def read(self, table: str, made: Callable[[Sequence[Any]], T], order: str = "") -> list[T]:
-        """
+        """Return the valid rows of a table, converted by `made`.
+
         Raises:
             sqlite3.Error
         """
@@ -355,7 +361,7 @@ def _segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_usage(folder: Path) -> Usage:
-    """What clients have used, from the state folder of a server that runs or does not; nothing there is changed.
+    """Read the usage from a state folder, whether its server runs or not, without changing it.
 
     Raises:
         UsageUnavailable
@@ -369,7 +375,7 @@ def read_usage(folder: Path) -> Usage:
                 kept = _kept(connection, folder)
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             if isinstance(error, FileNotFoundError) and attempt + 1 < READS:
-                continue  # a segment that the server has folded meanwhile
+                continue  # the server has moved a segment into the file meanwhile
             raise UsageUnavailable(f"{path} cannot be read: {error}", path=str(path), reason=str(error)) from error
         break
     for charge in kept.journal:

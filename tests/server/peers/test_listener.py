@@ -18,7 +18,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.peers import listener, tcp_connections
 from kaas.server.peers.keys import Keys
 from kaas.server.peers.listener import FRAMES
-from kaas.server.peers.tcp_connections import UNAUTHENTICATED_BYTES, UNAUTHENTICATED
+from kaas.server.peers.tcp_connections import UNAUTHENTICATED, UNAUTHENTICATED_BYTES
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
