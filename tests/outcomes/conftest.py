@@ -1,4 +1,4 @@
-"""Fixtures of programs of outcomes: a pool of their own, and the servers that tests of remote clients have."""
+"""Fixtures of outcomes: a pool, and servers for remote clients."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ MOUNT = f'mount -t tmpfs -o size={DISK_BYTES},mode=700 none "$1" && shift && exe
 
 
 def on_small_disk(folder: Path) -> list[str]:
-    """The prefix of a command that sees a disk of DISK_BYTES at a folder, in a namespace of its own."""
+    """The prefix of a command that sees a disk of DISK_BYTES at a folder, in its own namespace."""
     return ["unshare", "-Urm", "sh", "-c", MOUNT, "sh", str(folder)]
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether this user may have such a disk."""
+    """Return True if this user may make such a disk."""
     try:
         return subprocess.run([*on_small_disk(folder), "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -28,12 +28,12 @@ def can_mount(folder: Path) -> bool:
 
 
 def within(server: Server, path: Path) -> Path:
-    """A file as the server sees it."""
+    """Return the path of a file as the server sees it."""
     return Path(f"/proc/{server.process.pid}/root{path}")
 
 
 def fill(path: Path) -> None:
-    """Take the room that there is now, as another program's file; what others release later stays."""
+    """Fill the free room with a file of another program. Room that is released later stays free."""
     with path.open("wb", buffering=0) as file:
         disk = os.fstatvfs(file.fileno())
         for blocks in range(disk.f_bfree, 0, -1):

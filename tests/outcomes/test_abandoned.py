@@ -1,4 +1,4 @@
-"""A request that is late or cancelled while it runs: its caller has an answer, and status shows what has the device."""
+"""A request that is late or cancelled while it runs: its caller gets a reply, and status shows the request."""
 
 from __future__ import annotations
 

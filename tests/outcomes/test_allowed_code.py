@@ -22,7 +22,7 @@ SECRET, OTHERS = (Ed25519PrivateKey.from_private_bytes(bytes([value]) * 32) for 
 
 
 def launched(grid: int = 4, count: Any = N, n: int = N, name: str | None = None) -> kaas.KTask:
-    """TASK, but for one thing that a client might choose."""
+    """TASK with one change that a client might choose."""
     x, y = kaas.Buffer("x", n, "float32"), kaas.Buffer("y", n, "float32")
     args: list[Any] = [kaas.In(x), kaas.Out(y), kaas.Scalar("factor", "f32"), kaas.i32(count)]
     return kaas.KTask([kaas.Kernel(STEPS, "scale", grid, 256, args)], [y], name=name)

@@ -24,7 +24,7 @@ def scaled(source: Any = None, factor: Any = None, count: Any = None, library: k
 
 
 def told(text: str) -> kaas.Library:
-    """A kernel whose body is this, of a plain .u64 p, a plain .u64 n and an array of bytes s."""
+    """Return a kernel with this body, of a plain .u64 p, a plain .u64 n and an array of bytes s."""
     return kaas.Library.from_ptx(
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry scale(.param .u64 p, .param .u64 n, "
         ".param .align 8 .b8 s[16], .param .u64 out)\n{ .reg .b64 %rd<9>; .reg .b32 %r<3>;\n"

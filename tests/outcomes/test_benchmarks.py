@@ -1,4 +1,4 @@
-"""A benchmark says "unstable" where a queue grew, and gives no ratio of times that tell how long it was let grow."""
+"""A benchmark reports "unstable" for a growing queue, and no ratio of times that depend on its duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user runs stands beside what else runs on the machine: another pool, a shell that ignores Ctrl-C."""
+"""A user's programs run together with others on the machine: another pool, a shell that ignores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_demonstration_beside_a_pool_of_the_default_name(tmp_path: Path, mon
 
 
 def test_tests_of_ctrl_c_in_a_job_in_the_background() -> None:
-    """As `make test &`: what is started there ignores SIGINT."""
+    """Like `make test &`: its processes ignore SIGINT."""
     command = [sys.executable, "-m", "pytest", "-x", "-k", "interrupt", "-p", "no:cacheprovider"]
     files = ["tests/api/test_opening.py", "tests/api/test_without_ray.py"]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The promise: a canary, which is charged to nobody, gives nobody a device for nothing."""
+"""The promise: a canary, which is charged to no client, gives no client a device for free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration means what it says: slips are refused with a sentence, and its paths and modules lie beside it."""
+"""A configuration is exact: mistakes are refused with a sentence, and its paths and modules are relative to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.servers import ROOT
 
 
 def kaas_serve(config: Path, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """In another folder than the configuration's."""
+    """Run in another folder than the configuration's."""
     command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(

@@ -29,7 +29,7 @@ Launch = Callable[[Any, int, int, tuple[Any, ...]], Any]
 
 @pytest.fixture
 def device(softgpu: tuple[int, ...]) -> Iterator[int]:
-    """The last device, with a new context: one that was cancelled is of use again with it."""
+    """The last device, with a new context, which makes it usable after a cancelled launch."""
     ordinal = len(softgpu) - 1
     Device(ordinal).set_current()
     context = ok(driver.cuCtxCreate(None, 0, ordinal))
@@ -43,7 +43,7 @@ def kernels(device: int) -> Kernels:  # noqa: ARG001 - loaded in its context
 
 
 def most_blocks(function: Any, block: int) -> int:
-    """As programs ask for it before such a launch."""
+    """Return the value that programs query before such a launch."""
     attributes = driver.CUdevice_attribute
     device = ok(driver.cuCtxGetDevice())
     assert ok(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, device)) == 1
@@ -158,7 +158,7 @@ def test_more_blocks_than_can_be_resident_are_refused(kernels: Kernels, launch: 
 
 
 def test_an_instance_stays_cooperative(kernels: Kernels) -> None:
-    """Its kernel node may be given other parameters, but not become an ordinary launch, nor too large."""
+    """Its kernel node may get other parameters, but may become neither an ordinary launch nor too large."""
     function = kernels["one_fails"]
     params = kernel_params(function, (0,), (POINTER,), grid=2)
     graph, ordinary = (ok(driver.cuGraphCreate(0)) for _ in range(2))

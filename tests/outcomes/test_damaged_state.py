@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a server's state, the server starts, serves what is whole, and says what is not."""
+"""With any damage of its state's files, a server starts, serves the sound parts, and reports the damaged ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES = {f"value {number}": np.full(20_000, number, np.float32) for number in r
 
 
 async def left(folder: Path) -> None:
-    """What two clients leave at a server."""
+    """Write the data of two clients at a server."""
     async with Had(folder) as had:
         for client in ("ada", "bob"):
             for name, value in VALUES.items():
@@ -54,8 +54,8 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 async def served(folder: Path) -> tuple[int, int, int, list[str]]:
-    """Values and functions that a server still has, each right; how many stories it tells, and which pieces it has set
-    aside."""
+    """Return the numbers of values and functions of a server, each checked; the number of its stories; and the parts that
+    it has set aside."""
     async with Had(folder) as had:
         values = functions = 0
         for client in ("ada", "bob"):
@@ -77,7 +77,7 @@ async def served(folder: Path) -> tuple[int, int, int, list[str]]:
 
 
 def serve_twice(folder: Path) -> tuple[int, int, int, list[str]]:
-    """As it starts, and as it starts again: then nothing is wrong any more."""
+    """Start a server twice: the second time it finds no damage."""
     found = asyncio.run(served(folder))
     again = asyncio.run(served(folder))
     assert again[:3] == (*found[:2], 0)
@@ -193,7 +193,7 @@ async def used(folder: Path) -> None:
 
 
 async def usage(folder: Path) -> tuple[int, int]:
-    """Requests that are known, and stories."""
+    """Return the numbers of known requests and of stories."""
     meter = Meter(folder)
     meter.open()
     found = meter.usage("ada")
@@ -232,7 +232,7 @@ def test_a_usage_file_that_was_cut(tmp_path: Path, left: int) -> None:
 
 
 def test_a_usage_file_that_is_missing(tmp_path: Path) -> None:
-    """It is told, once; what is used from then on counts."""
+    """The damage is reported once, and later usage counts."""
     asyncio.run(used(tmp_path / "made"))
     (tmp_path / "made" / NAME).unlink()
     assert asyncio.run(usage(tmp_path / "made"))[1] == 1

@@ -1,4 +1,4 @@
-"""An error of a device says what its kernel did, and how its owner finds out more."""
+"""An error of a device describes the kernel's fault, and how its owner finds out more."""
 
 from __future__ import annotations
 

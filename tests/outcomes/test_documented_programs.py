@@ -1,4 +1,4 @@
-"""What a page shows runs as it stands, in an environment that has the wheels and nothing of the checkout.
+"""The programs of a page run unchanged, in an environment that has the wheels and nothing of the checkout.
 
 The Python programs of a page run in order, as one, in a folder of their own; a block that is marked `python fragment`
 is none. Where a page says `kaas.init()` they share a Ray. Commands that a page names are known, with their options.
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 
 def program(page: Path) -> str:
-    """All programs of a page, as one."""
+    """Return all programs of a page as one."""
     return "\n".join(body for info, body in FENCE.findall(page.read_text()) if info == "python")
 
 
@@ -70,7 +70,7 @@ def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def served(python: Path, tmp_path: Path) -> Iterator[str]:
-    """A server as docs/serve.md starts one, on a software GPU of this machine; its address."""
+    """Start a server as docs/serve.md does, on a software GPU of this machine. Give its address."""
     (settings,) = (
         body for info, body in FENCE.findall((ROOT / "docs/serve.md").read_text()) if info.startswith("yaml kaas")
     )
@@ -126,7 +126,7 @@ def test_the_first_program_of_the_readme_is_short_and_its_page_too() -> None:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """What a page has a reader type that begins with kaas: in blocks, and in the text where it has options."""
+    """Return the kaas commands of a page: those in blocks, and those in the text that have options."""
     text = page.read_text()
     for info, body in FENCE.findall(text):
         if not info:
@@ -136,7 +136,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def unknown(line: str) -> list[str]:
-    """Words of a command line that no command, subcommand or option has."""
+    """Return the words of a command line that are no known command, subcommand or option."""
     words = shlex.split(line.replace("…", ""), comments=True)[1:]
     command: Any = typer.main.get_command(app)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
@@ -164,7 +164,7 @@ def test_an_unknown_command_or_option_would_be_noticed() -> None:
 
 @contextmanager
 def started(command: list[str | Path], folder: Path, pattern: str) -> Iterator[str]:
-    """What a pattern finds in what a process prints, which runs meanwhile."""
+    """Wait until a pattern matches the output of a running process. Return the match."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
     log = folder / "stderr"
     with log.open("wb") as stderr:

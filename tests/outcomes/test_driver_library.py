@@ -1,4 +1,4 @@
-"""A kernel that stores where it should not finds no function address of the driver library that it could change."""
+"""A kernel with a wild store finds no function address of the driver library that it could change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def segments(elf: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def loaded(elf: bytes) -> list[tuple[int, int]]:
-    """Where its parts lie in memory: from, to."""
+    """Return the begin and end of each of its parts in memory."""
     return [(address, address + nbytes) for kind, _, _, address, nbytes in segments(elf) if kind == PT_LOAD]
 
 

@@ -1,4 +1,4 @@
-"""The mistakes of newcomers are answered with sentences that say what to do instead."""
+"""Errors for mistakes of newcomers name the right way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ran(program: str, *arguments: str, folder: Path = ROOT) -> subprocess.Comple
 
 
 def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
-    """The one line that a command ends with, which fails."""
+    """Return the only line of a failing command's error."""
     ended = ran(f"{before}from kaas.cli.main import main; main()", *arguments, folder=folder)
     assert ended.returncode == 1, ended
     assert len(ended.stderr.splitlines()) == 1, ended.stderr

@@ -42,7 +42,7 @@ def connected(listener: Open, address: str = LOCAL) -> socket.socket:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the server ends it, in some time."""
+    """Return True if the server ends it within some time."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -66,7 +66,7 @@ def there(connection: socket.socket) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("address", [ELSEWHERE, LOCAL])
 def test_bare_connects_do_not_end_a_handshake_that_has_begun(tmp_path: Path, address: str) -> None:
-    """The network between takes longer for one answer than the flood for as many connections as are kept."""
+    """The network takes longer for one reply than the flood for as many connections as the server keeps."""
     alice = client_keys(tmp_path / "keys", "alice")
     listener = Open(Keys(tmp_path / "keys"))
     echo(listener)
@@ -113,7 +113,7 @@ BUDGETS = {"each client's": (6 * FRAME_BYTES, 1 << 40), "in all": (1 << 40, 6 * 
 
 @pytest.fixture
 def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Its connections answer no heartbeats, and do not end for that."""
+    """Its connections do not reply to heartbeats, and do not end for that reason."""
     monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * PATIENCE_S)
     budgets = getattr(request, "param", (1 << 40, 1 << 40))
     listener = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
@@ -135,7 +135,7 @@ def sender(listener: Open) -> socket.socket:
 
 
 def begin(connection: socket.socket, nbytes: int) -> None:
-    """As much of a message, in frames that others follow."""
+    """Return so many bytes of a message, in frames that are not the last."""
     frame = struct.pack(">BQ", 3, FRAME_BYTES // 4) + bytes(FRAME_BYTES // 4)
     for _ in range(nbytes // (FRAME_BYTES // 4)):
         connection.sendall(frame)
@@ -170,7 +170,7 @@ def test_a_message_that_stalls_ends_its_connection(unlocked: Open, monkeypatch: 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_bytes_of_messages_that_have_ended_are_known(tmp_path: Path, sealed: bool) -> None:
-    """All but the handshake: or what honest clients send would count as unfinished after some time."""
+    """All bytes but the handshake count: otherwise honest clients would seem unfinished after some time."""
     own = client_keys(tmp_path / "keys", "alice") if sealed else None
     listener = Open(Keys(tmp_path / "keys") if sealed else None)
     with closing(listener), closing(Client(listener, own)) as client:

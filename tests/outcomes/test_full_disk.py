@@ -1,4 +1,4 @@
-"""On a full disk one client's upload fails and leaves nothing, all others go on, and health and the log say it."""
+"""On a full disk one client's upload fails and leaves nothing, all others go on, and health and the log report it."""
 
 from __future__ import annotations
 

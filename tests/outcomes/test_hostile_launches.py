@@ -25,7 +25,7 @@ def client(server: Server, name: str) -> kaas.Client:
 
 
 def reads(source: Any) -> kaas.KTask:
-    """An honest kernel, which is told to read from a number."""
+    """An honest kernel that gets a number as the address to read."""
     y = kaas.Buffer("y", WIDTH, "float32")
     return kaas.KTask([kaas.Kernel(STEPS, "scale", 4, 256, [source, kaas.Out(y), kaas.f32(1), kaas.u32(WIDTH)])], [y])
 

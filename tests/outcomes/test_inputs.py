@@ -1,4 +1,4 @@
-"""An input is what its buffer says, by shape and by dtype, or the caller is told what to give instead."""
+"""An input must have its buffer's shape and dtype; otherwise the error names the right ones."""
 
 from __future__ import annotations
 

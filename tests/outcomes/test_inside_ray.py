@@ -1,4 +1,4 @@
-"""Whatever kaas offers a program works as well in its Ray tasks and actors, which call `kaas.init` nowhere."""
+"""All of kaas works in a program's Ray tasks and actors too, without a call of `kaas.init` there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 NAME = "inside ray"
-"""Of the pool: not the default, which a task could guess."""
+"""The pool's name: not the default, which a task could guess."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,13 +124,13 @@ CALLS = [
 
 
 def test_every_public_function_is_among_them() -> None:
-    """But for `shutdown`, which ends the pool for all, and `cache_root`, which needs none."""
+    """All calls but `shutdown`, which ends the pool for all, and `cache_root`, which needs no pool."""
     functions = {name for name in kaas.__all__ if inspect.isfunction(getattr(kaas, name))} - {*LITERALS}
     assert functions - {work.__name__ for work in CALLS} == {"shutdown", "cache_root"}
 
 
 def fresh(work: Callable[[], Any]) -> Any:
-    """In this process, if it is attached to nothing."""
+    """Run it in this process, if it is not attached to a pool."""
     assert HERE.session is None
     return work()
 
@@ -142,13 +142,13 @@ def own_process() -> dict[str, Any]:
 
 @pytest.mark.parametrize("work", CALLS, ids=lambda work: str(work.__name__))
 def test_in_a_task(work: Callable[[], Any]) -> None:
-    """Each in a process of its own, which ends with it."""
+    """Run each in its own process, which ends with it."""
     task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
     np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
 
 
 def each_fresh() -> dict[str, Any]:
-    """What CALLS give in this process, each of which attaches by itself: what the last one attached is taken away."""
+    """Return the results of CALLS in this process. Each attaches by itself: the attachment of the last is removed."""
     values = {}
     for work in CALLS:
         values[work.__name__] = fresh(work)
@@ -198,7 +198,7 @@ def test_all_of_a_program_is_one_client_with_its_scripts_name() -> None:
 
 
 class AsyncActor:
-    """Notes what Ray's own module says while it awaits its first call."""
+    """Note the messages of Ray's own module while the first call is awaited."""
 
     def __init__(self) -> None:
         self._said: list[str] = []
@@ -235,13 +235,13 @@ def test_what_ray_says_of_a_call_that_holds_its_loop_would_be_heard() -> None:
 
 
 def test_in_an_async_actor() -> None:
-    """What waits by its nature may do so there too."""
+    """Calls that must wait may wait there too."""
     actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(AsyncActor).remote()
     check(ray.get(actor.work.remote(), timeout=PATIENCE_S))
 
 
 def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
-    """A first call imports what it needs, in an event loop say, and is done with it soon."""
+    """A first call imports its modules, for example in an event loop, in a short time."""
     program = "import sys, kaas.api.calls, kaas.api.ray_session, kaas.api.rpc_client; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     brought = {
@@ -255,8 +255,8 @@ def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
     assert not brought & set(ended.stdout.split())
 
 
-def test_a_loop_does_not_wait_for_the_line_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool's address is told only when the loop has gone on."""
+def test_a_loop_does_not_wait_for_the_connection_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's address comes only after the loop has gone on."""
     from kaas.api.ray_session import RaySession
 
     session = HERE.session

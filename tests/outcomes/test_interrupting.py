@@ -1,4 +1,4 @@
-"""Ctrl-C ends what a program waits for, whatever its kernels do."""
+"""Ctrl-C ends a program's wait, even while its kernels run on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ model.run_local()
 
 @pytest.fixture
 def program() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts programs that say when they begin to wait."""
+    """Start programs that report when they begin to wait."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str) -> subprocess.Popen[str]:

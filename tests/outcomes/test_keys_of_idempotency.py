@@ -1,4 +1,4 @@
-"""The promise: a key of idempotency stands for one request, so that no other one gets its answer or its charge."""
+"""The promise: an idempotency key stands for one request. No other request gets its reply or its charge."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_other_inputs_or_scalars_under_a_key_are_an_error_and_the_same_are_the_s
 
 
 def flows(speaker: Speaker) -> tuple[int, int]:
-    """Requests that were charged, and repeats that were not."""
+    """Return the numbers of charged requests and of repeats without a charge."""
     told = speaker.ask("usage")["flows"]
     return sum(flow["requests"] for flow in told), sum(flow["repeats"] for flow in told)
 
 
 def ran(speaker: Speaker, function: str, data: bytes) -> None:
-    """A run under the one key, whose answer comes and which nobody says to have received."""
+    """Run a request under the key, and do not confirm its reply."""
     speaker.invoke(function, data, key="one key")
     assert isinstance(speaker.receive()[0], protocol.Result)
     session = speaker.session

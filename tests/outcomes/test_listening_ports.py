@@ -20,7 +20,7 @@ LISTENS = "0A"
 
 
 def processes(pid: int) -> list[int]:
-    """It and all that it has started."""
+    """Return a process and all its descendants."""
     children = [
         int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
     ]
@@ -40,7 +40,7 @@ def sockets(pid: int) -> set[str]:
 
 
 def address(text: str) -> tuple[str, int]:
-    """As /proc/net has it: words of four bytes, each in this machine's order."""
+    """Return an address as in /proc/net: words of four bytes, each in this machine's order."""
     host, port = text.split(":")
     words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
     return str(ip_address(b"".join(words))), int(port, 16)
@@ -63,7 +63,7 @@ def test_a_server_without_ray(serve: Serve) -> None:
 
 
 def test_a_ray_that_asks_for_no_token_is_refused(tmp_path: Path) -> None:
-    """Its ports are open on every address of the machine, whatever the server listens on."""
+    """Its ports are open on all addresses of the machine, also if the server listens on one only."""
     said = refused(tmp_path, {"ray": True})
     assert "RAY_AUTH_MODE" in said
     assert "ray_without_token" in said

@@ -1,4 +1,4 @@
-"""Names of a client's own make its answers, the usage and the server's memory no longer: they are refused or cut."""
+"""Long names of a client do not enlarge its replies, the usage and the server's memory: they are refused or cut."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def named(name: str) -> kaas.KTask:
 def test_a_ktask_has_a_name_that_is_not_too_long(serve: Serve) -> None:
     alice = serve().speaker()
     assert alice.register(named("é" * (NAME_BYTES // 2))).function
-    told, _ = alice.told(
+    told, _ = alice.reply_to(
         protocol.Failure,
         protocol.Register(alice.number()),
         encode_task(named("é" * (NAME_BYTES // 2 + 1))),
@@ -88,11 +88,11 @@ def test_an_error_is_as_long_as_it_counts(serve: Serve) -> None:
 
 
 def refused(speaker: Speaker, message: protocol.FromClient) -> protocol.Failure:
-    return speaker.told(protocol.Failure, message)[0]
+    return speaker.reply_to(protocol.Failure, message)[0]
 
 
 def test_a_header_that_would_hold_up_others_is_not_read(serve: Serve) -> None:
-    """It would be taken at once, while all others wait."""
+    """The loop would take it at once, while all others wait."""
     alice = serve().speaker()
     function = alice.register(scaled()).function
     number = alice.invoke(function, bytes(4 * WIDTH))

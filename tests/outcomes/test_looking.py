@@ -1,4 +1,4 @@
-"""What a person looks at tells it: the module and its help, statuses and statistics, the names of clients."""
+"""Representations are informative: the module and its help, status and statistics, the names of clients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool(runtime: None) -> Iterator[None]:  # noqa: ARG001 - where it has its name
-    """One in which two clients have run something, one of them in vain."""
+    """A pool with requests of two clients, one of them failed."""
     kaas.init(ray=False, devices=[kaas.Device("software", 64 << 20)], name=NAME)
     task = scale_task(name="<scaled>")
     for client in ("ann [a]", "bob"):

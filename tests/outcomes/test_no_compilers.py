@@ -1,4 +1,4 @@
-"""A client starts no compiler at a server, unless its operator says so; and what does run ends with the server."""
+"""A client starts no compiler at a server unless its operator allows it, and a running one ends with the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def images(name, version):
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a compiler that was started says its number: among the temporary files of executors."""
+    """Return the file in which a started compiler writes its pid: among the temporary files of executors."""
     folder = kaas.cache_root() / "tmp"
     folder.mkdir(exist_ok=True)
     told = folder / f"compiler-{token_hex(4)}"

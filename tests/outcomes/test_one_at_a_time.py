@@ -1,5 +1,5 @@
-"""A client that waits for each answer before it sends the next request, beside one that always has more: the first
-waits for the request that runs, and never for another one of the same client."""
+"""A client that waits for each reply before its next request shares a pool with one that always has more requests: the
+first waits for the running request, and never for another one of the same client."""
 
 from __future__ import annotations
 

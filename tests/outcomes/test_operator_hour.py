@@ -1,4 +1,4 @@
-"""An operator's hour, in a minute: executors are killed, strangers come, functions fault, the disk is full, a device
+"""An operator's hour, in a minute: executors are killed, unknown keys come, functions fault, the disk is full, a device
 fails for good, the server drains; and its log, its health, its metrics and `kaas status` say what happened."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ EVENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|
 
 
 def sample(server: Server, name: str) -> float:
-    """Of a metric, 0 if it has none."""
+    """Return the value of a metric, 0 if it has none."""
     found = [line for line in get(server, "/metrics")[1].splitlines() if line.startswith(f"{name} ")]
     return float(found[0].split()[-1]) if found else 0.0
 
 
 def knock(server: Server) -> None:
-    """Somebody whose key no client has."""
+    """A peer with an unknown key connects."""
     known = server.key_of("alice")
     assert known is not None
     public, secret = (key.decode() for key in zmq.curve_keypair())
@@ -50,7 +50,7 @@ def knock(server: Server) -> None:
 
 
 class Compiler:
-    """What the server builds the driver of software GPUs with: a command that copies one, until it is broken."""
+    """The server's compiler of the software GPUs' driver: a command that copies a driver, until it is broken."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._command, self._cache = folder / "cc", folder / "cache"
@@ -113,7 +113,7 @@ def devices_are_up(boss: kaas.Client) -> None:
 
 
 def executors_die(server: Server, boss: kaas.Client, function: Any) -> None:
-    """Twice, and calls succeed."""
+    """Kill an executor twice; calls succeed."""
     for _ in range(2):
         devices_are_up(boss)
         starts = sample(server, 'kaas_worker_starts_total{device="0"}')
@@ -138,7 +138,7 @@ def functions_fault(server: Server, boss: kaas.Client, alice: kaas.Client) -> No
 
 
 def the_disk_is_full(server: Server, boss: kaas.Client, function: Any) -> None:
-    """Of another program's file: calls succeed on the reserve, and all is well once there is room."""
+    """Fill the disk by another program's file: calls succeed on the reserve, and the server recovers with room."""
     file = within(server, server.folder / "state" / "another programs")
     fill(file)
     while not boss.health()["disk_full"]:
@@ -152,7 +152,7 @@ def the_disk_is_full(server: Server, boss: kaas.Client, function: Any) -> None:
 
 
 def a_device_is_lost(server: Server, boss: kaas.Client, alice: kaas.Client, function: Any) -> None:
-    """Its executor is killed and starts no more: the cause is told wherever an operator looks, and to no client."""
+    """Its executor is killed and starts no more: operators see the cause everywhere, and clients do not."""
     os.kill(boss.status()["devices"][1]["pid"], signal.SIGKILL)
     until(lambda: boss.status()["devices"][1]["state"] == "lost")
     assert "the toolbox is gone" in boss.status()["devices"][1]["reason"]

@@ -1,4 +1,4 @@
-"""An operator reads what happened to a server from its log alone: one line for each event, with time, level, cause."""
+"""The log alone describes all events of a server: one line for each event, with time, level, cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def events(server: Server) -> list[dict[str, Any]]:
 
 
 def awaited(server: Server, event: str, **fields: object) -> dict[str, Any]:
-    """The first such event, once it is there."""
+    """Wait for the first such event and return it."""
 
     def found() -> list[dict[str, Any]]:
         return [each for each in events(server) if each["event"] == event and fields.items() <= each.items()]
@@ -84,7 +84,7 @@ def test_what_a_step_raised_is_told_with_its_traceback(server: Server) -> None:
     speaker = server.speaker()
     speaker.register(scaled())
     message = protocol.Register(speaker.number(), "chain", before="fail")
-    speaker.told(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
+    speaker.reply_to(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
     speaker.send(protocol.Invoke(speaker.number(), "chain", {"x": protocol.Input(frame=1)}), b"1")
     answer, _ = speaker.receive()
     assert isinstance(answer, protocol.Failure)

@@ -14,7 +14,7 @@ SECRET = np.full(N, 7, np.float32)
 
 
 def sum_of(first: int, iterations: int = 1) -> kaas.KTask:
-    """y = x + x, of the first elements only, through a temporary; whatever the edges allow shares memory."""
+    """y = x + x, of the first elements only, through a temporary; buffers share memory where the edges allow it."""
     x, t, u, y = (kaas.Buffer(name, N, "float32") for name in "xtuy")
     kernels = [
         kaas.Kernel(STEPS, "add", 4, 256, [kaas.In(source), kaas.In(source), kaas.Out(target), kaas.i32(count)])

@@ -1,4 +1,4 @@
-"""A function that ended devices is run again once an administrator says so; until then its client can see why not."""
+"""A function that ended devices runs again once an administrator pardons it; its client can see the reason until then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def client(server: Server, name: str) -> kaas.Client:
 
 
 def end_devices(of: kaas.Client) -> Quarantined:
-    """Until it is in quarantine."""
+    """Run it until it is in quarantine."""
     of.register(crash_task(), name="crash")
     while True:
         with pytest.raises(KaasError) as raised:

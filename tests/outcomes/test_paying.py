@@ -1,4 +1,4 @@
-"""The promise: a remote client pays for what it takes of the devices, also where its work fails, and for no more."""
+"""The promise: a remote client pays for its time on the devices, also of failed work, and for no more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def spinning(threads: int = 1) -> kaas.KTask:
-    """Runs as long as its scalar says; another function for each number of threads."""
+    """A kTask that runs as long as its scalar says; another function for each number of threads."""
     out, steps = kaas.Buffer("out", 1, "uint32"), kaas.Scalar("steps", "i64")
     return kaas.KTask([kaas.Kernel(STEPS, "spin", 1, threads, [kaas.Out(out), steps])], [out])
 

@@ -18,7 +18,7 @@ OTHERS_MAY_WRITE = (0o777, 0o775, 0o757)
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where a folder is made if the one at home is not taken."""
+    """Return the place of the folder if the one at home is not accepted."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -36,7 +36,7 @@ def test_a_cache_folder_that_others_may_write_is_not_taken(temporary: Path, mode
 def test_a_link_of_another_user_is_no_cache_folder(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As among the temporary files, where everybody may make one: the folder that it names is this user's."""
+    """Make a link as among the temporary files, where all users may make links, to a folder of this user."""
     (tmp_path / ".cache").mkdir()
     (tmp_path / "own").mkdir(mode=0o700)
     link = tmp_path / ".cache" / "kaas"

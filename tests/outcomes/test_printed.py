@@ -1,4 +1,4 @@
-"""What the kernels of a pool print: in its output by client's name, escaped, and never more than a client's share."""
+"""Prints of kernels appear in the pool's output by client's name, escaped, and within a client's share."""
 
 from __future__ import annotations
 

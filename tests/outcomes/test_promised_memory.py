@@ -1,4 +1,4 @@
-"""The promise: an operator is told how much memory all clients together may take, and if the machine has less."""
+"""The promise: an operator sees the most memory of all clients together, and if the machine has less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = {"credit_bytes": 1 << 20, "frame_bytes": 1 << 20, "answers_bytes": 1 <<
 
 
 def checked(folder: Path, limits: object) -> str:
-    """What `kaas serve --check` says of a server with two clients."""
+    """Return the output of `kaas serve --check` for a server with two clients."""
     prepare(folder / "keys")
     for name in ("ada", "bob"):
         new_client(folder / "keys", name, folder / f"{name}.keys")

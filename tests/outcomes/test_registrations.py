@@ -1,5 +1,5 @@
-"""The promise: however large a function is that a client registers legally, others are answered meanwhile; a server
-that has such functions starts without building them; and how much a client may have built is limited and named."""
+"""The promise: while a client registers the largest allowed function, others get their replies; a server with such
+functions starts without building them; and the build time of a client is limited and named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Serve = Callable[..., Server]
 LARGE = 60_000
 """Kernels of a kTask that takes seconds to build."""
 MANY = 1_000
-"""Kernels of a kTask that is built beside the server, too, and soon."""
+"""Kernels of a kTask that is also built in the separate process, in a short time."""
 
 
 def chain(kernels: int, factor: float = 2.0) -> kaas.KTask:
@@ -55,7 +55,7 @@ def of_many_buffers() -> bytes:
 
 
 def builders(server: Server) -> list[int]:
-    """Processes that build; one that is still being started has its parent's command line, and the parent waits."""
+    """Return the processes that build. One that is starting has its parent's command line, and the parent waits."""
     return [pid for pid in server.children() if b"step_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -124,7 +124,7 @@ def test_time_that_building_takes_is_charged_to_its_client(serve: Serve) -> None
     server = serve({"limits": {"quotas": {"build_s_per_minute": 1e-3}}})
     mallory = server.speaker("alice")
     mallory.register(chain(MANY), "first")
-    answer, _ = mallory.told(
+    answer, _ = mallory.reply_to(
         protocol.Failure, protocol.Register(mallory.number(), "second"), encode_task(chain(MANY, 3.0))
     )
     assert answer.error == "QuotaExceeded"

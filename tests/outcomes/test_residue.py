@@ -1,4 +1,4 @@
-"""What a client's kernels leave in shared and local memory, another client's kernels do not find."""
+"""A client's kernels do not find data of another client's kernels in shared and local memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(executor: Executor, symbol: str, client: str, slot: int) -> list[int]:
 
 
 def test_another_client_finds_nothing_in_shared_and_local_memory(executor: Executor) -> None:
-    """Whatever the slots, and although the clients take turns."""
+    """With any number of slots, and although the clients take turns."""
     for slot in (0, 1, 0):
         run(executor, "leave", "one", 0)
         assert run(executor, "look", "two", slot) == [0, 0]

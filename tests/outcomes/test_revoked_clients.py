@@ -1,4 +1,4 @@
-"""A client that is revoked is put out of a server that runs, and a client that gets its name has nothing of it."""
+"""A running server disconnects a revoked client, and a client that gets its name has none of its data."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_rotated_key_keeps_what_its_client_has(serve: Serve) -> None:
 
 @pytest.mark.processes
 def test_files_of_keys_that_older_versions_have_made(serve: Serve) -> None:
-    """They say nothing of a tenant."""
+    """They have no tenant."""
     server = serve()
     server.close()
     for name in ("alice", "bob"):

@@ -1,4 +1,4 @@
-"""The commands that pages tell a reader to type do what the page says of them."""
+"""The commands of documentation pages do what the pages describe."""
 
 from __future__ import annotations
 

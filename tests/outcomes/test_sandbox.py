@@ -89,7 +89,7 @@ if "kaas.worker.executor_process" in sys.orig_argv:
 
 
 def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str, str]:
-    """What the intruder finds in an executor of a server, while a client has a large kTask run there."""
+    """Return the findings of the intruder in a server's executor, while a client's large kTask runs there."""
     code = folder / "code"
     code.mkdir(exist_ok=True)
     (code / "sitecustomize.py").write_text(
@@ -122,7 +122,7 @@ def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.processes
 def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the intruder looks in the right places. Two attempts would end it if they succeeded."""
+    """The intruder looks in the right places. Two attempts would end it if they succeeded."""
     harmless = INTRUDER.replace("attempt(os.fork)", "'a child'").replace("attempt(os.setsid)", "'a session'")
     monkeypatch.setitem(globals(), "INTRUDER", harmless)
     found = intrude(tmp_path, monkeypatch, {"sandbox": False})

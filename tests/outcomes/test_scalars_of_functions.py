@@ -1,4 +1,4 @@
-"""A Function takes scalars by name, beside its inputs, and says so to those who give them as `kaas.call` does."""
+"""A Function takes scalars by name, next to its inputs. An error says so if they are given as for `kaas.call`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong between an operator, a client and a server is a sentence, and never a traceback."""
+"""Errors between an operator, a client and a server are sentences, and never tracebacks."""
 
 from __future__ import annotations
 

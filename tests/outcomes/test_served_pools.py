@@ -1,4 +1,4 @@
-"""A server ends when its operator or an administrator says so, and not otherwise; it takes changes while it runs."""
+"""A server ends only by its operator or an administrator, and takes changes while it runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What users of one pool get: every idle device is used, device time is shared by weight, and a passing request costs
-the others little. Each promise holds under every policy that makes it.
+"""Users of one pool share it well: every idle device is used, device time is shared by weight, and a passing request
+costs the others little. Each promise holds under every policy that makes it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_as_many_functions_as_devices_load_their_constants_once(policy: str) -> 
 
 
 def in_turns(policy: str, sizes_mb: list[float], *, slots: int = 1, rounds: int = 4, before: int = 0) -> Simulated:
-    """Functions in turns on as many devices of 64 MB; before: rounds of others, whose data fill the devices."""
+    """Run functions in turns on so many devices of 64 MB; before: rounds of others, whose data fill the devices."""
     functions = {f"f{n}": {"memory_mb": mb, "load_s": 1, "run_s": 1} for n, mb in enumerate(sizes_mb)}
     others = {f"other{n}": {"memory_mb": 60, "load_s": 1, "run_s": 1} for n in range(len(sizes_mb))}
     called = list(others) * before + list(functions) * rounds
@@ -85,8 +85,8 @@ def test_nothing_is_loaded_twice(policy: str, sizes_mb: list[float], slots: int,
 @pytest.mark.processes
 @pytest.mark.parametrize("policy", FAIR)
 def test_a_client_that_copies_and_one_that_computes_get_equal_device_time(policy: str, tmp_path: Path) -> None:
-    """Both always have requests waiting, until one has none: so long their times are compared, on a device whose copies
-    and kernels take a modelled time."""
+    """Compare the times of two clients while both have waiting requests, on a device whose copies and kernels take a
+    modelled time."""
     copied_bytes, kernel_s, each_way_s = MB, 2.5e-3, 5e-3
     model = softgpu.Model(copy_bytes_per_s=copied_bytes / each_way_s, kernels={"step": softgpu.Takes(kernel_s)})
     with pool("fair", [kaas.Device("software", 64 * MB, model=model)], policy, record=str(tmp_path / "record")):
@@ -191,5 +191,5 @@ def spinning(steps: int) -> kaas.KTask:
 @pytest.mark.processes
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_temporary_costs_each_other_function_one_reload_at_most(slots: int) -> None:
-    """Two fit beside each other, and one of them beside the temporary: the other one is loaded again, once."""
+    """Two fit together, and one of them with the temporary: the other one is loaded again, once."""
     assert temporaries.measure(kaas.Device("software", 8 * MB), 5 * MB // 2, 5 * MB, slots, turns=5) == 1

@@ -1,4 +1,4 @@
-"""A client's function has one name in all that an operator is shown, and no terminal obeys that name."""
+"""A client's function has one name in all output for an operator, and the name cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def commands(server: Server) -> list[tuple[str, ...]]:
 
 
 def called(speaker: Speaker, task: kaas.KTask, name: str = "") -> None:
-    """A function of it is registered, and charged for a request."""
+    """Register a function with this name, and run a request that is charged."""
     function = speaker.register(task, name).function
     speaker.invoke(name or function, DATA)
     answer, _ = speaker.receive()
@@ -68,7 +68,7 @@ def test_a_function_has_one_name_wherever_it_is_shown(serve: Serve) -> None:
         output = shown(server, *command)
         assert all(name in output for name in names), (command, output)
         assert scaled().label not in output, (command, output)
-    alice.told(protocol.Done, protocol.Unregister(alice.number(), "first"))
+    alice.reply_to(protocol.Done, protocol.Unregister(alice.number(), "first"))
     output = shown(server, *commands(server)[-1])
     assert ("first" in output, "second" in output) == (False, True), output
     alice.close()

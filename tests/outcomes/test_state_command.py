@@ -1,4 +1,4 @@
-"""An operator can see whether a server's state is whole, and has a copy of it that a server goes on with."""
+"""An operator can check that a server's state is whole, and make a copy of it with which a server goes on."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_file_without_a_table_and_a_row_that_is_no_text_are_findings(tmp_path:
 
 
 def test_a_state_may_lie_anywhere(tmp_path: Path) -> None:
-    """SQLite is told of it by a URI, in which some characters have a meaning."""
+    """SQLite gets the path as a URI, in which some characters have a meaning."""
     folder = tmp_path / "a b#c?d%20e" / "state"
     asyncio.run(left(folder))
     code, output = said("check", folder)

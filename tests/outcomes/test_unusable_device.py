@@ -1,4 +1,4 @@
-"""Nothing serves that cannot start, and a device that is lost later says why wherever an operator looks."""
+"""A server without a usable device does not start, and an operator sees the reason of a later loss everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `kaas.Future` is waited for by every means that Python has for futures, whether a pool or a server answers."""
+"""All of Python's ways to wait for futures work with a `kaas.Future`, of a pool or of a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["kaas.call", "kaas.Client.call"])
 def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """Asks for some work, of a pool or of a server."""
+    """Submit work to a pool or to a server."""
     if request.param == "kaas.call":
         kaas.init(ray=False, devices=[kaas.Device("software", 64 << 20)] * 3)
         yield lambda steps=SHORT: kaas.call(spin_task(), {}, scalars={"steps": steps})
@@ -53,13 +53,13 @@ def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def answer(ask: Ask) -> list[int]:
-    """What the work comes to."""
+    """Return the result of the work."""
     value: list[int] = ask().result(PATIENCE_S).tolist()
     return value
 
 
 def run(work: Any) -> Any:
-    """In an event loop of its own, within patience."""
+    """Run in a new event loop, within the timeout."""
 
     async def patient() -> Any:
         return await asyncio.wait_for(work, PATIENCE_S)
@@ -300,7 +300,7 @@ def test_a_loop_that_has_closed_loses_no_callback(ask: Ask) -> None:
 
 
 def test_an_answer_is_freed_with_the_last_reference_to_it(ask: Ask) -> None:
-    """Not at the garbage collector's leisure: answers may be large."""
+    """Results are freed without the garbage collector, since they may be large."""
     gc.disable()
     try:
         future = ask()

@@ -1,4 +1,4 @@
-"""Whoever looks for the time of a request finds it: steps too, by the names that clients give to their functions."""
+"""The time of a request can be found, also that of its steps, by the names of clients' functions."""
 
 from __future__ import annotations
 

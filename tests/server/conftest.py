@@ -23,7 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts servers, in one folder one after the other, that end with the test."""
+    """Start servers one after the other in one folder. They end with the test."""
     servers: list[Server] = []
 
     def start(settings: dict[str, Any] | None = None, *, insecure: bool = False) -> Server:

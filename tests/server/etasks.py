@@ -19,7 +19,7 @@ def double(x: Any) -> Any:
 
 @kaas.etask
 class Sums:
-    """Remembers, as long as its process lives."""
+    """Keeps state as long as its process runs."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""A module that prints, as does what it runs, for tests."""
+"""A module for tests that prints, and whose steps print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, for tests, and somebody who speaks its protocol message by message."""
+"""A server in its own process, for tests, and a client that speaks its protocol message by message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLIENTS = ("alice", "bob", "boss")
 DEVICE = {"kind": "software", "memory_bytes": 256 << 20}
 
 CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-"""Of all speakers: one that is collected with a failed test's would wait for its open sockets for ever."""
+"""The context of all speakers: a context of each would wait forever for open sockets of a failed test."""
 
 T = TypeVar("T", bound=protocol.FromServer)
 
@@ -79,11 +79,11 @@ class Server:
         return line.split()[-1]
 
     def key_of(self, name: str) -> OwnKeys | None:
-        """Of one of CLIENTS; None if there are no keys."""
+        """Return the keys of one of CLIENTS; None without keys."""
         return None if self._insecure else own_keys(self.folder / f"{name}.keys")
 
     def speaker(self, name: str = "alice", *, session: str | None = None) -> Speaker:
-        """One that has said Hello."""
+        """Return a speaker that has sent Hello."""
         speaker = Speaker(self.endpoint, self.key_of(name))
         speaker.greet(session)
         return speaker
@@ -153,7 +153,7 @@ def started(
 
 
 class Speaker:
-    """A connection, whatever is said on it. numbers are counted from 1."""
+    """A connection that may send any message. Numbers are counted from 1."""
 
     def __init__(self, endpoint: str, keys: OwnKeys | None) -> None:
         self.socket = socket = CONTEXT.socket(zmq.DEALER)
@@ -180,14 +180,14 @@ class Speaker:
         return protocol.decode_from_server(header), frames
 
     def quiet(self) -> bool:
-        """Whether nothing more comes before the answer to a question."""
+        """Return True if no message comes before the reply to a query."""
         number = self.number()
         self.send(protocol.Ask(number, "health"))
         answer, _ = self.receive()
         return isinstance(answer, protocol.Reply) and answer.number == number
 
-    def told(self, kind: type[T], message: protocol.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
-        """The answer, which is of this kind."""
+    def reply_to(self, kind: type[T], message: protocol.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
+        """Return the reply to a message, which must be of this kind."""
         self.send(message, *frames)
         answer, came = self.receive()
         assert isinstance(answer, kind), answer
@@ -195,15 +195,17 @@ class Speaker:
 
     def greet(self, session: str | None = None) -> protocol.Welcome:
         self.session = session or token_hex(16)
-        return self.told(protocol.Welcome, protocol.Hello(protocol.VERSION, self.session))[0]
+        return self.reply_to(protocol.Welcome, protocol.Hello(protocol.VERSION, self.session))[0]
 
     def register(self, task: kaas.KTask, name: str = "") -> protocol.Registered:
         """With its libraries."""
         for library in task.libraries:
             data = sent_ktasks.encode_library(library)
-            self.told(protocol.Uploaded, protocol.Upload(self.number(), library.hash, len(data), "library"))
-            self.told(protocol.Uploaded, protocol.Chunk(self.number(), library.hash, 0), data)
-        return self.told(protocol.Registered, protocol.Register(self.number(), name), sent_ktasks.encode_task(task))[0]
+            self.reply_to(protocol.Uploaded, protocol.Upload(self.number(), library.hash, len(data), "library"))
+            self.reply_to(protocol.Uploaded, protocol.Chunk(self.number(), library.hash, 0), data)
+        return self.reply_to(
+            protocol.Registered, protocol.Register(self.number(), name), sent_ktasks.encode_task(task)
+        )[0]
 
     def invoke(self, function: str, *values: Any, number: int = 0, **options: Any) -> int:
         """Its number. values: of the inputs x, y and so on."""
@@ -213,7 +215,7 @@ class Speaker:
         return number
 
     def ask(self, what: str, *frames: bytes) -> Any:
-        return self.told(protocol.Reply, protocol.Ask(self.number(), what), *frames)[0].answer
+        return self.reply_to(protocol.Reply, protocol.Ask(self.number(), what), *frames)[0].answer
 
     def received(self, numbers: Sequence[int]) -> None:
         self.send(protocol.Received(tuple(numbers)))

@@ -13,7 +13,7 @@ NOTHING = "to call"
 
 
 def from_text(values: Mapping[str, bytes]) -> dict[str, Any]:
-    """Numbers as text, to what the kTask reads."""
+    """Turn numbers as text into the input of the kTask."""
     return {"x": np.array(values["text"].decode().split(), np.float32)}
 
 

@@ -28,21 +28,21 @@ RECORD = RunRecord({}, {}, [], [], 0.25)
 
 
 class Program:
-    """A connection of alice's, and what has been said on it."""
+    """A connection of alice's, with the messages on it."""
 
     user, leaving_bytes = "alice", 0
 
     def __init__(self) -> None:
-        self.said: list[tuple[protocol.FromServer, list[Any]]] = []
+        self.sent: list[tuple[protocol.FromServer, list[Any]]] = []
 
     def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
-        self.said.append((header, list(frames)))
+        self.sent.append((header, list(frames)))
         return True
 
     def drop(self) -> None: ...
 
     def answers(self) -> list[tuple[protocol.FromServer, list[Any]]]:
-        return [said for said in self.said if isinstance(said[0], protocol.Result | protocol.Failure)]
+        return [sent for sent in self.sent if isinstance(sent[0], protocol.Result | protocol.Failure)]
 
 
 class FakeServer:
@@ -76,7 +76,7 @@ class FakeServer:
         self.stored |= {each.name: each for each in named}
 
     def program(self, session: str = "here") -> Program:
-        """One that has said Hello."""
+        """Return a program that has sent Hello."""
         program = Program()
         self.say(program, protocol.Hello(protocol.VERSION, session))
         return program

@@ -29,7 +29,7 @@ CODE = encode_library(STEPS)
 
 
 def put(speaker: Speaker, name: str, array: Any) -> None:
-    speaker.told(
+    speaker.reply_to(
         protocol.Done,
         protocol.Put(speaker.number(), name, array.dtype.name, array.shape),
         array.tobytes(),
@@ -38,18 +38,20 @@ def put(speaker: Speaker, name: str, array: Any) -> None:
 
 def upload(speaker: Speaker, data: bytes, begin: int, end: int, kind: str = "value") -> int:
     """A part of it; where it stands then."""
-    at = speaker.told(protocol.Uploaded, protocol.Upload(speaker.number(), hash_of(data), len(data), kind))[0].offset
+    at = speaker.reply_to(protocol.Uploaded, protocol.Upload(speaker.number(), hash_of(data), len(data), kind))[
+        0
+    ].offset
     assert at == begin
     message = protocol.Chunk(speaker.number(), hash_of(data), begin)
-    return speaker.told(protocol.Uploaded, message, data[begin:end])[0].offset
+    return speaker.reply_to(protocol.Uploaded, message, data[begin:end])[0].offset
 
 
 def error(speaker: Speaker, message: protocol.FromClient, *frames: Any) -> str:
-    return speaker.told(protocol.Failure, message, *frames)[0].error
+    return speaker.reply_to(protocol.Failure, message, *frames)[0].error
 
 
 def results(speaker: Speaker, message: protocol.Invoke, *frames: Any) -> list[Any]:
-    return [np.frombuffer(frame, np.float32) for frame in speaker.told(protocol.Result, message, *frames)[1]]
+    return [np.frombuffer(frame, np.float32) for frame in speaker.reply_to(protocol.Result, message, *frames)[1]]
 
 
 def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[..., Server]) -> None:
@@ -57,12 +59,12 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
     alice = first.speaker("alice")
     upload(alice, CODE, 0, len(CODE), "library")
     put(alice, "b", B)
-    told, _ = alice.told(
+    told, _ = alice.reply_to(
         protocol.Registered,
         protocol.Register(alice.number(), "plus", {"b": "b"}),
         encode_task(add_task()),
     )
-    plain, _ = alice.told(protocol.Registered, protocol.Register(alice.number()), encode_task(add_task()))
+    plain, _ = alice.reply_to(protocol.Registered, protocol.Register(alice.number()), encode_task(add_task()))
     assert plain.function == add_task().key != told.function
     put(alice, "b", A)  # the function keeps what it was given
     assert upload(alice, LARGE, 0, 2 << 20) == 2 << 20
@@ -86,10 +88,12 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
     assert error(bob, protocol.Get(bob.number(), "b")) == "UnknownObject"
     assert error(bob, protocol.Put(bob.number(), "mine", "uint8", (len(LARGE),), hash_of(LARGE))) == "MissingContent"
     assert error(bob, protocol.Register(bob.number()), encode_task(add_task())) == "MissingContent"
-    offset = bob.told(protocol.Uploaded, protocol.Upload(bob.number(), hash_of(LARGE), len(LARGE), "value"))[0].offset
+    offset = bob.reply_to(protocol.Uploaded, protocol.Upload(bob.number(), hash_of(LARGE), len(LARGE), "value"))[
+        0
+    ].offset
     assert offset == 0
-    assert bob.told(protocol.Listed, protocol.Objects(bob.number()))[0].entries == []
-    assert bob.told(protocol.Listed, protocol.Functions(bob.number()))[0].entries == []
+    assert bob.reply_to(protocol.Listed, protocol.Objects(bob.number()))[0].entries == []
+    assert bob.reply_to(protocol.Listed, protocol.Functions(bob.number()))[0].entries == []
     alice.close()
     bob.close()
 
@@ -101,7 +105,7 @@ def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server])
     other = kaas.Library((replace(STEPS.images[0], data=STEPS.images[0].data + b"\n// mine\n"),))
     for library in (other, kaas.Library.provided("kaas", "shapes", "1.0")):
         data = encode_library(library)
-        alice.told(protocol.Uploaded, protocol.Upload(alice.number(), library.hash, len(data), "library"))
+        alice.reply_to(protocol.Uploaded, protocol.Upload(alice.number(), library.hash, len(data), "library"))
         assert error(alice, protocol.Chunk(alice.number(), library.hash, 0), data) == "NotAllowed"
         x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
         task = kaas.KTask([kaas.Kernel(library, "scale", 4, 256, [kaas.In(x), kaas.Out(y)])], [y])
@@ -124,7 +128,7 @@ def test_quotas_hold(serve: Callable[..., Server], quota: str) -> None:
     server = serve({"limits": {"quotas": {quota: 100_000}}})
     alice = server.speaker("alice")
     kind = {"stored_bytes": "value", "library_bytes": "library"}[quota]
-    failure, _ = alice.told(protocol.Failure, protocol.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
+    failure, _ = alice.reply_to(protocol.Failure, protocol.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
     assert (failure.error, failure.fields["quota"], failure.fields["limit"]) == ("QuotaExceeded", quota, 100_000)
     alice.close()
 
@@ -138,7 +142,7 @@ def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callabl
     adds = {"a": protocol.Input(object="sum"), "b": protocol.Input(frame=1)}
     one, two = (protocol.Invoke(alice.number(), plus, adds, key=key, store={"c": "sum"}) for key in ("one", "two"))
     for message in (one, two):
-        assert alice.told(protocol.Result, message, B.tobytes())[1] == []
+        assert alice.reply_to(protocol.Result, message, B.tobytes())[1] == []
     if received:
         alice.received((one.number, two.number))
     charged = alice.ask("usage")["flows"]
@@ -150,7 +154,7 @@ def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callabl
     alice = second.speaker("alice")
     for message in (two, one, two):
         again = replaced(message, number=alice.number())
-        assert alice.told(protocol.Result, again, B.tobytes()) == (protocol.Result(again.number), [])
-    assert alice.told(protocol.Value, protocol.Get(alice.number(), "sum"))[1] == [(A + B + B).tobytes()]
+        assert alice.reply_to(protocol.Result, again, B.tobytes()) == (protocol.Result(again.number), [])
+    assert alice.reply_to(protocol.Value, protocol.Get(alice.number(), "sum"))[1] == [(A + B + B).tobytes()]
     assert alice.ask("usage")["flows"] == charged
     alice.close()

@@ -1,4 +1,4 @@
-"""Metrics: by the names that others know, and no other labels; what the dashboard shows exists."""
+"""Metrics have their documented names and labels only, and those of the dashboard exist."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_metrics_of_ray() -> None:
     more = Measured(Figures(), outcomes={("a", "succeeded"): 5})
     ray.tell(metrics(more))
     assert ("inc", "kaas_requests_total", tags, 4) in told
-    assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 0) in told  # it is not told of any more
+    assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 0) in told  # it is not reported any more
 
 
 def test_buckets_hold_all_up_to_their_bound() -> None:

@@ -65,7 +65,7 @@ def test_it_reads_and_writes_the_vectors(node: Node) -> None:
 
 @pytest.fixture(scope="module", params=["curve", "insecure"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One where a client in Python has registered what the one in Node.js is to invoke."""
+    """Start a server where a client in Python has registered the functions for the client in Node.js."""
     with Server(tmp_path_factory.mktemp("served"), ["ada"], insecure=request.param == "insecure") as started:
         with kaas.Client(started.address, keys=None if started.insecure else started.keys("ada")) as client:
             client.register(build(), name="difference")

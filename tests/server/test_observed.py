@@ -1,4 +1,4 @@
-"""A server as those see it who pay for it and those who watch it: usage, quotas, metrics and traces from outside."""
+"""A server from outside: usage, quotas, metrics and traces for clients and operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture(scope="module")
 def metrics_port() -> int:
-    """A free one."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port
@@ -75,7 +75,7 @@ def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
 
     again = serve()
     speaker = again.speaker("alice")
-    for number in range(3, 7):  # two of them it knows from its former life
+    for number in range(3, 7):  # it knows two of them from before the restart
         speaker.invoke("f", ONES, key=f"key {number}")
     results(speaker, 4)
     told = speaker.ask("usage")
@@ -139,13 +139,13 @@ def test_usage_of_a_server_that_runs(observed: Server) -> None:
 def test_what_a_client_holds_is_metered(observed: Server) -> None:
     speaker = observed.speaker()
     speaker.register(scaled(), "f")
-    speaker.told(protocol.Done, protocol.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
+    speaker.reply_to(protocol.Done, protocol.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
     held = {each["what"]: each for each in speaker.ask("usage")["holdings"]}
     assert held["libraries"]["nbytes"] > 0
     assert held["objects"]["nbytes"] >= len(ONES)
     before = held["objects"]["byte_s"]
     assert {each["what"]: each["byte_s"] for each in speaker.ask("usage")["holdings"]}["objects"] > before
-    speaker.told(protocol.Done, protocol.Delete(speaker.number(), "x"))
+    speaker.reply_to(protocol.Done, protocol.Delete(speaker.number(), "x"))
     assert {each["what"]: each["nbytes"] for each in speaker.ask("usage")["holdings"]}["objects"] == 0
     speaker.close()
 
@@ -164,7 +164,7 @@ def test_who_is_beyond_a_quota_is_told_when_to_come_again(serve: Serve) -> None:
     assert 900 < answer.retry_s <= 1000
     outcomes = {outcome: count for flow in speaker.ask("usage")["flows"] for outcome, count in flow["outcomes"].items()}
     assert outcomes == {"succeeded": 1, "QuotaExceeded": 1}
-    assert other.ask("usage") == {"flows": [], "holdings": []}  # of others nothing
+    assert other.ask("usage") == {"flows": [], "holdings": []}  # no other client's usage
     speaker.close()
     other.close()
 
@@ -177,7 +177,7 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
     speaker.invoke("no such function", ONES)
     speaker.receive()
     chain = protocol.Register(speaker.number(), "chain", before="from_text")
-    speaker.told(protocol.Registered, chain, sent_ktasks.encode_task(scaled()))
+    speaker.reply_to(protocol.Registered, chain, sent_ktasks.encode_task(scaled()))
     speaker.send(protocol.Invoke(speaker.number(), "chain", {"text": protocol.Input(frame=1)}), b"1 " * WIDTH)
     results(speaker, 1)
     with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as answer:

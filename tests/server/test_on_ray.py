@@ -120,7 +120,7 @@ def test_what_is_not_there_is_refused_and_the_pool_goes_on(
 
 
 def stand_in(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Settings with one eTask, of a module that servers find. code: what importing that does."""
+    """Settings with one eTask, of a module that servers find. code: the code of the module."""
     (folder / "stand_in.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
     return {**settings(), "etasks": {"it": {**ETASKS["double"], "function": "stand_in:f"}}}
@@ -211,7 +211,7 @@ def test_steps_stand_around_an_etask(server: Server) -> None:
     assert isinstance(answer, protocol.Result), answer
     assert answer.outputs == ("rest",)
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
-    value, _ = speaker.told(protocol.Value, protocol.Get(speaker.number(), "kept"))
+    value, _ = speaker.reply_to(protocol.Value, protocol.Get(speaker.number(), "kept"))
     assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
     speaker.close()
 
@@ -240,13 +240,13 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
 
 
 def test_one_that_is_killed_takes_its_listener_along_and_leaves_the_pool(server: Server) -> None:
-    """Which the next one finds."""
+    """The next server finds the reply of the earlier one."""
     x = np.arange(LARGE, dtype=np.float32)
     first = served(server.folder)
     with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
         assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
         told = alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S)
-        assert (told.about == alice.get("about")).all()  # an earlier life's answer: it is not run again
+        assert (told.about == alice.get("about")).all()  # the stored reply: it is not run again
     pool = ray.get_actor(NAME, namespace="kaas")
     first.process.kill()
     second = served(server.folder)

@@ -1,4 +1,4 @@
-"""What remote clients are told of what went wrong: what they can act on, and nothing of the server's files."""
+"""Errors in replies to remote clients: clients can act on them, and they name no file of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kaas serve` from outside: it starts, says so, answers, and ends as it should."""
+"""`kaas serve` from outside: it starts, reports that, replies, and ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     other.register(scaled(), "f")
     waits = other.invoke("f", ONES)
     assert isinstance(other.receive()[0], protocol.Result)  # not received: the server waits for that
-    refused = other.told(protocol.Failure, protocol.Ask(90, "drain"))[0]
+    refused = other.reply_to(protocol.Failure, protocol.Ask(90, "drain"))[0]
     assert refused.error == "InvalidRequest"
     boss.send(protocol.Ask(1, "drain"))
     came = [boss.receive()[0], boss.receive()[0]]
@@ -172,16 +172,16 @@ def test_one_without_keys_says_so_loudly(without_keys: Server) -> None:
     speaker.close()
 
 
-def test_a_stranger_gets_nothing(server: Server) -> None:
+def test_an_unknown_key_gets_nothing(server: Server) -> None:
     keys = server.key_of("alice")
     assert keys is not None
     public, secret = (key.decode() for key in zmq.curve_keypair())
-    stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, keys.server_key))
-    stranger.send(protocol.Hello(protocol.VERSION, "a" * 32))
+    peer = Speaker(server.endpoint, OwnKeys("alice", public, secret, keys.server_key))
+    peer.send(protocol.Hello(protocol.VERSION, "a" * 32))
     speaker = server.speaker()
     assert speaker.ask("health", b"canary")["live"]
-    assert not stranger.socket.poll(0)
-    stranger.close()
+    assert not peer.socket.poll(0)
+    peer.close()
     speaker.close()
 
 

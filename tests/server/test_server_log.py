@@ -1,4 +1,4 @@
-"""How events of a server become lines: their fields, what cannot forge one, and how often one is said."""
+"""Events of a server as lines of its log: their fields, protection against forged lines, and their rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lines = Callable[[], list[str]]
 
 @pytest.fixture
 def log() -> Iterator[Callable[..., Lines]]:
-    """Sets the log up, and gives what reads its lines."""
+    """Set the log up, and return a function that reads its lines."""
     root, kaas = logging.getLogger(), logging.getLogger("kaas")
     level = kaas.level
 
@@ -33,7 +33,7 @@ def log() -> Iterator[Callable[..., Lines]]:
     logging.captureWarnings(capture=False)
 
 
-def said(name: str, created_s: float, event: str, **extra: object) -> None:
+def log_event(name: str, created_s: float, event: str, **extra: object) -> None:
     """An event at a moment of our own."""
     fields = {"name": name, "levelname": "WARNING", "levelno": logging.WARNING, "msg": event, "created": created_s}
     logging.getLogger(name).handle(logging.makeLogRecord({**fields, **extra}))
@@ -41,7 +41,7 @@ def said(name: str, created_s: float, event: str, **extra: object) -> None:
 
 def test_an_event_is_a_line_with_time_level_and_fields(log: Callable[..., Lines]) -> None:
     lines = log()
-    said("kaas.test", 1_700_000_000.25, "a worker ended", worker=3, reason="killed by SIGKILL", seconds=0.125)
+    log_event("kaas.test", 1_700_000_000.25, "a worker ended", worker=3, reason="killed by SIGKILL", seconds=0.125)
     assert lines() == [
         '2023-11-14T22:13:20.250Z WARNING kaas.test: a worker ended worker=3 reason="killed by SIGKILL" seconds=0.125'
     ]
@@ -49,7 +49,7 @@ def test_an_event_is_a_line_with_time_level_and_fields(log: Callable[..., Lines]
 
 def test_json_has_the_same(log: Callable[..., Lines]) -> None:
     lines = log(format="json")
-    said("kaas.test", 1_700_000_000.25, "a worker ended", worker=3, path=io.StringIO)
+    log_event("kaas.test", 1_700_000_000.25, "a worker ended", worker=3, path=io.StringIO)
     assert json.loads(lines()[0]) == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "WARNING",
@@ -66,7 +66,7 @@ def test_nothing_from_outside_forges_a_line_or_reaches_the_terminal(
 ) -> None:
     lines = log(format=said_format)
     evil = "x\n2023-11-14T22:13:20.250Z ERROR kaas: all is lost \x1b[2J\u202e\x9b"
-    said("kaas.test", 0.0, f"told {evil}", client=evil)
+    log_event("kaas.test", 0.0, f"told {evil}", client=evil)
     (line,) = lines()
     assert line.isprintable()
 
@@ -86,15 +86,15 @@ def test_a_traceback_stands_below_its_event(log: Callable[..., Lines]) -> None:
 def test_what_others_cause_is_one_line_each_and_bounded_in_all(log: Callable[..., Lines]) -> None:
     lines = log()
     for count in range(1000):
-        said("kaas.test", 1000.0, "a key was refused", address="10.0.0.1", limit_by="10.0.0.1", try_=count)
+        log_event("kaas.test", 1000.0, "a key was refused", address="10.0.0.1", limit_by="10.0.0.1", try_=count)
     assert len(lines()) == 1
     for address in range(1000):
-        said("kaas.test", 1001.0, "a key was refused", address=address, limit_by=address)
+        log_event("kaas.test", 1001.0, "a key was refused", address=address, limit_by=address)
     assert len(lines()) == LINES
     assert lines()[1].endswith("left_out=999")
-    said("kaas.test", 1001.0, "another event", limit_by="10.0.0.1")
+    log_event("kaas.test", 1001.0, "another event", limit_by="10.0.0.1")
     assert len(lines()) == LINES + 1
-    said("kaas.test", 1000.0 + INTERVAL_S, "a key was refused", address="10.0.0.1", limit_by="10.0.0.1")
+    log_event("kaas.test", 1000.0 + INTERVAL_S, "a key was refused", address="10.0.0.1", limit_by="10.0.0.1")
     assert lines()[-1].endswith(f"a key was refused address=10.0.0.1 left_out={1000 - (LINES - 1)}")
 
 

@@ -1,4 +1,4 @@
-"""What a server makes of messages: one answer for each request, within its credit, whatever happens in between."""
+"""A server sends one reply for each request, within its client's credit, in every course of events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def alice(server: Server) -> Iterator[Speaker]:
 
 
 def settle(speaker: Speaker) -> None:
-    """Has what is open answered and received, so that the next test has all credit."""
+    """Receive the replies to all open requests, so that the next test has all credit."""
     while speaker.ask("status")["open"]:
         speaker.received(range(1, 2000))
 
@@ -253,7 +253,7 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
 def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
     speaker = serve({"limits": {**LIMITS, "requests": 1024}}).speaker()
     data = bytes(15 * len(ONES))
-    speaker.told(protocol.Done, protocol.Put(speaker.number(), "large", shape=(len(data),)), data)
+    speaker.reply_to(protocol.Done, protocol.Put(speaker.number(), "large", shape=(len(data),)), data)
     for _ in range(2000):
         speaker.send(protocol.Get(speaker.number(), "large"))
     while not isinstance(answer := speaker.receive()[0], protocol.Failure):
@@ -267,7 +267,7 @@ def test_other_questions_take_no_credit(alice: Speaker) -> None:
     numbers = [alice.invoke("double", ONES) for _ in range(8)]
     for _ in numbers:
         assert isinstance(alice.receive()[0], protocol.Result)
-    alice.told(protocol.Done, protocol.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
+    alice.reply_to(protocol.Done, protocol.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
     alice.received(numbers)
     number = alice.number()
     alice.send(protocol.Put(number, "besides", "uint8", (len(ONES),)), ONES)
@@ -400,13 +400,13 @@ def test_outputs_are_stored_and_read(alice: Speaker) -> None:
     number = alice.invoke("double", ONES, store={"y": "twice"})
     answer, frames = alice.receive()
     assert (answer, frames) == (protocol.Result(number), [])
-    value, frames = alice.told(protocol.Value, protocol.Get(alice.number(), "twice"))
+    value, frames = alice.reply_to(protocol.Value, protocol.Get(alice.number(), "twice"))
     assert (value.dtype, value.shape, value.bytes) == ("float32", (WIDTH,), len(ONES))
     assert (value_of(frames[0]) == 2).all()
     alice.send(protocol.Invoke(500, "double", {"x": protocol.Input(object="twice")}))
     _, frames = alice.receive()
     assert (value_of(frames[0]) == 4).all()
-    alice.told(protocol.Done, protocol.Delete(alice.number(), "twice"))
+    alice.reply_to(protocol.Done, protocol.Delete(alice.number(), "twice"))
 
 
 # --- messages without sense
@@ -499,7 +499,7 @@ def test_who_does_not_read_has_its_answers_on_another_connection(serve: Serve) -
     server = serve({"limits": {"requests": 4}})
     idle = server.speaker()
     idle.register(scaled(width=1 << 20), "large")
-    idle.told(protocol.Done, protocol.Put(idle.number(), "part", "uint8", (4000,)), bytes(4000))
+    idle.reply_to(protocol.Done, protocol.Put(idle.number(), "part", "uint8", (4000,)), bytes(4000))
     ended = idle.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     while not ended.poll(0):
         idle.send(protocol.Get(idle.number(), "part"))

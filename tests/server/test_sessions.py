@@ -1,4 +1,4 @@
-"""What a client may have open, of one kind."""
+"""Limits of a client's open requests of one kind."""
 
 from __future__ import annotations
 

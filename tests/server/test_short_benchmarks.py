@@ -1,4 +1,4 @@
-"""Half a minute of each benchmark of remote clients: what does not depend on how fast the machine is has to hold."""
+"""Half a minute of each benchmark of remote clients: results that do not depend on the machine's speed must hold."""
 
 from __future__ import annotations
 

@@ -272,8 +272,8 @@ def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
     with_server = server.speaker()
     with_server.register(scaled())
     message = protocol.Register(with_server.number(), "chain", before="same")
-    with_server.told(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
-    with_server.told(
+    with_server.reply_to(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
+    with_server.reply_to(
         protocol.Result,
         protocol.Invoke(1, "chain", {"x": protocol.Input(frame=1)}),
         bytes(4 * WIDTH),

@@ -41,7 +41,7 @@ def alice(server: Server) -> Iterator[Speaker]:
 
 def chain(speaker: Speaker, before: str = "", after: str = "", task: kaas.KTask | None = None) -> None:
     message = protocol.Register(speaker.number(), "chain", before=before, after=after)
-    speaker.told(protocol.Registered, message, sent_ktasks.encode_task(task or scaled()))
+    speaker.reply_to(protocol.Registered, message, sent_ktasks.encode_task(task or scaled()))
 
 
 def ask(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> tuple[protocol.FromServer, list[bytes]]:
@@ -110,7 +110,7 @@ def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
 
 def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
     message = protocol.Register(alice.number(), "other", before="os:abort")
-    told, _ = alice.told(protocol.Failure, message, sent_ktasks.encode_task(scaled()))
+    told, _ = alice.reply_to(protocol.Failure, message, sent_ktasks.encode_task(scaled()))
     assert told.error == "InvalidRequest"
 
 
@@ -175,7 +175,7 @@ def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [len(TEXT), 4, 2 * values]
     before = counted()
     message = protocol.Invoke(alice.number(), scaled().key, {"x": protocol.Input(frame=1)}, store={"y": "kept"})
-    alice.told(protocol.Result, message, bytes(values))
+    alice.reply_to(protocol.Result, message, bytes(values))
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
 
 
@@ -188,7 +188,7 @@ def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     assert isinstance(answer, protocol.Result)
     assert answer.outputs == ("rest",)
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
-    value, _ = alice.told(protocol.Value, protocol.Get(alice.number(), "kept"))
+    value, _ = alice.reply_to(protocol.Value, protocol.Get(alice.number(), "kept"))
     assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
     number = alice.number()
     alice.send(

@@ -1,4 +1,4 @@
-"""Traces: what a pool did, where a viewer looks for it; and the caller's trace, which goes on here."""
+"""Traces of a pool in a viewer's format, and the continuation of a caller's trace."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_makes_no_sense_is_replaced(given: str) -> None:
     first, second = continued(given), continued(given)
     assert first.parent_id == ""
     assert first.trace_id not in (TRACE, second.trace_id)
-    assert continued(first.traceparent).trace_id == first.trace_id  # whoever is asked next takes it
+    assert continued(first.traceparent).trace_id == first.trace_id  # the next service continues it
 
 
 @settings(deadline=None)
@@ -113,7 +113,7 @@ def test_where_everything_is_shown() -> None:
     st.lists(st.tuples(*[st.floats(0, 1)] * 3, st.dictionaries(st.sampled_from(STAGES), st.floats(0, 2))), max_size=20)
 )
 def test_slices_of_a_track_lie_in_each_other(requests: list[tuple[float, float, float, dict[str, float]]]) -> None:
-    """One slot has one request at a time; whatever the stages say, they stay within it and in order."""
+    """One slot has one request at a time: stages stay within their request and in order, with any values."""
     at_s, taken = 5.0, []
     for number, (queued_s, ran_s, idle_s, stages) in enumerate(requests):
         taken.append(traced(number, at_s, at_s + queued_s, at_s + queued_s + ran_s, stages=stages))

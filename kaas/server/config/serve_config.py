@@ -179,8 +179,8 @@ class CodeSettings(_Settings, frozen=True):
     Fields:
         any: all code of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose
             signatures allow a kTask. libraries: SHA-256 of libraries or of image files, whose kernels clients may
-            launch with any arguments. providers: packages whose libraries they may name, likewise. build: True if a provider
-            may build a missing library that a client names: that starts a compiler, for minutes.
+            launch with any arguments. providers: packages whose libraries they may name, likewise. build: True if a
+            provider may build a missing library that a client names: that starts a compiler, for minutes.
     """
 
     any: bool = False

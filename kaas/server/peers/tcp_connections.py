@@ -32,7 +32,7 @@ REFUSALS, REFUSED_S = 100, 1.0
 """The most unknown keys from one address in this time, since each takes most of a millisecond of ZeroMQ's thread. An
 address with more of them cannot connect until then."""
 LOOK_S, LOOK_S_EACH = 0.1, 0.0004
-"""Seconds between two checks of all connections, plus seconds for each connection, since one check takes about 2 us of the
+"""Seconds between two checks of all connections, plus seconds for each connection: one check takes about 2 us of the
 loop."""
 LOOK_AGAIN_S = 0.01
 """Seconds to the next check after a violation."""

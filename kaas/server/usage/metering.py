@@ -4,7 +4,8 @@ A charge is durable before its reply is sent, so that each request with a reply 
 process is killed in between. A charged request without a reply is repeated under its idempotency key, and not charged
 again. Some usage may be lost, in the clients' favor. With the process: runs that had not ended after their reply (a
 deadline, a cancellation), refusals of the last `WRITE_EVERY_S`, and bytes times seconds of that time (`HOLD_EVERY_S`
-without calls). With the machine's power: charges of the last second or two. `kaas.server.usage.usage_file` describes how.
+without calls). With the machine's power: charges of the last second or two.
+`kaas.server.usage.usage_file` describes the files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ASK_AGAIN = frozenset(
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
-    """The charge of a request. key: of idempotency; "" for none, or if it is not remembered. second: on the wall clock."""
+    """The charge of a request. key: of idempotency; "" for none, or one not remembered. second: on the wall clock."""
 
     client: str
     function: str

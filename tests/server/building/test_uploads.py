@@ -1,4 +1,4 @@
-"""Uploads of remote clients: resumed, verified, counted, and nobody's but their own."""
+"""Uploads of remote clients are resumed, verified, counted, and separate for each client."""
 
 from __future__ import annotations
 
@@ -237,11 +237,11 @@ def test_a_name_of_a_client_is_no_path(tmp_path: Path) -> None:
     assert len(files(tmp_path / "state")) == 5
 
 
-# --- nobody learns of others
+# --- clients learn nothing about others
 
 
 def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
-    """Neither offers nor errors nor what counts differ by what others have."""
+    """Offers, errors and counts do not depend on other clients' uploads."""
 
     async def life() -> None:
         async with Had(tmp_path) as had:
@@ -429,7 +429,7 @@ def test_which_libraries_come_in(allowed: Allowed, library: Library, taken: bool
 
 
 def test_a_provider_is_not_reached_by_another_spelling(tmp_path: Path) -> None:
-    """What is checked is what an executor will ask for."""
+    """The checked library is the one that an executor requests."""
     image = Provided("kaas", "blas", "1").image()
     strange = Image("provided", image.data + b"\0more")
 

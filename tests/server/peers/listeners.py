@@ -1,4 +1,4 @@
-"""A door with a loop on a thread of its own, and clients that come to it, for tests."""
+"""A listener with a loop on its own thread, and clients of it, for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL |
 
 
 class Open:
-    """A door that notes what arrived.
+    """A listener that notes the arrived messages.
 
     Fields:
         received: in order. gone: channels that have ended. on_receive: is called too. faults: errors out of it.
@@ -85,7 +85,7 @@ class Open:
 
 
 class Client:
-    """A socket as clients have it. own: None for one without keys."""
+    """A socket like a client's. own: None for one without keys."""
 
     def __init__(self, listener: Open, own: OwnKeys | None, server_key: str = "", **options: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -135,7 +135,7 @@ class Client:
 
 
 class Crowd:
-    """Connections of one client in another process, so that this one's memory is the door's."""
+    """Connections of one client in another process, so that this one's memory is the listener's."""
 
     def __init__(self, listener: Open, own: OwnKeys) -> None:
         said = (listener.listener.endpoint, own.server_key, own.public_key, own.secret_key)
@@ -176,7 +176,7 @@ def resident_bytes() -> int:
 
 
 class Plain:
-    """Somebody who writes to the port what he likes."""
+    """A peer that writes any bytes to the port."""
 
     def __init__(self, listener: Open) -> None:
         self.socket = socket.create_connection((LOCAL, listener.port), PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Files of keys: what `kaas keys new` makes, who is known by them, and what is refused."""
+"""Files of keys: those of `kaas keys new`, the clients that they identify, and invalid ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_clients_are_known_by_their_keys(folder: Path, alice: ClientKey, tmp_pat
     found = keys.by_public_key(bob.public_key)
     assert found is not None
     assert (found.name, found.public_key) == ("bob", bob.public_key)
-    assert found.tenant != alice.tenant  # whoever has a name later is another one
+    assert found.tenant != alice.tenant  # a later owner of the name is another tenant
     assert keys.by_public_key(keys.server.public_key) is None
     assert keys.named("nobody") is None
     assert keys.server == prepare(folder)  # made once

@@ -1,4 +1,4 @@
-"""Where remote clients come in: who has a key the server knows, and nobody else; what strangers can do harms nobody."""
+"""The listener admits only clients with a known key, and unauthenticated peers cannot harm the server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bob(folder: Path) -> OwnKeys:
 
 @pytest.fixture
 def opened(folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:  # noqa: ARG001
-    """A door for alice and bob, which echoes."""
+    """A listener for alice and bob that echoes."""
     monkeypatch.setattr(listener, "GONE_S", 0.01)
     monkeypatch.setattr(listener, "REFRESH_S", 0.01)
     opened = Open(Keys(folder), frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, connections=4)
@@ -71,7 +71,7 @@ def opened(folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def unlocked() -> Iterator[Open]:
-    """A door for everybody here, whom it calls "all", which echoes."""
+    """A listener without keys that names all clients "all" and echoes."""
     opened = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, keyless_client="all")
     echo(opened)
     yield opened
@@ -95,9 +95,9 @@ def plain(opened: Open) -> Iterator[Callable[[], Plain]]:
     with ExitStack() as stack:
 
         def come() -> Plain:
-            stranger = Plain(opened)
-            stack.callback(stranger.close)
-            return stranger
+            peer = Plain(opened)
+            stack.callback(peer.close)
+            return peer
 
         yield come
 
@@ -176,18 +176,18 @@ def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alic
     until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
 
 
-# --- who comes in
+# --- admission
 
 
-def stranger_keys(server: OwnKeys) -> OwnKeys:
+def unknown_keys(server: OwnKeys) -> OwnKeys:
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
-    return OwnKeys("stranger", public_key, secret_key, server.server_key)
+    return OwnKeys("peer", public_key, secret_key, server.server_key)
 
 
 def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: OwnKeys) -> None:
-    stranger = come(stranger_keys(alice))
-    stranger.try_to_send(b"let me in")
-    assert stranger.refused()
+    peer = come(unknown_keys(alice))
+    peer.try_to_send(b"let me in")
+    assert peer.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
 
@@ -201,7 +201,7 @@ def test_too_many_keys_that_are_not_known_shut_their_address(
     inside = come(alice)
     echoes(inside)
     for _ in range(2):
-        assert come(stranger_keys(alice)).refused()
+        assert come(unknown_keys(alice)).refused()
     assert come(alice).put_out()
     echoes(inside)
     assert opened.received.qsize() == 2
@@ -210,32 +210,32 @@ def test_too_many_keys_that_are_not_known_shut_their_address(
 
 
 def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
-    stranger = come(None)
-    stranger.try_to_send(b"let me in")
-    assert stranger.refused()
+    peer = come(None)
+    peer.try_to_send(b"let me in")
+    assert peer.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
 
 
 def test_nor_who_says_plain_names(opened: Open, come: Come, alice: OwnKeys) -> None:
-    stranger = come(None, plain_username=b"alice", plain_password=b"secret")
-    stranger.try_to_send(b"let me in")
-    assert stranger.refused()
+    peer = come(None, plain_username=b"alice", plain_password=b"secret")
+    peer.try_to_send(b"let me in")
+    assert peer.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
 
 
 def test_nor_who_has_only_somebodys_public_key(opened: Open, come: Come, alice: OwnKeys) -> None:
-    other = stranger_keys(alice)
-    stranger = come(msgspec.structs.replace(other, public_key=alice.public_key))
-    stranger.try_to_send(b"let me in")
-    assert stranger.put_out()
+    other = unknown_keys(alice)
+    peer = come(msgspec.structs.replace(other, public_key=alice.public_key))
+    peer.try_to_send(b"let me in")
+    assert peer.put_out()
     echoes(come(alice))
     assert opened.received.qsize() == 1
 
 
 def test_nor_who_takes_another_for_the_server(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice, server_key=stranger_keys(alice).public_key)
+    client = come(alice, server_key=unknown_keys(alice).public_key)
     client.try_to_send(b"let me in")
     assert client.put_out()
     assert opened.received.empty()
@@ -275,7 +275,7 @@ def test_so_is_whose_key_is_somebody_elses_now(come: Come, alice: OwnKeys, folde
     assert client.put_out()
 
 
-# --- who is who
+# --- identity
 
 
 @pytest.mark.parametrize("identity", [b"mine", b"\1\2\3\4\5", b"x" * 255])
@@ -368,18 +368,18 @@ def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch:
         until(comes)
 
 
-def send_for_ever(stranger: Plain, said: bytes) -> None:
+def send_for_ever(peer: Plain, said: bytes) -> None:
     while True:
-        stranger.socket.sendall(said)
+        peer.socket.sendall(said)
 
 
 @pytest.mark.parametrize("before", [b"", b"\x00\x05hello"])
 def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
-    """ZeroMQ itself would take frames for as long as memory lasts: a message counts once its last one is there."""
+    """ZeroMQ itself would take frames until memory is full, since a message counts only with its last frame."""
     with closing(Plain(unlocked)) as endless, closing(Client(unlocked, None)) as other:
         endless.socket.sendall(greeting(b"NULL") + READY)
         said = b""
-        while b"READY" not in said:  # or what follows is part of the handshake
+        while b"READY" not in said:  # or the next bytes are part of the handshake
             said += endless.socket.recv(1 << 16)
         endless.socket.sendall(before)
         with pytest.raises(ConnectionError):
@@ -405,7 +405,7 @@ def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnK
         assert opened.gone.get(timeout=PATIENCE_S) is channel  # the client notices when it reads
 
 
-# --- strangers
+# --- unauthenticated peers
 
 
 @pytest.mark.parametrize(
@@ -432,9 +432,9 @@ def test_who_speaks_otherwise_is_put_out(
 ) -> None:
     client = come(alice)
     echoes(client)
-    stranger = plain()
-    stranger.socket.sendall(said)
-    assert stranger.put_out()
+    peer = plain()
+    peer.socket.sendall(said)
+    assert peer.put_out()
     echoes(client)
     assert opened.received.qsize() == 2
 
@@ -448,9 +448,9 @@ def test_who_does_not_finish_a_handshake_is_put_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.1)
-    stranger = plain()
-    stranger.socket.sendall(said)
-    assert stranger.put_out()
+    peer = plain()
+    peer.socket.sendall(said)
+    assert peer.put_out()
     echoes(come(alice))
 
 
@@ -465,23 +465,25 @@ def test_so_is_who_comes_in_and_says_nothing(
     assert silent.put_out()
 
 
-def test_strangers_cannot_fill_the_memory(
+def test_unauthenticated_peers_cannot_fill_the_memory(
     come: Come,
     plain: Callable[[], Plain],
     alice: OwnKeys,
 ) -> None:
     """Half of a large frame, and then nothing."""
-    stranger = plain()
-    stranger.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * UNAUTHENTICATED_BYTES))
-    assert stranger.put_out()
+    peer = plain()
+    peer.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * UNAUTHENTICATED_BYTES))
+    assert peer.put_out()
     echoes(come(alice))
 
 
-def test_many_strangers_keep_nobody_out(opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys) -> None:
+def test_many_unauthenticated_peers_keep_no_client_out(
+    opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys
+) -> None:
     client = come(alice)
     echoes(client)
-    strangers = [plain() for _ in range(2 * UNAUTHENTICATED)]
-    assert strangers[0].put_out()
+    peers = [plain() for _ in range(2 * UNAUTHENTICATED)]
+    assert peers[0].put_out()
     until(lambda: opened.do(lambda: len(opened.listener._connections)) <= UNAUTHENTICATED + 1)
     echoes(client)
     echoes(come(alice))

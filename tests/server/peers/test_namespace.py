@@ -1,4 +1,4 @@
-"""A client in another network namespace, through CURVE; and strangers there, who get and learn nothing."""
+"""A client in another network namespace, through CURVE, and unauthenticated peers there, which learn nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(not allowed(), reason="m
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A network of its own, with one way out. host: where this machine is, seen from there."""
+    """A network with one way out. host: the address of this machine in it."""
 
     name: str
     host: str
@@ -120,7 +120,7 @@ def test_resnet50_through_curve(elsewhere: Elsewhere, server: Server, tmp_path: 
     assert same_top1(scores, expected)
 
 
-STRANGER = """
+PEER = """
 import sys
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -148,20 +148,20 @@ print("nothing")
 
 
 @pytest.mark.parametrize("kind", ["another server's key", "no key at all"])
-def test_a_stranger_gets_nothing(elsewhere: Elsewhere, server: Server, tmp_path: Path, kind: str) -> None:
+def test_an_unknown_key_gets_nothing(elsewhere: Elsewhere, server: Server, tmp_path: Path, kind: str) -> None:
     path = ""
     if kind == "another server's key":
-        stranger = new_client(tmp_path / "other", "eve", tmp_path / "eve.toml")
-        text = (tmp_path / "eve.toml").read_text().replace(stranger.server_key, server.public_key)
+        other = new_client(tmp_path / "other", "eve", tmp_path / "eve.toml")
+        text = (tmp_path / "eve.toml").read_text().replace(other.server_key, server.public_key)
         (tmp_path / "eve.toml").write_text(text)
         path = str(tmp_path / "eve.toml")
-    ended = elsewhere.run("-c", STRANGER, server.address, path)
+    ended = elsewhere.run("-c", PEER, server.address, path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "nothing\n"
 
 
-def test_a_stranger_learns_nothing_from_the_bytes(elsewhere: Elsewhere, server: Server) -> None:
-    """What comes over TCP before a key was shown: ZMTP's greeting, which has no name of anybody."""
+def test_an_unauthenticated_peer_learns_nothing_from_the_bytes(elsewhere: Elsewhere, server: Server) -> None:
+    """Before a key is shown, only ZMTP's greeting comes over TCP, and it has no name of a client."""
     program = """
 import socket, sys
 host, port = sys.argv[1].removeprefix("tcp://").split(":")

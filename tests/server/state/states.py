@@ -1,4 +1,4 @@
-"""What remote clients have at a server, without one: uploads, values and functions on a folder of the test's."""
+"""Data of remote clients without a server: uploads, objects and functions in a folder of the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANY = Allowed(any=True)
 
 @dataclass
 class Had:
-    """One life of a server: `async with Had(folder) as had`. held: what it said of how many bytes each client has."""
+    """One run of a server: `async with Had(folder) as had`. held: the reported bytes of each client."""
 
     folder: Path
     quotas: Mapping[str, Quotas] = field(default_factory=dict)

@@ -178,7 +178,7 @@ def test_functions_are_unregistered_by_name_or_key(tmp_path: Path) -> None:
 
 
 def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> None:
-    """Else what one client gives it as inputs could bring it into quarantine for all. Its bytes are there once."""
+    """Otherwise one client's inputs could bring it into quarantine for all. Its bytes are stored once."""
     task = scale_task()
 
     async def life() -> None:
@@ -382,7 +382,7 @@ def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
 def test_what_was_registered_is_not_built_again_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor when it is listed or looked up: what there is to know of it was kept."""
+    """Neither listing nor looking up builds it: its facts are stored."""
     task = both_task()
 
     def built(*_: object) -> KTask:

@@ -188,7 +188,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_two_clients_share_no_copy_of_the_same_bytes(tmp_path: Path) -> None:
-    """Else what is warm on a device would tell one of them what the other has."""
+    """Otherwise a client could learn from a warm cache that another client has the same value."""
 
     async def life() -> None:
         async with Had(tmp_path) as had:

@@ -36,7 +36,7 @@ def ran(device_s: float, **tiers: int) -> RunRecord:
 
 
 def killed(meter: Meter) -> None:
-    """What is left of a meter whose process has ended: what it has written, and no lock."""
+    """Leave a meter as its process's end leaves it: with its files, and without its lock."""
     if meter._timer is not None:
         meter._timer.cancel()
     meter._end()
@@ -108,7 +108,7 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
         await meter.close()
     (flow,) = read_usage(folder).flows
     assert (flow.requests, flow.outcomes, flow.device_s, flow.bytes_in) == (1, {"succeeded": 1}, 1.0, 1)
-    assert flow.repeats >= 2  # those of the life that was killed may be spared
+    assert flow.repeats >= 2  # those of the killed run may be missing
 
 
 @in_loop
@@ -249,7 +249,7 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
                     if step[0] == "ask":
                         continue
                     killed(meter)
-                case ("torn", number, cut):  # killed in the system call: nobody was answered
+                case ("torn", number, cut):  # killed in the system call, before the reply
                     journal = meter._journal or meter._begin()
                     whole = journal.size_bytes
                     journal.write(usage.Charge("a", "f", f"key {number}", "succeeded", 1, 1, 1, 1, 1))
@@ -272,7 +272,7 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
                     await meter.close()
                 case _:
                     killed(meter)
-            seen = read_usage(folder)  # by somebody else, while no server is up
+            seen = read_usage(folder)  # by another process, while no server is up
             meter = opened(folder)
             assert meter.usage().flows == seen.flows
         for flow in meter.usage().flows:
@@ -307,7 +307,7 @@ asyncio.run(main())
 @pytest.mark.processes
 @pytest.mark.parametrize("answers", [1, 40, 300])
 def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, answers: int) -> None:
-    """Two lives of a real process; the first is killed at some point after so many answers."""
+    """Two runs of a real process; the first is killed at some point after so many replies."""
     asked = [(f"client{number % 3}", f"key{number}") for number in range(answers + 200)]
     answered: list[tuple[str, str]] = []
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Quotas: what is taken in stays within them, and who comes again when told to is taken in."""
+"""Quotas: admitted requests stay within them, and a retry after the reported delay is admitted."""
 
 from __future__ import annotations
 
