@@ -139,7 +139,7 @@ class Admin:
     def _canary_ended(self, task: asyncio.Task[float]) -> None:
         self._canary = None
         if not task.cancelled() and (error := task.exception()) is not None:  # no caller may be left to get it
-            _log.info("the canary did not come back: %s", error)
+            _log.info("the canary failed: %s", error)
 
     def _status(self, client: str | None) -> dict[str, Any]:
         """Return the status. client: None for an administrator, which sees all clients' data."""

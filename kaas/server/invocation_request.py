@@ -92,7 +92,7 @@ def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
     """
     for name, item in message.inputs.items():
         if item.object or not 0 < item.frame < len(frames):
-            raise InvalidRequest(f"what a step reads stands in a frame of the message, not so {name!r}", buffer=name)
+            raise InvalidRequest(f"the values for a step must be frames of the message: {name!r} is not", buffer=name)
     return {name: frames[item.frame] for name, item in message.inputs.items()}
 
 
@@ -109,7 +109,7 @@ def check_made(remote: InvocableFunction, made: Mapping[str, Made]) -> None:
             check_fit(remote.given[name], len(each.data), each.dtype, None, each.shape)
     except InvalidRequest as error:
         fields = {**error.fields, "task": remote.function.label}
-        raise type(error)(f"what step {remote.before!r} made does not fit: {error.message}", **fields) from error
+        raise type(error)(f"the values of step {remote.before!r} do not fit: {error.message}", **fields) from error
 
 
 def check_scalars(remote: InvocableFunction, scalars: dict[str, bytes]) -> None:

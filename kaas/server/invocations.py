@@ -68,7 +68,7 @@ class Invocations:
                 self._tracker.send(known)
             return
         if message.number in session.tasks:
-            raise InvalidRequest(f"question {message.number} is not answered yet")
+            raise InvalidRequest(f"message {message.number} has no reply yet")
         client, key = session.client, message.key
         if len(key.encode()) > LONGEST_NAME:
             raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
@@ -80,7 +80,7 @@ class Invocations:
 
     def _begin(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
-            raise PoolStopped(f"the server takes nothing more: {self.draining}")
+            raise PoolStopped(f"the server takes no more requests: {self.draining}")
         client = session.client
         remote = self._stores.functions.named(client.name, message.function)
         function = remote.function

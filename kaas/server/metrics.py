@@ -67,7 +67,7 @@ class MetricsServer:
         try:
             self._server = make_server(self._host, self._port, self._answer, _Server, _Silent)
         except OSError as error:
-            message = f"metrics cannot be had at {self._host}:{self._port}: {error.strerror}"
+            message = f"metrics cannot be served at {self._host}:{self._port}: {error.strerror}"
             raise InvalidConfig(message, field="metrics_port") from error
         self._thread = Thread(target=self._server.serve_forever, name="kaas-metrics", daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class MetricsServer:
         try:
             health = self._ask_health()
         except Exception as error:  # noqa: BLE001 - any error means that the server is not well
-            trouble = f"the server does not say how it is: {type(error).__name__}: {error}"
+            trouble = f"the server does not report its health: {type(error).__name__}: {error}"
             return _respond(start, "503 Service Unavailable", {"live": False, "ready": False, "trouble": [trouble]})
         well = health["live" if path == "/healthz" else "ready"]
         return _respond(start, "200 OK" if well else "503 Service Unavailable", health)

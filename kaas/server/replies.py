@@ -69,7 +69,7 @@ def failure_of(number: int, error: BaseException) -> Failure:
     if isinstance(error, OSError) and not isinstance(error, KaasError):
         error = KaasError(f"the server cannot do it: {error.strerror or type(error).__name__}")
     elif not isinstance(error, KaasError):
-        error = InvalidRequest(f"the server cannot make sense of a message: {type(error).__name__}: {error}")
+        error = InvalidRequest(f"the server cannot handle a message: {type(error).__name__}: {error}")
     known = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
     fields = {name: _field(name, value) for name, value in error.fields.items() if name not in HIDDEN_FIELDS}
     retry_s = fields.get("retry_s", RETRY_S.get(known))

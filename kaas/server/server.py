@@ -122,7 +122,7 @@ class Server:
         async with self._settle_turn:
             names, now = self._kept_out(), self._keys.tenants()
             if left := sorted(filter(self._stores.has, names)):
-                _log.warning("what revoked clients have left is removed: %s", ", ".join(left))
+                _log.warning("the data of revoked clients is removed: %s", ", ".join(left))
             await self._manager.retire(names)
             self._stores.tenants.settle(now, names)
             self._manager.kept_out = self._kept_out()
@@ -130,7 +130,7 @@ class Server:
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("what revoked clients have left cannot be removed; their names stay shut: %s", error)
+            _log.error("the data of revoked clients cannot be removed, and their names stay blocked: %s", error)
 
     async def open(self) -> None:
         """Open the state, the steps and the listener, and wait until the pool has started.

@@ -128,7 +128,7 @@ class SessionManager:
         try:
             message = protocol.decode_from_client(frames[0])
         except INVALID_HEADER as error:
-            self._invalid(session, frames[0], f"a message that makes no sense: {error}")
+            self._invalid(session, frames[0], f"an invalid message: {error}")
             return
         try:
             if session is not None:
@@ -173,7 +173,7 @@ class SessionManager:
             case protocol.Ask():
                 session.client.check_taken(session.channel.leaving_bytes)
                 if self.admin is None:
-                    raise InvalidRequest("this server answers no questions")
+                    raise InvalidRequest("this server replies to no queries")
                 reply = self.admin.reply(session, message.what, frames[1:])
                 if isinstance(reply, Coroutine):
                     self._reply_later(session, message.number, _reply_of(message.number, reply))
@@ -299,7 +299,7 @@ class SessionManager:
         client = session.client
         try:
             if number in session.tasks or number in session.waits:
-                raise InvalidRequest(f"question {number} is not answered yet")
+                raise InvalidRequest(f"message {number} has no reply yet")
             client.questions.check(client, nbytes)
         except KaasError:
             reply.close()

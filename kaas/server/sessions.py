@@ -25,7 +25,7 @@ LONGEST_NAME = 64
 
 
 class ReplyChannel(Protocol):
-    """The way to one program; hashable. user: the name of its key."""
+    """The connection to one program; hashable. user: the name of its key."""
 
     @property
     def user(self) -> str: ...
@@ -88,22 +88,27 @@ class ClientRun(Run):
 
     @property
     def caller(self) -> ConnectedClient:
+        """The client, as `Run` names it."""
         return self.client
 
     @property
     def idempotency_key(self) -> str:
+        """The key, as `Run` names it."""
         return self.key
 
     @property
     def final(self) -> bool:
+        """True if a repeat gets the same reply; a failure with `retry_s` may run again."""
         return self.failure is None or self.failure.retry_s is None
 
     @property
     def reply_bytes(self) -> int:
+        """Bytes of the outputs in the reply."""
         return self.nbytes
 
     @property
     def kept_bytes(self) -> int:
+        """Bytes that the kept reply counts."""
         if self.failure is not None:
             return FAILURE_BYTES
         return ENTRY_BYTES + OUTPUT_BYTES * len(self.frames) + self.nbytes
@@ -130,10 +135,12 @@ class ClientSession(WaitingSession):
 
     @property
     def client(self) -> ConnectedClient:
+        """The client of the program."""
         return self.caller
 
     @property
     def idle(self) -> bool:
+        """True if the program waits for nothing."""
         return not self.waits and not self.tasks
 
 
@@ -161,7 +168,7 @@ class OpenCounts:
             return
         if nbytes > limits.credit_bytes and not self.alone:
             message = f"this takes {nbytes} bytes, and client {client.name!r} may have {limits.credit_bytes} open"
-            raise InvalidRequest(f"{message}: put what is large, and store outputs")
+            raise InvalidRequest(f"{message}: put large inputs as objects, and store outputs")
         if self.count or not self.alone:
             message = (
                 f"client {client.name!r} has {self.count} {self.what} open, with {self.nbytes} bytes: it may have "
@@ -188,7 +195,7 @@ class ConnectedClient(Caller[ClientRun]):
         finished: ended requests with a key. runs: those in flight, by key.
         requests: those whose reply is not received yet, with their inputs and outputs. storing: those whose outputs
             are being stored as objects. questions: other messages that take a while, with their frames.
-        sessions: by id; the last one said Hello last.
+        sessions: by id, in the order of their last Hello.
     """
 
     name: str
@@ -208,7 +215,5 @@ class ConnectedClient(Caller[ClientRun]):
         """
         limits = self.limits
         if leaving_bytes > limits.credit_bytes:
-            message = (
-                f"{leaving_bytes} bytes that client {self.name!r} has asked for are not sent yet: it does not take them"
-            )
+            message = f"client {self.name!r} does not take its replies: {leaving_bytes} bytes of them are not sent yet"
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.requests.count)

@@ -48,7 +48,7 @@ def test_it_is_checked_without_a_server(config: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("pool: {clients: {adda: {weight: 2}}}", "pool.clients names 'adda', who has no key"),
+        ("pool: {clients: {adda: {weight: 2}}}", "pool.clients names 'adda', which has no key"),
         ("name: one\nname: two", "'name' stands there twice"),
         ("limits: {frame_bytes: 1099511627776}", "limits.frame_bytes is at most"),
         ("limits: {lost_s: .inf}", "limits.lost_s is at most"),
@@ -81,7 +81,7 @@ def test_an_address_of_another_machine_is_refused(config: Path, host: str, check
     config.write_text(config.read_text() + f'listen: {{host: "{host}"}}\n')
     ended = kaas_serve(config, *check)
     assert ended.returncode == 1
-    assert f"no server can be at {host}" in ended.stderr
+    assert f"no server can listen at {host}" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 
@@ -102,7 +102,7 @@ def test_an_administrator_who_is_nobody_is_refused(config: Path) -> None:
     config.write_text(config.read_text().replace("[ada]", "[ada, boss]"))
     ended = kaas_serve(config, "--check")
     assert ended.returncode == 1
-    assert "administrators names 'boss', who has no key" in ended.stderr
+    assert "administrators names 'boss', which has no key" in ended.stderr
     assert "kaas keys new boss" in ended.stderr
 
 

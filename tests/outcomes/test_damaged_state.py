@@ -54,8 +54,8 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 async def served(folder: Path) -> tuple[int, int, int, list[str]]:
-    """Return the numbers of values and functions of a server, each checked; the number of its stories; and the parts that
-    it has set aside."""
+    """Return the numbers of values and functions of a server, each checked; the number of its stories; and the parts
+    that it has set aside."""
     async with Had(folder) as had:
         values = functions = 0
         for client in ("ada", "bob"):

@@ -82,8 +82,8 @@ def test_an_open_dimension_is_told_with_the_option_that_closes_it(tmp_path: Path
 
 @pytest.mark.ray
 def test_what_ray_get_raises_says_what_is_wrong_at_once(start: Callable[..., bool]) -> None:
-    """Besides the message there are only Ray's line about the process, the place where Ray took the error, and one place
-    in the pool's code."""
+    """Besides the message there are only Ray's line about the process, the place where Ray took the error, and one
+    place in the pool's code."""
     start(devices=[kaas.Device("software", 64 << 20)], config=kaas.Config(faults_allowed=0))
     for ref in (kaas.invoke(crash_task(), {}), kaas.register(crash_task()).remote()):
         with pytest.raises(errors.KaasError) as raised:

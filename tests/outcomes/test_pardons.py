@@ -1,4 +1,4 @@
-"""A function that ended devices runs again once an administrator pardons it; its client can see the reason until then."""
+"""A function that ended devices runs again once an administrator pardons it; its client sees the reason until then."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def check_names(settings: Settings) -> None:
     for field, names in named.items():
         for name in names:
             if name not in known:
-                there = f"{folder} has keys of {', '.join(sorted(known)) or 'nobody'}"
-                message = f"{field} names {name!r}, who has no key: {there} (`kaas keys new {name}` makes one)"
+                there = f"{folder} has keys of {', '.join(sorted(known)) or 'no client'}"
+                message = f"{field} names {name!r}, which has no key: {there} (`kaas keys new {name}` makes one)"
                 raise InvalidConfig(message, field=field)
 
 
@@ -89,7 +89,7 @@ def check_host(host: str) -> None:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind((host, 0))
     except OSError as error:
-        message = f"listen.host is an address of this machine, and no server can be at {host}: {error.strerror}"
+        message = f"listen.host is an address of this machine, and no server can listen at {host}: {error.strerror}"
         raise InvalidConfig(message, field="listen.host") from error
 
 

@@ -69,4 +69,4 @@ def load(text: bytes) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise InvalidConfig(f"it is no YAML: {error}", field="") from error
+        raise InvalidConfig(f"it is not YAML: {error}", field="") from error

@@ -130,7 +130,7 @@ class ServerListener:
         self._drains.append(ZmqReader(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:
-            _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
+            _log.warning("INSECURE: all users of this machine may use the server at %s", self.endpoint)
         else:
             self._refreshing = loop.call_later(REFRESH_S, self._refresh, keys)
 
@@ -151,7 +151,9 @@ class ServerListener:
         except zmq.ZMQError as error:
             self._keys = None
             self.close(0.0)
-            raise InvalidConfig(f"no server can be at {host}, port {port}: {error.strerror}", field="host") from error
+            raise InvalidConfig(
+                f"no server can listen at {host}, port {port}: {error.strerror}", field="host"
+            ) from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._connections.bound(self.endpoint)
 

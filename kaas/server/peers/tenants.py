@@ -12,6 +12,8 @@ KIND = "tenants"
 
 
 class KeptTenants(msgspec.Struct, frozen=True, array_like=True):
+    """The stored entry of a name's owner."""
+
     client: str
     tenant: str
 

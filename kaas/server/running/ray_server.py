@@ -138,7 +138,7 @@ def _refuse_open_ports(mode: str) -> None:
         message = (
             f"a Ray that this server starts has open ports on all of this machine's addresses, and they ask for no "
             f"token, since {AUTH_MODE} is {mode or 'not set'!r}: set it to {TOKEN!r}, or say ray_without_token: true "
-            f"where nobody else reaches them"
+            f"where no other user reaches them"
         )
         raise InvalidConfig(message, field="ray")
 

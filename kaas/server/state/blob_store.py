@@ -57,6 +57,8 @@ LimitsOf = Callable[[str], BlobLimits]
 
 
 class KeptBlobs(msgspec.Struct, frozen=True, array_like=True):
+    """The stored entry of an upload."""
+
     client: str
     hash: str
     nbytes: int

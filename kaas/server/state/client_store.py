@@ -138,5 +138,5 @@ def _frame(frames: Sequence[Any]) -> Any:
         InvalidRequest
     """
     if not frames:
-        raise InvalidRequest("what this message is about stands in its second frame, and there is none")
+        raise InvalidRequest("this message needs a second frame, and there is none")
     return frames[0]

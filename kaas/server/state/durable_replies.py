@@ -49,7 +49,7 @@ class DurableReplies:
         try:
             self._state.remove(ANSWERS, client, key)
         except KaasError as error:  # the next run loads it, and forgets it when it is old
-            _log.warning("an answer of %s stays: %s", client, error.message)
+            _log.warning("a reply of %s stays: %s", client, error.message)
 
     def purge(self, client: str) -> None:
         """Remove all replies of a client.

@@ -35,6 +35,8 @@ KIND = "objects"
 
 
 class KeptObjects(msgspec.Struct, frozen=True, array_like=True):
+    """The stored entry of a named object."""
+
     client: str
     name: str
     hash: str

@@ -210,7 +210,7 @@ def _write_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise KaasError(f"the server could not write down what changes: {_words(error)}") from error
+        raise KaasError(f"the server could not write its state: {_words(error)}") from error
 
 
 def _words(error: Exception) -> str:

@@ -384,7 +384,7 @@ class Meter:
     def _unavailable(self, error: Exception) -> UsageUnavailable:
         where = {"path": str(self._folder), "reason": str(error), "limit_by": str(error)}
         _log.error("usage cannot be written down, so that no request is answered", extra=where)
-        message = f"what clients use cannot be written down in {self._folder}: {error}"
+        message = f"the usage of clients cannot be written in {self._folder}: {error}"
         return UsageUnavailable(message, path=str(self._folder), reason=str(error))
 
 

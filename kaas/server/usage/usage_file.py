@@ -337,7 +337,7 @@ class _Rows:
             try:
                 found.append(made(row))
             except (msgspec.MsgspecError, TypeError) as error:
-                self.damaged.append(f"a row of usage in {table} makes no sense: {error}: {row!r:.200}")
+                self.damaged.append(f"a row of usage in {table} is invalid: {error}: {row!r:.200}")
         return found
 
 

@@ -546,7 +546,7 @@ def test_places_on_loopback(host: str) -> None:
 
 def test_a_place_where_it_cannot_be(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
     for host in ("192.0.2.1", "no such place"):
-        with pytest.raises(InvalidConfig, match="no server can be at"):
+        with pytest.raises(InvalidConfig, match="no server can listen at"):
             Open(Keys(folder), host)
 
 
