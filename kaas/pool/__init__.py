@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import logging
 
-# A program that has not set up logging hears nothing of its pool's workers: what concerns it, its requests say.
+# Without logging of its own, a program gets no messages about the pool's workers: the errors of its requests suffice.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -73,7 +73,7 @@ class Service:
         self._store = store
         self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
         self._loop = asyncio.get_running_loop()
-        self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
+        self._waits: set[asyncio.Future[Any]] = set()  # for the objects of cache commands
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
         self.served = False
@@ -214,26 +214,26 @@ class Service:
 
     # --- caches
 
-    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+    async def cache_command(self, message: bytes, refs: Sequence[Any]) -> None:
         """Carry out a cache command, once the objects that it names are complete.
 
         Raises:
             KaasError
         """
-        upkeep = specs.decode_cache_command(message)
-        functions = [await self.function(key) for key in upkeep.functions]
-        incomplete = self._backend.objects.ready(refs) if refs and not upkeep.ready else None
+        command = specs.decode_cache_command(message)
+        functions = [await self.function(key) for key in command.functions]
+        incomplete = self._backend.objects.ready(refs) if refs and not command.ready else None
         if incomplete is not None:
             await self._unless_stopped(incomplete)
-        target = refs[0].binary() if upkeep.objects else "".join(upkeep.functions).encode()
+        target = refs[0].binary() if command.objects else "".join(command.functions).encode()
         label = ", ".join(dict.fromkeys(function.label for function in functions))
-        order = CacheOrder(OrderPayload(functions, message, refs), label, upkeep.client)
-        if upkeep.action == "unpin":
-            self.pool.caches.unpin(target or None, upkeep.device)
-        if upkeep.action == "pin":
-            await self.pool.caches.pin(target, order, upkeep.device)
+        order = CacheOrder(OrderPayload(functions, message, refs), label, command.client)
+        if command.action == "unpin":
+            self.pool.caches.unpin(target or None, command.device)
+        if command.action == "pin":
+            await self.pool.caches.pin(target, order, command.device)
         else:
-            await self.pool.caches.carry_out(order, upkeep.device)
+            await self.pool.caches.carry_out(order, command.device)
 
     async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
         """Wait for objects, unless the pool stops.

@@ -58,7 +58,7 @@ class FakeWorkers:
         self.runs.append((worker, call.label, answer))
         return await answer
 
-    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
+    async def cache_command(self, worker: int, order: CacheOrder) -> WorkerReply:
         self.orders.append((worker, order.payload))
         if worker in self.slow:
             await self.slow[worker]

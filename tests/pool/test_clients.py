@@ -206,7 +206,7 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_upkeep(play: Callable[..., None]) -> None:
+def test_cache_command(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         flush = specs.encode(specs.CacheCommandSpec("flush", None, (SIGNATURE.key,), False, True, "alice"))
         await stage.say("p", PoolQuery(1, "upkeep"), flush)

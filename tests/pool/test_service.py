@@ -113,11 +113,11 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         assert stage.service.status().waiting == 1
         answer.cancel()
         prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
-        upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
+        command = asyncio.ensure_future(stage.service.cache_command(prefetch, [X]))
         await settle()
         assert stage.workers.orders == []
         stage.backend.missing.clear()
-        await asyncio.wait_for(upkeep, PATIENCE_S)
+        await asyncio.wait_for(command, PATIENCE_S)
         assert len(stage.workers.orders) == 1
 
     play(scenario)
@@ -127,11 +127,11 @@ def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[...
     async def scenario(stage: Stage) -> None:
         stage.backend.missing = {X.key}
         prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
-        upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
+        command = asyncio.ensure_future(stage.service.cache_command(prefetch, [X]))
         await settle()
         await stage.service.stop()
         with pytest.raises(PoolStopped):
-            await upkeep
+            await command
 
     play(scenario)
 

@@ -10,7 +10,7 @@ from kaas.scheduling.events import ClientKnown
 from kaas.store import ACCOUNTS, Store
 
 WRITE_EVERY_S = 1.0
-"""Charges wait this long to be written; a client may be spared so much when the pool's process ends."""
+"""Charges are written this late. A pool that ends by a crash loses the charges of this time."""
 
 
 class ClientAccounts:
@@ -60,7 +60,7 @@ class Sessions:
         self._clients: dict[str, set[str]] = {}
 
     def uses(self, session: str, client: str) -> None:
-        """Take in that a session sent a request for a client. The session "" is ignored."""
+        """Note that a session sent a request for a client. The session "" is ignored."""
         clients = self._clients.get(session)
         if clients is None:
             if not session:
@@ -69,7 +69,7 @@ class Sessions:
         clients.add(client)
 
     def __contains__(self, client: str) -> bool:
-        """Return whether a session that goes on has sent requests for a client."""
+        """Return True if an open session has sent requests for a client."""
         return any(client in clients for clients in self._clients.values())
 
     def end(self, session: str) -> tuple[str, ...]:

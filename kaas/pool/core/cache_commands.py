@@ -18,7 +18,7 @@ from kaas.scheduling.events import Evict, Prefetch, WorkerKind
 from kaas.wire.status.status import PinStatus
 
 SendCommand = Callable[[int], Coroutine[Any, Any, WorkerReply]]
-"""What to do to a worker, given its number."""
+"""Sends a command to the worker with a number, and returns the worker's reply."""
 
 
 class CacheHost(Protocol):
@@ -38,8 +38,8 @@ class _Pin:
     """A standing order on one device.
 
     Fields:
-        order: None once it is lost, so that its object is no longer held. worker: the worker that has carried it out.
-        lost: why no worker can carry it out.
+        shown: the target in `kaas.status()`. order: None once the pin is lost, so that its object is no longer held.
+        worker: the worker that has carried the order out. lost: why no worker can carry the order out.
     """
 
     shown: str
@@ -52,8 +52,9 @@ class CacheCommands:
     """The commands about the caches of a pool's workers. Use an object of this class from one event loop only.
 
     Args:
-        runs: ends a worker that fails, and tells the policy what a worker loads. workers: those of the pool, which
-            changes them. limit_s: the longest that a worker may reply nothing while it has commands.
+        runs: ends a worker that fails, and tells the policy which objects a worker loads.
+        workers: those of the pool, which changes them.
+        limit_s: the longest time without a reply of a worker that has commands.
     """
 
     def __init__(
@@ -76,10 +77,9 @@ class CacheCommands:
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
         self._references = RequestsByObject()
-        self._prefetches = (
-            False  # the policy has asked for objects: until then it need not be known which requests name them
-        )
-        self._timeout = Timeouts()
+        # set by the policy's first Prefetch: no earlier decision needs to know which requests name an object
+        self._prefetches = False
+        self._timeouts = Timeouts()
         self._limit_s = limit_s
 
     # --- orders of programs
@@ -89,7 +89,7 @@ class CacheCommands:
 
         Raises:
             InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
-            PoolStopped: the pool is closed. KaasError: what the first worker that failed says.
+            PoolStopped: the pool is closed. KaasError: the error of the first worker that failed.
         """
         self._host.check_open()
         if device is not None and not 0 <= device < self._devices:
@@ -104,21 +104,23 @@ class CacheCommands:
         return [worker.id for worker in workers]
 
     async def write_back(self, worker: int, key: bytes) -> None:
-        """Have a worker write back an output that stayed with it.
+        """Let a worker write back an output that it kept.
 
         Raises:
-            KaasError: what the worker says; DeviceUnavailable if it ended.
+            KaasError: the worker's error. DeviceUnavailable: the worker ended.
         """
         if worker not in self._workers:
             raise DeviceUnavailable(f"worker {worker} has ended")
-        # shorter, since what runs on another worker may wait for this one
+        # shorter than other commands: a request on another worker may wait for this output
         limit_s = self._limit_s / 2
-        await self._do(self._workers[worker], "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
+        await self._send(
+            self._workers[worker], "", "", lambda number: self._transport.write_back(number, [key]), limit_s
+        )
 
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
-        """Have a worker forget outputs that stayed with it: no request will ask for them."""
+        """Let a worker forget outputs that it kept: no request will ask for them."""
         if worker in self._workers:
-            forget = self._follow(self._workers[worker], lambda number: self._transport.discard(number, keys))
+            forget = self._try(self._workers[worker], lambda number: self._transport.discard(number, keys))
             self._background.run(forget)
 
     def _executors(self) -> Iterator[WorkerRecord]:
@@ -126,22 +128,24 @@ class CacheCommands:
 
     async def _order(self, worker: WorkerRecord, order: CacheOrder) -> None:
         await worker.settled.wait()
-        await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))
+        await self._send(
+            worker, order.function, order.client, lambda number: self._transport.cache_command(number, order)
+        )
 
-    async def _do(
-        self, worker: WorkerRecord, function: str, client: str, way: SendCommand, limit_s: float | None = None
+    async def _send(
+        self, worker: WorkerRecord, function: str, client: str, send: SendCommand, limit_s: float | None = None
     ) -> None:
-        """Send a command to a worker, and return its reply.
+        """Send a command to a worker, and take in the worker's reply.
 
         Raises:
-            KaasError: what the worker says; DeviceUnavailable if it ended, had to since it did not reply, or lost its
-                device while requests ran, whose fault it then is.
+            KaasError: the worker's error. DeviceUnavailable: the worker ended; or it did not reply, and was ended; or
+                it lost its device while requests ran, which are then at fault.
         """
         name = f"worker {worker.id} on device {worker.device.index}"
         try:
             if worker.id not in self._workers:
                 raise WorkerLost("it ended")
-            reply = await self._timeout.answer(worker.id, way(worker.id), limit_s or self._limit_s)
+            reply = await self._timeouts.reply(worker.id, send(worker.id), limit_s or self._limit_s)
         except WorkerLost as lost:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
         except WorkerSilent as silent:
@@ -161,18 +165,17 @@ class CacheCommands:
     # --- pins
 
     async def pin(self, target: bytes, order: CacheOrder, device: int | None = None) -> None:
-        """Carry out an order, and once more on each worker that comes later. target: names the order.
+        """Carry out an order, and repeat it on each worker that starts later. target: names the order.
 
         Raises:
-            As `carry_out`; then nothing is done later.
+            KaasError: as `carry_out`; then no later worker repeats the order.
         """
         self._keep(target, order, device, await self.carry_out(order, device))
 
     def _keep(self, target: bytes, order: CacheOrder, device: int | None, done_by: Sequence[int]) -> None:
-        """Carry out an order once more on each worker that a device, or any, gets from now on.
+        """Repeat an order on each worker that starts from now on, on one device or each.
 
-        Args:
-            target: names it. done_by: the workers that have carried it out.
+        target names the order; the workers done_by have carried it out.
         """
         on_device = {worker.device.index: worker for worker in self._executors()}
         for index in range(self._devices) if device is None else (device,):
@@ -184,13 +187,13 @@ class CacheCommands:
                 self._background.run(self._repeat(worker, pin, order))
 
     def unpin(self, target: bytes | None = None, device: int | None = None) -> None:
-        """End what `pin` has begun, for one target or all, on one device or each."""
+        """Remove the pins of one target or all, on one device or each."""
         for place in list(self._pins):
             if target in (None, place[0]) and device in (None, place[1]):
                 del self._pins[place]
 
     def repeat(self, worker: WorkerRecord) -> None:
-        """A worker is ready: if it has a cache, pins of its device are for it now."""
+        """Repeat the pins of a device on its new worker, if the worker has a cache."""
         if worker.kind is not WorkerKind.EXECUTOR:
             return
         for (_, index), pin in self._pins.items():
@@ -201,15 +204,16 @@ class CacheCommands:
         try:
             await self._order(worker, order)
         except DeviceUnavailable:
-            pass  # the worker has ended or is about to, even if the pool knows only of this call: the next one tries
+            pass  # the worker has ended, or ends soon: the device's next worker repeats the order
         except KaasError as error:
-            if worker.id in self._workers:  # else the next one tries
+            if worker.id in self._workers:  # else the device's next worker repeats the order
                 pin.order = None
                 pin.lost = f"{type(error).__name__}: {error.message}"
         else:
             pin.worker = worker.id
 
     def pins(self, device: int) -> tuple[PinStatus, ...]:
+        """Return the pins of a device as `kaas.status()` shows them."""
         return tuple(
             PinStatus(pin.shown, "lost" if pin.lost else "held" if pin.worker in self._workers else "loading", pin.lost)
             for (_, index), pin in self._pins.items()
@@ -219,15 +223,15 @@ class CacheCommands:
     # --- the policy's decisions
 
     def decided(self, decision: Prefetch | Evict, requests: Iterable[Request]) -> None:
-        """Carry out a decision of the policy, as far as it can be done; the policy hears of the outcome by Residency.
+        """Carry out a decision of the policy as far as possible; a Residency event reports the outcome to the policy.
 
-        `requests` are all that are queued or running.
+        requests: all that are queued or running.
         """
         worker = self._workers[decision.worker]
         if worker.kind is not WorkerKind.EXECUTOR:
             return
         if isinstance(decision, Evict):
-            self._background.run(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
+            self._background.run(self._try(worker, lambda number: self._transport.evict(number, decision.keys)))
             return
         references = self._references
         if not self._prefetches:
@@ -236,44 +240,46 @@ class CacheCommands:
                 references.add(request)
         named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
         if named:
-            self._background.run(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
+            self._background.run(self._try(worker, lambda number: self._transport.prefetch(number, named)))
 
-    async def _follow(self, worker: WorkerRecord, way: SendCommand) -> None:
+    async def _try(self, worker: WorkerRecord, send: SendCommand) -> None:
         try:
-            await self._do(worker, "", "", way)
-        except KaasError as error:  # only the figures can tell it
+            await self._send(worker, "", "", send)
+        except KaasError as error:  # no caller waits for this command: only the statistics report its error
             self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
 
     def began(self, request: Request) -> None:
-        """Take in that a request is in the queue."""
+        """Note that a request is in the queue."""
         if self._prefetches:
             self._references.add(request)
 
     def ended(self, request: Request) -> None:
-        """Take in that a request is ENDED."""
+        """Note that a request is ENDED."""
         if self._prefetches:
             self._references.remove(request)
 
 
 class RequestsByObject:
-    """The requests that can name an object."""
+    """For each object, the requests that use it."""
 
     def __init__(self) -> None:
         self._requests: dict[bytes, dict[int, Request]] = {}
 
     def add(self, request: Request) -> None:
+        """Add a request for each object that it uses."""
         for use in request.call.uses:
             if use.key is not None:
                 self._requests.setdefault(use.key, {})[request.id] = request
 
     def remove(self, request: Request) -> None:
+        """Remove a request, if it was added."""
         for use in request.call.uses:
             named = self._requests.get(use.key) if use.key is not None else None
             if named is not None and named.pop(request.id, None) is not None and not named:
                 del self._requests[use.key]  # type: ignore[arg-type]  # it is a key
 
     def find(self, key: bytes) -> WorkerCall | None:
-        """The call of the latest request that reads the object and whose inputs exist."""
+        """Return the call of the latest request that uses the object and whose inputs exist."""
         named = self._requests.get(key, {})
         return next(
             (request.call for request in reversed(named.values()) if request.state is not RequestState.WAITING), None
@@ -284,35 +290,39 @@ T = TypeVar("T")
 
 
 class WorkerSilent(Exception):
-    """A worker did not reply for as long as it may."""
+    """A worker did not reply within its time limit."""
 
 
 class Timeouts:
-    """Timeouts of workers, which carry out commands in turn, so that each may wait for many: only silence counts."""
+    """Timeouts of commands to workers. Each reply of a worker extends the timeouts of its other commands.
+
+    A worker carries out its commands one after the other, so a command may wait long for those before it.
+    """
 
     def __init__(self) -> None:
         self._waits: dict[int, dict[asyncio.Timeout, float]] = {}
 
-    async def answer(self, worker: int, asked: Coroutine[object, object, T], limit_s: float) -> T:
-        """Return a worker's reply, as long as within each limit_s some reply of that worker comes.
+    async def reply(self, worker: int, command: Coroutine[object, object, T], limit_s: float) -> T:
+        """Return a worker's reply to a command.
 
         Raises:
-            WorkerSilent; the error that comes instead of the reply.
+            WorkerSilent: the worker sent no reply to any command for limit_s seconds.
+            Exception: the error that comes instead of the reply.
         """
         waits = self._waits.setdefault(worker, {})
         try:
             async with asyncio.timeout(limit_s) as wait:
                 waits[wait] = limit_s
-                return await asked
+                return await command
         except TimeoutError as error:
             if wait.expired():
-                raise WorkerSilent(f"it answered nothing for {limit_s:g} s") from error
+                raise WorkerSilent(f"it sent no reply for {limit_s:g} s") from error
             raise
         finally:
             waits.pop(wait, None)
-            self._prolong(worker, waits)
+            self._extend(worker, waits)
 
-    def _prolong(self, worker: int, waits: dict[asyncio.Timeout, float]) -> None:
+    def _extend(self, worker: int, waits: dict[asyncio.Timeout, float]) -> None:
         now_s = asyncio.get_running_loop().time()
         for wait, limit_s in waits.items():
             if not wait.expired():

@@ -1,4 +1,4 @@
-"""The pool's core: takes requests in, carries out the policy's decisions, answers every request; asyncio, but no Ray.
+"""The pool's core accepts requests, carries out the policy's decisions and answers each request. asyncio, no Ray.
 
 `RequestState` names the states of a request, and `Requests.move` is the only function that changes one.
 """
@@ -101,10 +101,11 @@ class Pool:
         self.stopped = False
 
     def open(self, survivors: Sequence[Survivor] = (), store: Store | None = None) -> None:
-        """Tell the policy what is there, and then let it start its workers.
+        """Tell the policy of surviving workers and known clients, then let it start workers.
 
         Args:
-            survivors: workers that outlived an earlier process of the pool. store: keeps accounts and faults.
+            survivors: workers that outlived an earlier process of the pool.
+            store: keeps accounts and faults.
 
         Raises:
             InvalidConfig: the record of the policy cannot be written.
@@ -144,7 +145,7 @@ class Pool:
         """Wait until the executors that start now can run requests.
 
         Raises:
-            DeviceUnavailable: one cannot, or a device could not before. The message has the cause.
+            DeviceUnavailable: an executor cannot start, or a device was lost before. The message has the cause.
         """
         starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
         for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
@@ -156,7 +157,7 @@ class Pool:
         """Check that no device is lost.
 
         Raises:
-            DeviceUnavailable: a device is.
+            DeviceUnavailable: a device is lost.
         """
         for device in map(self.reports.device, self._devices):
             if device.reason:
@@ -237,12 +238,12 @@ class Pool:
         return request
 
     def holds(self, request: Request) -> bool:
-        """Return whether a request is in the queue or on a worker, with its caller or without."""
+        """Return True if a request is in the queue or on a worker, with or without a caller that waits for it."""
         return request.state is not RequestState.ENDED
 
     def _inputs_ready(self, request: Request, inputs: asyncio.Future[Any]) -> None:
         if inputs.cancelled() or isinstance(inputs.exception(), asyncio.CancelledError):
-            return  # by the end of the request, which has its answer
+            return  # the request has ended, and has its answer
         if (error := inputs.exception()) is not None:
             self.fail(error)
         elif request.state is RequestState.WAITING:
@@ -250,7 +251,7 @@ class Pool:
             self.handle(InputsReady(self._loop.time(), request.id))
 
     def cancelled(self, request: Request) -> None:
-        """Take in that a request's answer was cancelled."""
+        """End a request whose answer was cancelled, or let its run go on without a caller."""
         if request.answer.cancelled():
             self.reports.note(request, "cancelled")
         self._abandon(request)
@@ -260,7 +261,7 @@ class Pool:
             self.handle(RequestCancelled(self._loop.time(), request.id))
 
     def _expire(self, request: Request) -> None:
-        """Answer a request whose deadline has come."""
+        """Answer a request whose deadline has passed."""
         error = request.deadline_exceeded(self._loop.time(), self._config.run_limit_s)
         self.answer(request, error)
         self.handle(RequestCancelled(self._loop.time(), request.id))
@@ -268,7 +269,7 @@ class Pool:
     def session_ended(self, session: str) -> None:
         """Cancel the requests of a program that has ended, and forget the clients that no other program uses."""
         for request in [each for each in self._requests.by_id.values() if each.call.session == session]:
-            request.answer.cancel()  # the waiter of the answer calls `cancelled`, which abandons a run
+            request.answer.cancel()  # the code that awaits the answer calls `cancelled`, which abandons a run
             if request.state in IN_QUEUE:
                 self._abandon(request)
         for client in self._sessions.end(session):
@@ -279,7 +280,7 @@ class Pool:
                 self.handle(client_known(self._loop.time(), client, granted, 0.0))
 
     def answer(self, request: Request, result: WorkerReply | KaasError) -> None:
-        """Give a request's caller an answer, unless the caller has one or has left. A run goes on by itself."""
+        """Give a request's caller an answer, unless the caller has one or has left. The request's run goes on."""
         self._requests.abandon(request)
         if request.answer.done():
             return
@@ -311,7 +312,7 @@ class Pool:
     def handle(self, event: Event) -> None:
         """Give the policy an event and carry out its decisions. Every event of the pool goes through here.
 
-        The decisions only begin something, which ends in a later turn of the loop, so events never nest.
+        A decision only begins an action, which ends in a later turn of the loop, so events never nest.
         """
         if self._broken is not None or self.stopped:
             return
@@ -332,12 +333,12 @@ class Pool:
                         self._loop.call_at(time_s, self._wake, time_s)
                     case Prefetch() | Evict():
                         self.caches.decided(decision, requests.values())
-        except Exception as error:  # noqa: BLE001 - every waiter gets an answer, whatever is wrong
+        except Exception as error:  # noqa: BLE001 - every caller gets an answer, whatever the error
             self.fail(error)
 
     def _wake(self, time_s: float) -> None:
         now_s = self._loop.time()
-        if now_s < time_s:  # the loop's timers may be early, and a policy counts on the time that it has named
+        if now_s < time_s:  # the loop's timers may be early, and a policy relies on the time of its WakeAt
             self._loop.call_at(time_s, self._wake, time_s)
         else:
             self.handle(Tick(now_s))
@@ -351,13 +352,13 @@ class Pool:
         self._manager.start(decision, device, serves)
 
     def ready(self, worker: WorkerRecord) -> None:
-        """Take in that a worker can run requests."""
+        """Tell the policy that a worker can run requests, and repeat the pins of its device."""
         self.events.ready(worker)
         self.handle(worker.arrival(self._loop.time(), self._config.cache_bytes))
         self.caches.repeat(worker)
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:
-        """Take in that a worker ended or must end; later calls for the same worker do nothing."""
+        """End a worker that has ended or must end; later calls for the same worker do nothing."""
         self._runs.gone(worker, reason)
 
     # --- figures
@@ -375,13 +376,13 @@ class Pool:
         """Return a trace of the requests answered in the next seconds, or until the pool ends.
 
         Raises:
-            PoolStopped
+            PoolStopped: the pool is closed.
         """
         self.check_open()
         return await self.reports.trace(seconds)
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
-        """Return what `kaas.status()` shows of the pool. functions: labels of the registered ones."""
+        """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""
         counts = self._requests.counts()
         return Status(
             pool=self._name,

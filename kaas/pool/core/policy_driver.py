@@ -1,4 +1,4 @@
-"""A pool's policy as the pool drives it: checked, timed, and recorded where the configuration says so."""
+"""Drives a pool's policy: checks its decisions, measures its time, and records its events if so configured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from kaas.scheduling.recording import Recorder
 class PolicyDriver:
     """One policy over these devices.
 
+    Fields:
+        seconds: spent in the policy, its checks included. events: number of events that the policy handled.
+
     Raises:
         PolicyError: the policy cannot be made.
     """
@@ -26,16 +29,23 @@ class PolicyDriver:
         self._policy = _make(config.policy, devices)
         self._recorder: Recorder | None = None
         self.seconds = 0.0
-        """Spent in the policy, its checks included."""
         self.events = 0
 
     def open(self) -> None:
-        """Begin the record, if there is to be one; raises InvalidConfig if it cannot be written."""
+        """Begin the record, if the configuration asks for a record.
+
+        Raises:
+            InvalidConfig: the record cannot be written.
+        """
         if self._config.record is not None:
             self._recorder = Recorder.open(self._config.record, self._config.policy, self._devices)
 
     def handle(self, event: Event) -> list[Decision]:
-        """What `Policy.handle` does; raises as `CheckedPolicy` and `Recorder.write` do."""
+        """Return the policy's decisions on an event.
+
+        Raises:
+            Exception: as `CheckedPolicy.handle` and `Recorder.write`.
+        """
         began = time.perf_counter()
         try:
             decisions = self._policy.handle(event)
@@ -50,9 +60,11 @@ class PolicyDriver:
         return decisions
 
     def reset(self) -> None:
+        """Set `seconds` and `events` to zero."""
         self.seconds, self.events = 0.0, 0
 
     def close(self) -> None:
+        """Close the record, if there is a record."""
         if self._recorder is not None:
             self._recorder.close()
 

@@ -1,7 +1,7 @@
-"""The functions and clients that have ended devices, with their stories; those that did so too often wait.
+"""Counts the devices that functions and clients have ended, and refuses those that have ended too many.
 
-A function that is over its limit is not run any more until it is pardoned. A client has a budget of faults that
-refills: a client that changes one literal has a new function each time, and would begin anew each time.
+A function over its limit does not run again until it is pardoned. A client has a budget of faults that refills with
+time. The budget is necessary: a client that changes one literal has a new function, with no faults, each time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from kaas.store import FAULTS, Store
 from kaas.wire.status.status import QuarantineStatus
 
 STORY_LENGTH = 10
-"""Faults of a function or client of which the story is kept, the newest."""
+"""Number of stories that are kept of a function or client: those of its newest faults."""
 CLIENT_WINDOW_S = 3600.0
 """How long a fault counts against the budget of its client."""
 _CLIENT = "client:"
-"""Before a client's name where its faults stand among those of functions, whose keys are hex digits."""
+"""Prefix of a client's key. Keys of functions are hex digits, so the two never collide."""
 
 
 class _Record(msgspec.Struct):
     """Faults of a function or a client.
 
     Fields:
-        client: of the last fault. task: the kTask's key, "" of an eTask. times_s: of a client's faults that count, in
-        seconds
-            since 1970.
+        client: of the last fault. task: the kTask's key, "" of an eTask.
+        times_s: times of a client's faults that count against its budget, in seconds since 1970.
     """
 
     label: str
@@ -41,6 +40,15 @@ class _Record(msgspec.Struct):
 
 
 class Quarantine:
+    """The faults of functions and clients, and the limits above which requests are refused.
+
+    Args:
+        allowed: devices that a function may end, alone on them, before it is in quarantine.
+        client_allowed: devices that all functions of one client may end within CLIENT_WINDOW_S; None for any number.
+        store: where faults are kept, so that a pool that starts again has them.
+        wall_s: returns the time in seconds since 1970.
+    """
+
     def __init__(
         self,
         allowed: int,
@@ -48,12 +56,6 @@ class Quarantine:
         client_allowed: int | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            allowed: devices that a function may end, alone on them, before it is in quarantine. client_allowed: devices
-                that all functions of one client may end within CLIENT_WINDOW_S; None for any number.
-            store: where faults are kept, so that a pool that starts again knows them. wall_s: seconds since 1970.
-        """
         self._allowed, self._client_allowed = allowed, client_allowed
         self._store, self._wall_s = store, wall_s
         self._records: dict[str, _Record] = {}
@@ -61,7 +63,7 @@ class Quarantine:
             self.open(store)
 
     def open(self, store: Store) -> None:
-        """Take the faults from a store, and keep later ones there."""
+        """Read the faults of a store, and write later ones there."""
         self._store = store
         self._records = {
             key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()
@@ -99,7 +101,7 @@ class Quarantine:
         return record is not None and record.faults > self._allowed
 
     def refusal(self, function: str, client: str) -> Quarantined | None:
-        """Return the error for requests of a function in quarantine, or of a client over its budget; None: they run."""
+        """Return the error for requests of a function in quarantine, or of a client over its budget; else None."""
         if not self._records:
             return None
         if function in self:
@@ -120,8 +122,8 @@ class Quarantine:
     def _function_error(self, key: str, record: _Record) -> Quarantined:
         ended = f"it ended {record.faults} device{'s'[: record.faults > 1]} on which it ran alone"
         message = (
-            f"{record.label!r} is not run any more: {ended}. kaas.pardon(f) or `kaas pardon {key}` lets it run again. "
-            f"Last: {record.story[-1]}"
+            f"{record.label!r} is in quarantine and does not run: {ended}. "
+            f"kaas.pardon(f) or `kaas pardon {key}` lets it run again. Last: {record.story[-1]}"
         )
         return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
 
@@ -139,7 +141,7 @@ class Quarantine:
         """Forget faults, and return True if a function or client was in quarantine.
 
         Args:
-            key: of a function, of a kTask for all its functions, or `client:` and a client's name.
+            function: key of a function, key of a kTask for all its functions, or `client:` and a client's name.
         """
         keys = [key for key, record in self._records.items() if function in (key, record.task)]
         held = any(self._held(key, self._records[key]) for key in keys)
@@ -153,6 +155,7 @@ class Quarantine:
         return self._wait_s(record) > 0 if key.startswith(_CLIENT) else record.faults > self._allowed
 
     def status(self) -> tuple[QuarantineStatus, ...]:
+        """Return the functions and clients in quarantine."""
         return tuple(
             QuarantineStatus(_shown(key, record), key, record.faults, record.story[-1], record.client)
             for key, record in self._records.items()

@@ -67,7 +67,7 @@ class Request(msgspec.Struct, eq=False):
         attempt: 1, and one more for each RETRYING. retries_used: how many of the retries of `call` are used.
         worker, device, slot: number of the worker that runs or ran the request, its device's index, its slot; worker
             and device are None before the first dispatch and in RETRYING.
-        dispatched_s: time of the last dispatch. suspect_s: duration of the earlier runs that ended with their workers.
+        dispatched_s: time of the last dispatch. earlier_runs_s: duration of the runs that ended with their workers.
         record: measurements of the last run; `unmeasured` if the run ended without any.
         trace: the caller's trace, continued. on_end: is called when the request is ENDED.
     """
@@ -87,12 +87,12 @@ class Request(msgspec.Struct, eq=False):
     retries_used: int = 0
     on_end: Callable[[], None] | None = None
     record: RunRecord | None = None
-    suspect_s: float = 0.0
+    earlier_runs_s: float = 0.0
     trace: TraceContext | None = None
 
     @property
     def alone(self) -> bool:
-        """Whether the request is a suspect, beside which nothing may run: a worker ended while running it."""
+        """True if no other request may run on the same worker: a worker ended while it ran this request."""
         return self.attempt > 1
 
     def arrival(self, now_s: float) -> RequestArrived:
@@ -112,7 +112,7 @@ class Request(msgspec.Struct, eq=False):
         )
 
     def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:
-        """Return the error of a request whose deadline has come."""
+        """Return the error of a request whose deadline has passed."""
         label, limit_s = self.call.label, self.call.deadline_s or 0.0
         waited_s = max(limit_s, now_s - self.arrived_s)  # timers are early by a rounding error
         message = f"{label!r} did not end in {limit_s} s: still "
@@ -133,7 +133,7 @@ class Request(msgspec.Struct, eq=False):
         return LedgerEntry(self.call.label, self.call.client, self.device, outcome, *measured)
 
     def traced(self, outcome: str, record: RunRecord | None, now_s: float) -> Traced:
-        """Return the part of a trace that an answered request is."""
+        """Return an answered request as a part of a trace."""
         call = self.call
         request = (self.id, call.client, call.label, outcome, self.arrived_s, now_s)
         if self.device is None:
@@ -143,7 +143,7 @@ class Request(msgspec.Struct, eq=False):
 
 
 def unmeasured(device_s: float) -> RunRecord:
-    """Return the record of a run of which no measurement came."""
+    """Return the record of a run without measurements."""
     return RunRecord({}, {}, (), (), device_s)
 
 
@@ -164,10 +164,12 @@ class Requests:
         self.by_id: dict[int, Request] = {}
 
     def add(self, call: WorkerCall, now_s: float, inputs: Awaitable[Any] | None = None) -> Request:
-        """Return a new request, WAITING if its inputs are still to come, else QUEUED.
+        """Return a new request: WAITING if its inputs do not exist yet, else QUEUED.
 
         Args:
-            call: what to run. now_s: the loop's time. inputs: completes when the inputs of the call exist.
+            call: the function and its arguments.
+            now_s: the loop's time.
+            inputs: completes when the inputs of the call exist.
 
         Raises:
             QueueFull: the queue has no room for the request.
@@ -238,7 +240,7 @@ def _succeeded(inputs: asyncio.Future[Any]) -> bool:
 
 
 class Backlog:
-    """The number of requests in the queue, in all and of each client, and their limits.
+    """The number of requests in the queue, in total and of each client, with the limits.
 
     Args:
         limit: of all clients together. clients: settings of some clients, with limits of their own.

@@ -1,7 +1,7 @@
-"""What becomes of the requests of a worker that ended: an error, or another run, alone.
+"""Decides on each request of a worker that ended: the request fails, or runs again, alone on a worker.
 
-A device does not report which kernel broke it. If several requests ran there, each is a suspect and runs again alone;
-a request that breaks its device while it runs alone is at fault.
+A device does not report which kernel broke it. If several requests ran there, each of them may be the cause, so each
+runs again alone. A request that breaks its device while it runs alone is at fault.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What becomes of a request whose worker ended."""
+    """The decision on a request whose worker ended."""
 
     AGAIN = "again"
-    """The request runs again, alone, and keeps its retries: nothing says that it caused the end."""
+    """The request runs again, alone, and keeps its retries: another request may have ended the worker."""
     CHARGED = "charged"
     """The request runs again, alone, with one retry less."""
     FAULT = "fault"
@@ -28,11 +28,11 @@ class Case:
     """A request at the end of the worker that ran it.
 
     Fields:
-        others: how many other requests or cache commands ran on the worker then.
+        others: number of other requests and cache commands on the worker at that time.
         reported: the request's own reply reported the loss of the device.
-        alone: the request was dispatched to run alone, since it is a suspect.
-        pure: a second run of the request does no harm.
-        retries: how often the request may run again for unknown causes.
+        alone: the request was dispatched to run alone, after an earlier worker ended.
+        pure: the request may run twice without harm.
+        retries: number of further runs allowed after ends of unknown cause.
     """
 
     others: int
@@ -43,9 +43,9 @@ class Case:
 
 
 def judge(case: Case) -> Verdict:
-    """Return what becomes of a request.
+    """Return the decision on a request.
 
-    Each request runs again at most once without a charge, so that retries end whatever a policy does.
+    Each request runs again at most once without losing a retry, so that retries end under any policy.
     """
     if case.reported and not case.others:
         return Verdict.FAULT
@@ -54,15 +54,18 @@ def judge(case: Case) -> Verdict:
     return Verdict.CHARGED if case.retries > 0 else Verdict.DIED
 
 
-def charged_s(case: Case, verdict: Verdict, run_s: float, suspect_s: float, abandoned: bool) -> float:
+def charged_s(case: Case, verdict: Verdict, run_s: float, earlier_runs_s: float, abandoned: bool) -> float:
     """Return the device seconds that a client is charged for a request at the end of its worker.
 
-    A request that is not known to have ended the worker pays nothing: its run came to nothing through another's fault.
-    An ABANDONED run is paid as if it had ended by itself.
+    A request that is not known to have ended the worker costs nothing, since another request may have spoiled its run.
+    An ABANDONED run is charged as if it had ended normally.
 
     Args:
-        run_s: since the dispatch. suspect_s: of earlier runs whose workers ended. abandoned: no caller waits.
+        case: the request. verdict: of `judge`.
+        run_s: duration since the dispatch.
+        earlier_runs_s: duration of the runs whose workers ended before.
+        abandoned: no caller waits.
     """
     if verdict is Verdict.FAULT or (verdict is Verdict.DIED and not case.others):
-        return run_s + suspect_s
+        return run_s + earlier_runs_s
     return run_s if abandoned else 0.0

@@ -25,7 +25,7 @@ TIMED_OUT = 702
 
 
 class RunHost(Protocol):
-    """The part of the pool that Runs calls; `core.Pool` says more of each."""
+    """The part of the pool that Runs calls; see the methods of `core.Pool`."""
 
     @property
     def stopped(self) -> bool: ...
@@ -92,9 +92,9 @@ class Runs:
             run.add_done_callback(ran)
 
     def _ran(self, request: Request, worker: WorkerRecord, run: ImmediateFuture[WorkerReply]) -> None:
-        """Take in that a run has ended, or its worker."""
+        """Handle the end of a run, or of its worker."""
         if run.cancelled():
-            return  # by the pool's own end
+            return  # the pool was closed
         try:
             self._replied(request, worker, run.result())
         except WorkerLost as lost:
@@ -144,10 +144,10 @@ class Runs:
     # --- the end of a worker
 
     def lost(self, worker: WorkerRecord, error: DeviceLost, reported_by: Request | None = None) -> None:
-        """Take in that a worker lost its device.
+        """End a worker that lost its device.
 
-        If a request ran for too long there, the worker ends only when that request has its own error: the request is
-        not run again.
+        If a request ran for too long there, the worker ends only after that request got its own error, since that
+        request must not run again.
         """
         if error.fields.get("code") == TIMED_OUT and worker.running.keys() - worker.lost:
             self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
@@ -162,27 +162,31 @@ class Runs:
         error = DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s)
         self._host.answer(request, error)
         if worker.kind is WorkerKind.EXECUTOR:
-            self._blame(request, worker, message, function=False)  # perhaps its process has failed
+            self._blame(
+                request, worker, message, function=False
+            )  # not of the function: the executor's process may have failed
         self.gone(worker, message)
 
     def gone(
         self, worker: WorkerRecord, reason: str, cause: DeviceLost | None = None, reported_by: Request | None = None
     ) -> None:
-        """Take in that a worker ended or must end; later calls for the same worker do nothing.
+        """End a worker that has ended or must end; later calls for the same worker do nothing.
 
         Args:
-            reason: in words. cause: the loss of its device, if the worker ended because of that.
+            worker: of the pool, or removed already.
+            reason: in words.
+            cause: the loss of the worker's device, if the worker ended because of that.
             reported_by: the request whose reply reported that loss.
         """
         if not self._manager.drop(worker) or self._host.stopped:
             return
         self._events.ended(worker, reason, cause)
         now_s, ends = self._loop.time(), list[tuple[Request, Case, float]]()
-        # a loss that no request reported was reported by a cache command, which ran beside the requests
-        beside = len(worker.running) - 1 + (cause is not None and reported_by is None)
+        # a loss that no request reported was reported by a cache command, which ran in parallel with the requests
+        others = len(worker.running) - 1 + (cause is not None and reported_by is None)
         for request in worker.running.values():
             pure, retries = request.call.kind is WorkerKind.EXECUTOR, request.call.retries - request.retries_used
-            case = Case(beside, request is reported_by, request.alone, pure, retries)
+            case = Case(others, request is reported_by, request.alone, pure, retries)
             ends.append((request, case, self._charge(request, case, now_s - request.dispatched_s)))
         charges = tuple((request.id, device_s) for request, _, device_s in ends if device_s)
         self._host.handle(WorkerGone(now_s, worker.id, reason, charges))
@@ -193,7 +197,7 @@ class Runs:
         """Charge a request's client, and return the device seconds."""
         abandoned, record = request.state is RequestState.ABANDONED, request.record
         if record is None:
-            device_s = charged_s(case, judge(case), run_s, request.suspect_s, abandoned)
+            device_s = charged_s(case, judge(case), run_s, request.earlier_runs_s, abandoned)
         else:
             device_s = record.charged_s
         if device_s:
@@ -209,7 +213,7 @@ class Runs:
         case: Case,
         device_s: float,
     ) -> None:
-        """Answer a request whose worker is gone, or queue it again. device_s: what its client is charged."""
+        """Answer a request whose worker is gone, or queue it again. device_s: its client is charged so much."""
         call, verdict = request.call, judge(case)
         if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.others):
             self._blame(request, worker, reason, function=verdict is Verdict.FAULT)
@@ -222,7 +226,7 @@ class Runs:
             self._host.end(request, own or died(request, worker, reason, cause))
         else:
             request.retries_used += verdict is Verdict.CHARGED
-            request.suspect_s += self._loop.time() - request.dispatched_s
+            request.earlier_runs_s += self._loop.time() - request.dispatched_s
             request.attempt += 1
             self._requests.move(request, RequestState.RETRYING)
             self._host.handle(request.arrival(self._loop.time()))
@@ -230,8 +234,7 @@ class Runs:
     def _blame(self, request: Request, worker: WorkerRecord, what: str, *, function: bool) -> None:
         """Count a fault of a request's client, and answer the queued requests that are refused from now on.
 
-        Args:
-            what: happened, for the story. function: count a fault of the request's function too.
+        what describes the fault. function: count a fault of the request's function too.
         """
         call = request.call
         story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
@@ -250,8 +253,8 @@ class Runs:
 def died(request: Request, worker: WorkerRecord, reason: str, cause: DeviceLost | None) -> ExecutorDied:
     """Return the error of a request whose worker ended for a reason that is not known to be the request's own."""
     others = len(worker.running) - 1
-    beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
-    ended = f"{worker.name} ended while running it{beside}, attempt {request.attempt}: {reason}"
+    parallel = f" in parallel with {others} other request{'s'[: others > 1]}" if others else ""
+    ended = f"{worker.name} ended while running it{parallel}, attempt {request.attempt}: {reason}"
     error = ExecutorDied(
         f"{request.call.label!r}: {ended}", executor=worker.name, attempts=request.attempt, reason=reason
     )

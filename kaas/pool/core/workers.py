@@ -24,8 +24,8 @@ from kaas.wire.status.status import DeviceStatus, PinStatus, WorkerInfo
 
 GRACE_S = 2.0
 """The pool ends an executor this much later than the run limit: the executor can end the run itself, with less damage
-and a better message. Also how long the pool waits for the reply of a request that ran for too long, once the replies of
-others have reported the loss of the device."""
+and a better message. After other requests have reported the loss of the device, the pool waits this long for the
+reply of a request that ran for too long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class WorkerRecord:
     """A worker from the decision to start it to its end.
 
     Fields:
-        info: None until the worker is ready. settled: set once the worker is ready, or never will be.
+        info: None until the worker is ready. settled: set once the worker is ready, or has failed to start.
         running: the requests on the worker, by number. lost: those that have reported the loss of the device.
         cached_bytes: sizes of the cached objects, on the device and in host memory.
         client, serves: the client that the worker serves, and the label of its eTask; "" if it serves all.
@@ -127,11 +127,11 @@ class WorkerHost(Protocol):
     """The part of the pool that a WorkerManager calls."""
 
     def ready(self, worker: WorkerRecord) -> None:
-        """Take in that a worker can run requests."""
+        """Handle that a worker can run requests."""
         ...
 
     def gone(self, worker: WorkerRecord, reason: str) -> None:
-        """Take in that a worker has ended, perhaps for the second time; call `WorkerManager.drop`."""
+        """Handle the end of a worker; call `WorkerManager.drop`. May be called twice for a worker."""
         ...
 
 
@@ -159,9 +159,9 @@ class WorkerManager:
         """Start a worker. serves: the label of its only function, "" for a worker of all functions."""
         worker = WorkerRecord(decision.worker, device, decision.kind, decision.client, serves)
         self.workers[worker.id] = worker
-        self._background.run(self._live(worker, decision))
+        self._background.run(self._start(worker, decision))
 
-    async def _live(self, worker: WorkerRecord, decision: StartWorker) -> None:
+    async def _start(self, worker: WorkerRecord, decision: StartWorker) -> None:
         began_s = self._loop.time()
         try:
             async with asyncio.timeout(self._start_limit_s):
@@ -174,15 +174,15 @@ class WorkerManager:
         if worker.id in self.workers:
             worker.settled.set()
             self._host.ready(worker)
-            await self._outlive(worker)
+            await self._watch(worker)
 
-    async def _outlive(self, worker: WorkerRecord) -> None:
+    async def _watch(self, worker: WorkerRecord) -> None:
         self._host.gone(worker, await self._transport.ended(worker.id))
 
     def adopt(self, worker: WorkerRecord) -> None:
-        """Add a worker that runs already, since an earlier process of the pool."""
+        """Add a worker that an earlier process of the pool started."""
         self.workers[worker.id] = worker
-        self._background.run(self._outlive(worker))
+        self._background.run(self._watch(worker))
 
     def stop(self, worker: WorkerRecord) -> None:
         """End a worker once it is idle."""
@@ -193,7 +193,7 @@ class WorkerManager:
             self.end(worker)
 
     def end(self, worker: WorkerRecord) -> None:
-        """End an idle worker, in good order."""
+        """End an idle worker: ask its process to stop."""
         self._background.run(self._end(worker))
 
     async def _end(self, worker: WorkerRecord) -> None:
@@ -209,7 +209,7 @@ class WorkerManager:
         return True
 
     async def close(self) -> None:
-        """End all workers; idle ones of eTasks, which may have something to put away, in good order."""
+        """Kill all workers, but first ask idle workers of eTasks to stop, since their code may clean up."""
         etasks = [worker for worker in self.workers.values() if worker.kind is WorkerKind.ETASK]
         idle = [worker.id for worker in etasks if worker.info is not None and not worker.running]
         await asyncio.gather(*map(self._transport.stop, idle))
@@ -219,7 +219,7 @@ class WorkerManager:
 
 
 class RunLimits:
-    """One timer for the run limit of all requests, since a request hardly ever reaches the limit.
+    """One timer for the run limits of all requests. Few requests reach the limit, so one timer is cheap.
 
     Use an object of this class from one event loop only.
 
@@ -243,8 +243,8 @@ class RunLimits:
         self._due_s = math.inf  # time of the next check; infinite while nothing runs
 
     def begun(self, request: Request) -> None:
-        """Take in that a request runs from now on."""
-        due_s = request.dispatched_s + self._limit_s  # the earliest time: `check` knows the worker's grace too
+        """Check the limit of a request that runs from now on."""
+        due_s = request.dispatched_s + self._limit_s  # the earliest time: `check` adds GRACE_S where it applies
         if due_s < self._due_s:
             self._check_at(due_s)
 
@@ -266,7 +266,7 @@ class RunLimits:
         self._timer = self._loop.call_at(time_s, self.check) if time_s < math.inf else None
 
     def runs(self) -> Iterator[tuple[Request, WorkerRecord, float]]:
-        """Yield each run with the time when it must have ended. A run that has reported its device's loss is over."""
+        """Yield each run with the time at which it must have ended. A run that reported its device's loss is over."""
         for worker in self._workers.values():
             limit_s = self._limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
             for request in worker.running.values():

@@ -222,7 +222,7 @@ class Executors:
         values = tuple([Placed(keep[each], connection.device) if each in keep else next(stored) for each in positions])
         return WorkerReply(values, None, done.record, done.lost)
 
-    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
+    async def cache_command(self, worker: int, order: CacheOrder) -> WorkerReply:
         orders: OrderPayload = order.payload
         connection = self._connection(worker)
         for function in orders.functions:

@@ -108,7 +108,7 @@ class WorkerTransport(Protocol):
         """
         ...
 
-    async def upkeep(self, worker: int, order: CacheOrder) -> WorkerReply:
+    async def cache_command(self, worker: int, order: CacheOrder) -> WorkerReply:
         """Carry out a cache command. Raises WorkerLost as above."""
         ...
 

@@ -60,8 +60,8 @@ class Workers:
 
     # --- caches
 
-    def upkeep(self, worker: int, order: CacheOrder) -> Coroutine[Any, Any, WorkerReply]:
-        return self._executors.upkeep(worker, order)
+    def cache_command(self, worker: int, order: CacheOrder) -> Coroutine[Any, Any, WorkerReply]:
+        return self._executors.cache_command(worker, order)
 
     def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.prefetch(worker, named)

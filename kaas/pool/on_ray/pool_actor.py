@@ -255,7 +255,7 @@ class PoolActor:
         self._open_calls += 1
         try:
             service = (await self._opened()).service
-            await self._thread.run(service.upkeep(message, refs))
+            await self._thread.run(service.cache_command(message, refs))
         except KaasError as error:
             raise _told(error) from error.__cause__
         finally:

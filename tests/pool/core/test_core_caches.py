@@ -99,7 +99,7 @@ def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
 def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitable[None]]) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         workers.slow[0] = asyncio.get_running_loop().create_future()
-        with pytest.raises(DeviceUnavailable, match=r"worker 0 on device 0: it answered nothing for 0\.0"):
+        with pytest.raises(DeviceUnavailable, match=r"worker 0 on device 0: it sent no reply for 0\.0"):
             await order(pool)
         assert workers.killed == [0]
         await settle()

@@ -1,4 +1,4 @@
-"""How long is waited for a worker: as long as answers come, whoever's they are."""
+"""A command waits for its worker as long as the worker replies to any of its commands."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ async def never() -> int:
 
 def test_each_answer_of_a_worker_gives_the_others_time() -> None:
     async def main() -> None:
-        patience, answer = Timeouts(), asyncio.get_running_loop().create_future()
+        timeouts, answer = Timeouts(), asyncio.get_running_loop().create_future()
 
         async def first() -> int:
             return await answer  # type: ignore[no-any-return]
 
-        waiting = [asyncio.ensure_future(patience.answer(0, asked, 60)) for asked in (first(), never())]
-        elsewhere = asyncio.ensure_future(patience.answer(1, never(), 60))
+        waiting = [asyncio.ensure_future(timeouts.reply(0, asked, 60)) for asked in (first(), never())]
+        elsewhere = asyncio.ensure_future(timeouts.reply(1, never(), 60))
         await asyncio.sleep(0)
-        late, other = list(patience._waits[0])[1], next(iter(patience._waits[1]))
+        late, other = list(timeouts._waits[0])[1], next(iter(timeouts._waits[1]))
         before = late.when(), other.when()
         answer.set_result(5)
         assert await waiting[0] == 5
@@ -34,7 +34,7 @@ def test_each_answer_of_a_worker_gives_the_others_time() -> None:
         for task in (waiting[1], elsewhere):
             task.cancel()
         await asyncio.gather(waiting[1], elsewhere, return_exceptions=True)
-        assert not patience._waits
+        assert not timeouts._waits
 
     asyncio.run(main())
 
@@ -45,8 +45,8 @@ def test_silence_is_told_from_an_answer_that_is_an_error() -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError, match="its own"):
-            await Timeouts().answer(0, times_out(), 60)
-        with pytest.raises(WorkerSilent, match=r"nothing for 0\.01 s"):
-            await Timeouts().answer(0, never(), 0.01)
+            await Timeouts().reply(0, times_out(), 60)
+        with pytest.raises(WorkerSilent, match=r"no reply for 0\.01 s"):
+            await Timeouts().reply(0, never(), 0.01)
 
     asyncio.run(main())

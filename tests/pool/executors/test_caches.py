@@ -18,7 +18,7 @@ from tests.pool.executors.executor_stage import FUNCTION, LARGE, RECORD, Ref, St
 def test_an_order_introduces_its_functions() -> None:
     async def scenario(stage: Stage) -> None:
         orders = OrderPayload([FUNCTION, LARGE], b"order", [Ref(b"x")])
-        order = await begin(stage.executors.upkeep(3, CacheOrder(orders)))
+        order = await begin(stage.executors.cache_command(3, CacheOrder(orders)))
         assert stage.router.headers() == [
             RegisterFunction(),
             RegisterFunction(),

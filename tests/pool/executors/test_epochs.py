@@ -147,7 +147,7 @@ def test_each_worker_is_reached_the_way_of_its_kind() -> None:
             for method in ("run", "ended", "stop"):
                 arguments = (worker, 0, None) if method == "run" else (worker,)
                 assert await getattr(workers, method)(*arguments) == f"{kind}.{method}"
-        for method in ("upkeep", "prefetch", "evict", "write_back", "discard"):
+        for method in ("cache_command", "prefetch", "evict", "write_back", "discard"):
             assert await getattr(workers, method)(3, None) == f"executors.{method}"
         workers.kill(4)
         workers.kill(3)
