@@ -1,4 +1,4 @@
-"""`kaas.AsyncClient`: as `kaas.Client`, for programs that await."""
+"""`kaas.AsyncClient`: `kaas.Client` for asyncio programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Arguments, errors and what the methods do: see `Client`. For one event loop or several."""
+    """A client for one event loop or several. Arguments, methods and errors are those of `Client`."""
 
     def __init__(
         self,
@@ -96,16 +96,20 @@ class AsyncClient:
         return await Future(call, call.make)
 
     async def _room(self, room: PendingReply, nbytes: int, deadline_s: float | None) -> None:
-        """Until credit has been taken."""
+        """Wait until credit has been taken for a call.
+
+        Raises:
+            DeadlineExceeded: there was no credit within deadline_s.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 await Future(room, tuple)
         except BaseException as error:
             if room.ended and not room.cancelled and room.error is None:
-                self._client.calls.queue.give(nbytes)  # it was given just as nobody wanted it any more
+                self._client.calls.queue.give(nbytes)  # credit was taken just as the wait ended
             if isinstance(error, TimeoutError) and error is not room.error:
                 raise DeadlineExceeded(
-                    f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s
+                    f"this client's open requests left no room within {deadline_s} s", deadline_s=deadline_s
                 ) from None
             raise
 
@@ -154,7 +158,7 @@ class AsyncClient:
         return await self._in_thread(self._client.pardon, function)
 
     def limits(self) -> protocol.Limits | None:
-        """Return the limits that the server told, or None before the first connection."""
+        """Return this client's limits at the server, or None before the first connection."""
         return self._client.limits()
 
     async def close(self) -> None:
@@ -170,7 +174,7 @@ class AsyncClient:
         await self.close()
 
     async def _in_thread(self, do: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """On another thread, since it waits."""
+        """Run a blocking function in a thread, and return its result."""
         return await asyncio.to_thread(do, *args, **kwargs)
 
     def __repr__(self) -> str:

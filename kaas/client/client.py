@@ -1,4 +1,4 @@
-"""`kaas.Client`: a program outside the cluster, or beside the server, that calls functions there; without Ray."""
+"""`kaas.Client`: calls functions of a server, from outside its cluster or from the same machine, without Ray."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ Invocable = RemoteFunction | KTask | str
 
 
 class Client:
-    """A client of a server, for any number of threads.
+    """A client of a server. Any number of threads may use it.
 
-    A client connects when it is first used, and again by itself when the connection breaks or the server starts again.
-    Calls without a reply are then sent again, and run once.
+    A client connects at its first use, and again when the connection breaks or the server restarts. Calls without a
+    reply are then sent again; the server runs each of them once.
 
     Args:
-        address: as "tcp://host:port".
+        address: of the server, such as "tcp://host:port".
         keys: the file that `kaas keys new` wrote for this client, or its content. None for a server without keys, which
             is on this machine.
-        server_key: the server's public key, if it is not the one in that file.
-        signatures: of kTasks, by key, for a server that takes signed ones: `kaas.remote.signing.read_signatures`.
-        patience_s: for how long the client looks for a server that is not there, and sends again what a server has put
-            off; calls with a deadline have that instead.
+        server_key: the server's public key, if that file has another.
+        signatures: signatures of kTasks, by key, for a server that requires them; see
+            `kaas.remote.signing.read_signatures`.
+        patience_s: seconds for which the client tries to reach a server, and repeats requests that the server has put
+            off. A call with a deadline is repeated until its deadline instead.
 
     Raises:
-        InvalidConfig
+        InvalidConfig: the address, a key or patience_s is malformed.
     """
 
     def __init__(
@@ -86,56 +87,56 @@ class Client:
         after: str = "",
         progress: Progress | None = None,
     ) -> RemoteFunction:
-        """Return a function at the server: a kTask with some inputs bound once, or a model, which brings its constants.
+        """Register a kTask, with some inputs bound to constants, or a model with its constants; return the function.
 
         Code and constants that the server has already are not sent.
 
         Args:
             task: the kTask or model.
-            constants: by buffer name: arrays, or objects that were put there.
-            name: by which the function can be called too, instead of another of this name. Several variants of a
-                model have none.
-            before: the server's cTask that runs before it.
-            after: the server's cTask that runs after it.
-            progress: called with the bytes that the server has, and with those of all.
+            constants: by buffer name: arrays, or objects at the server (`put`).
+            name: a name for calls. It replaces an earlier function of this name. A model with several variants gets no
+                name at the server.
+            before: the server's cTask that runs before the kTask.
+            after: the server's cTask that runs after the kTask.
+            progress: called with the number of bytes that the server has, and the number of all bytes.
 
         Raises:
-            Unreachable, InvalidRequest, InvalidCode, NotAllowed, QuotaExceeded
+            KaasError: Unreachable, InvalidRequest, InvalidCode, NotAllowed or QuotaExceeded.
         """
         registering = self._registering
         if isinstance(task, CompiledModel):
             model = task
             if constants or before or after:
-                raise InvalidRequest(f"model {model.name!r} brings its constants, and has nothing around it")
-            tasks = self._tried(lambda: registering.model(model, name, progress))
+                raise InvalidRequest(f"model {model.name!r} has its own constants, and no steps before or after it")
+            tasks = self._retried(lambda: registering.model(model, name, progress))
             return RemoteFunction(self, name or model.name, tasks)
         if not isinstance(task, KTask):
             raise InvalidRequest(f"register takes a KTask or a CompiledModel, not {task!r}")
         around = (before, after)
-        remote = self._tried(lambda: registering.task(task, constants, name, around, progress))
+        remote = self._retried(lambda: registering.task(task, constants, name, around, progress))
         function = RemoteFunction(self, name or task.label, (remote,))
         if name:
             self._known[name] = function
         return function
 
     def function(self, name: str) -> RemoteFunction:
-        """A function that this client has registered, by name or key, also in another program.
+        """Return a function that this client has registered, in any program, by name or key.
 
         Raises:
-            Unreachable, UnknownFunction
+            Unreachable: the server does not reply. UnknownFunction: there is no such function.
         """
-        remote = self._tried(lambda: self._registering.known(name))
+        remote = self._retried(lambda: self._registering.known(name))
         return RemoteFunction(self, name, (remote,))
 
     def functions(self) -> list[dict[str, Any]]:
-        """What is known of each that this client has registered."""
+        """Return the server's description of each function that this client has registered."""
         return self._listed(protocol.Functions)
 
     def unregister(self, function: RemoteFunction | str) -> None:
-        """Forget a function at the server.
+        """Remove a function from the server.
 
         Raises:
-            Unreachable, UnknownFunction
+            Unreachable: the server does not reply. UnknownFunction: there is no such function.
         """
         keys = function.keys if isinstance(function, RemoteFunction) else (function,)
         self._known = {known: entry for known, entry in self._known.items() if known != function and function != entry}
@@ -143,7 +144,7 @@ class Client:
             self._unregister(key)
 
     def _unregister(self, key: str) -> None:
-        self._asked(lambda number: protocol.Unregister(number, key))
+        self._request(lambda number: protocol.Unregister(number, key))
 
     # --- calls
 
@@ -158,36 +159,35 @@ class Client:
         store: Mapping[str, str] | None = None,
         trace: str = "",
     ) -> Future:
-        """Run a function, without waiting for its outputs.
+        """Run a function, and return at once a future of its outputs.
 
-        If this client has as much open at the server as it may, the call waits until there is room. In a running event
-        loop it does not wait for that either: the message is sent when there is room.
+        If this client's open requests use all of its credit at the server, the call waits until there is room. In a
+        running event loop the call never waits: the message is sent when there is room.
 
         Args:
-            function: one that was registered, its name, or a kTask without constants, which is registered first.
-            inputs: by buffer name: arrays, objects that were put there (`put`), or Views of them. Values may be written
-                to again as soon as this returns.
+            function: a registered function, its name, or a kTask without constants, which is registered first.
+            inputs: by buffer name: arrays, objects at the server (`put`), or Views of them. The caller may change the
+                arrays as soon as this returns.
             scalars: a value for each of the kTask's Scalars.
-            deadline_s: seconds from now within which there is a reply.
-            key: of idempotency, up to 64 bytes of text: with the same key it is the same request, which is not run
-                again for a while, and has the same reply.
-            store: names of objects that outputs become at the server, by output; these outputs stay there.
+            deadline_s: the reply comes within so many seconds from now, or the call fails.
+            key: an idempotency key, up to 64 bytes of text. For a while, calls with the same key are one request: it
+                runs once, and each call gets its reply.
+            store: by output, the name of the object that the output becomes at the server; its data stay there.
             trace: a W3C traceparent.
 
         Returns:
-            A `kaas.Future`: `result()` and `await` give the output's array, read-only; for several outputs a named
-            tuple. For an output that stays, it holds a RemoteObject.
+            A `kaas.Future`. `result()` and `await` return the output's array, read-only; several outputs are a named
+            tuple. A stored output is a RemoteObject.
 
         Raises:
-            Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, for all that can be
-            seen
-                here. All other errors come through the future, as the KaasError that they are.
+            KaasError: Unreachable, NotInitialized, InvalidRequest, RequestTooLarge or DeadlineExceeded, as far as this
+                process can find out at once. The future raises all other errors, each as its own KaasError.
         """
         calls = self._calls
         call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
         room = calls.submit(call)
         if room is not None:
-            if running_loop() is not None:  # which must not wait: answers come to others of its tasks meanwhile
+            if running_loop() is not None:  # a loop must not wait: its other tasks receive replies meanwhile
                 calls.queue.submit_when(room, call)
             else:
                 calls.queue.wait(room, deadline_s)
@@ -195,13 +195,17 @@ class Client:
         return Future(call, call.make)
 
     def known(self, function: Invocable) -> RemoteFunction | None:
-        """The function that is meant, if that can be told without asking the server."""
+        """Return the function for a call if this client knows it, else None; does not ask the server."""
         if isinstance(function, RemoteFunction):
             return function
         return self._known.get(function.key if isinstance(function, KTask) else function)
 
     def resolved(self, function: Invocable) -> RemoteFunction:
-        """The function that is meant."""
+        """Return the function for a call; ask the server, or register a kTask, if need be.
+
+        Raises:
+            InvalidRequest: not a RemoteFunction, a KTask or a name. KaasError: as `register` and `function`.
+        """
         known = function if type(function) is RemoteFunction else self.known(function)
         if known is None:
             if isinstance(function, KTask):
@@ -215,17 +219,17 @@ class Client:
     # --- objects
 
     def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
-        """Give a value a name at the server, instead of another value of that name.
+        """Store a value at the server under a name. It replaces an earlier value of that name.
 
         Bytes that the server has already are not sent.
 
         Args:
             name: of the object.
             value: an array, or plain bytes.
-            progress: called with the bytes that the server has, and with those of all.
+            progress: called with the number of bytes that the server has, and the number of all bytes.
 
         Raises:
-            Unreachable, InvalidRequest, QuotaExceeded
+            KaasError: Unreachable, InvalidRequest or QuotaExceeded.
         """
         check_object_name(name)
         host = on_host(name, value)
@@ -233,24 +237,24 @@ class Client:
         if dtype is not None and dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"object {name!r}: no dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
         made = RemoteObject(name, dtype or "uint8", (len(flat),) if shape is None else shape)
-        self._tried(lambda: self._registering.put(made, UploadContent.value(flat), progress))
+        self._retried(lambda: self._registering.put(made, UploadContent.value(flat), progress))
         return made
 
     def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
-        """A value at the server, read-only.
+        """Return a value that is stored at the server, as a read-only array.
 
         Raises:
-            Unreachable, UnknownObject
+            Unreachable: the server does not reply. UnknownObject: there is no such object.
         """
         wanted = _object_name(name)
-        header, data = self._tried(lambda: self._transfers.download(wanted, progress))
+        header, data = self._retried(lambda: self._transfers.download(wanted, progress))
         return array_of(memoryview(data).toreadonly(), header.dtype, header.shape)
 
     def object(self, name: str) -> RemoteObject:
-        """What is there under a name, also put by another program of this client's, as an input for calls.
+        """Return an object that this client has put, in any program, by name; it is an input for calls.
 
         Raises:
-            Unreachable, UnknownObject
+            Unreachable: the server does not reply. UnknownObject: there is no such object.
         """
         for entry in self.objects():
             if entry["name"] == name:
@@ -261,66 +265,67 @@ class Client:
         """Delete an object at the server.
 
         Raises:
-            Unreachable, UnknownObject
+            Unreachable: the server does not reply. UnknownObject: there is no such object.
         """
         unwanted = _object_name(name)
-        self._asked(lambda number: protocol.Delete(number, unwanted))
+        self._request(lambda number: protocol.Delete(number, unwanted))
 
     def objects(self) -> list[dict[str, Any]]:
-        """What is known of each that this client has put there."""
+        """Return the server's description of each object that this client has put."""
         return self._listed(protocol.Objects)
 
     # --- the server
 
     def status(self) -> Any:
-        """What the server tells of itself; see docs/protocol.md."""
-        return self._told("status")
+        """Return the server's status; see docs/protocol.md."""
+        return self._query("status")
 
     def stats(self) -> Any:
-        """Return the figures of this client at the server."""
-        return self._told("stats")
+        """Return the server's statistics of this client."""
+        return self._query("stats")
 
     def usage(self) -> Any:
-        """What this client has used, by function."""
-        return self._told("usage")
+        """Return this client's usage, by function."""
+        return self._query("usage")
 
     def health(self, *, canary: bool = False) -> Any:
-        """canary: whether one kTask is run for it."""
-        return self._told("health", (b"canary",) if canary else ())
+        """Return the server's health. canary: the server runs a kTask to find out."""
+        return self._query("health", (b"canary",) if canary else ())
 
     def drain(self) -> Any:
-        """Have the server take nothing more; for its administrators."""
-        return self._told("drain")
+        """Let the server refuse further requests; for administrators."""
+        return self._query("drain")
 
     def pardon(self, function: KTask | str) -> bool:
         """Lift the quarantine of a function, and return True if it was in quarantine; for administrators.
 
         Args:
-            function: its `key` among `status()["quarantined"]`, of any client, or a kTask: all functions of that.
+            function: the function's `key` in `status()["quarantined"]`, of any client; or a kTask, for all its
+                functions.
 
         Raises:
-            Unreachable, InvalidRequest: this client is no administrator.
+            Unreachable: the server does not reply. InvalidRequest: this client is no administrator.
         """
         key = function.key if isinstance(function, KTask) else function
-        pardoned: bool = self._told("pardon", (key.encode(),))["pardoned"]
+        pardoned: bool = self._query("pardon", (key.encode(),))["pardoned"]
         return pardoned
 
     def limits(self) -> protocol.Limits | None:
-        """What this client may; None as long as it has not connected."""
+        """Return this client's limits at the server, or None before the first connection."""
         return self._calls.limits()
 
-    def _told(self, what: str, frames: Sequence[bytes] = ()) -> Any:
-        return self._asked(lambda number: protocol.Ask(number, what), frames).answer
+    def _query(self, what: str, frames: Sequence[bytes] = ()) -> Any:
+        return self._request(lambda number: protocol.Ask(number, what), frames).answer
 
     def _listed(self, question: type[protocol.Functions] | type[protocol.Objects]) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self._asked(question).entries
+        entries: list[dict[str, Any]] = self._request(question).entries
         return entries
 
-    def _asked(self, make: Callable[[int], Any], frames: Sequence[bytes] = ()) -> Any:
-        return self._tried(lambda: self._transfers.ask(make, frames))
+    def _request(self, make: Callable[[int], Any], frames: Sequence[bytes] = ()) -> Any:
+        return self._retried(lambda: self._transfers.ask(make, frames))
 
-    def _tried(self, do: Callable[[], T]) -> T:
-        """Until it comes to an end of which nothing says that it may be tried again."""
+    def _retried(self, do: Callable[[], T]) -> T:
+        """Return the result of an action, which is repeated for as long as its error allows another attempt."""
         try:
             return retried(self._patience_s, self._calls.stopped, _delay_s)(do)
         except TryAgain as again:
@@ -329,7 +334,7 @@ class Client:
     # --- its end
 
     def close(self) -> None:
-        """Calls that have no answer end with NotInitialized, and do not run if they have not begun."""
+        """End all calls without a reply with NotInitialized; those that have not begun do not run."""
         self._calls.close()
         self._endpoint.close()
 
@@ -347,7 +352,7 @@ class Client:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidRequest("a kaas.Client is of this process only, and so are its functions: others have their own")
+        raise InvalidRequest("a kaas.Client and its functions are of this process only: make a client in each process")
 
     def __repr__(self) -> str:
         return f"<kaas.Client of {self._endpoint.address}>"
@@ -361,7 +366,7 @@ def _object_name(name: str | RemoteObject) -> str:
 
 
 def _delay_s(error: BaseException) -> float | None:
-    if isinstance(error, MissingContent):  # it gave way meanwhile
+    if isinstance(error, MissingContent):  # the server removed content that it had before: send it again
         return 0.0
     return error.retry_s if isinstance(error, TryAgain) else None
 
@@ -370,7 +375,7 @@ def _curve_keys(
     address: str, keys: str | os.PathLike[str] | OwnKeys | None, server_key: str | None
 ) -> CurveKeys | None:
     if not isinstance(address, str) or not address.startswith("tcp://"):
-        raise InvalidConfig(f'the address of a server is as "tcp://host:port", not {address!r}', field="address")
+        raise InvalidConfig(f'a server has an address such as "tcp://host:port", not {address!r}', field="address")
     if keys is None:
         if not address.startswith(LOOPBACK):
             raise InvalidConfig(f"without keys a client speaks to this machine only, not to {address}", field="keys")

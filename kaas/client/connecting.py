@@ -1,4 +1,4 @@
-"""How a client comes to speak to its server: attempts, until one is welcome."""
+"""Connects a client to its server, with attempts until the server welcomes the session."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from tenacity import (
 from tenacity.stop import stop_base
 
 from kaas import errors
-from kaas.client.server_connection import HUNG_UP, NOT_IT, REFUSED, CurveKeys, ServerConnection
+from kaas.client.server_connection import HUNG_UP, REFUSED, WRONG_PEER, CurveKeys, ServerConnection
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, Unreachable, declared
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.connections.zmq_connection import Socket
 
 ATTEMPT_S = 5.0
-"""Within this a server that is there says Welcome."""
+"""A reachable server sends Welcome within this time."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-"""Between attempts."""
+"""Pauses between attempts."""
 HANG_UPS, HANG_UPS_S, HANG_UPS_SHARE = 3, 2.0, 1 / 6
-"""So many attempts in a row, over as long and such a share of a client's patience, that end in the handshake: then
-another one does not meet the server either. One that keeps out an address does so for less, unless somebody floods it
-from there all the time; a relay hangs up as long as its server starts."""
+"""A client gives up after so many attempts in a row that ended in the handshake, if they took HANG_UPS_S seconds and
+this share of patience_s: another attempt would fail too. Other causes end sooner: a server refuses an address for less
+time, unless the address floods it, and a relay hangs up only while its server starts."""
 
-SAID_S = 3.0
-"""After which time in vain it says where it looks, and how long it will: a slip in an address waits as long as a server
-that starts."""
+LOG_AFTER_S = 3.0
+"""After so many seconds without a server, a client logs the address and its time limit: a wrong address and a server
+that starts look the same."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ Connected = tuple[ServerConnection, protocol.Welcome]
 
 
 class ServerEndpoint:
-    """To one server. patience_s: how long a server that is not there is looked for."""
+    """Connects to one server. patience_s: how long the attempts to connect go on."""
 
     def __init__(self, address: str, keys: CurveKeys | None, patience_s: float) -> None:
         self.address = address
@@ -67,11 +67,11 @@ class ServerEndpoint:
 
         Args:
             session: the session's id.
-            stopped: set when no program wants the connection any more.
+            stopped: set when the connection is no longer needed.
             meanwhile: called between attempts.
 
         Raises:
-            Unreachable: no server replied for so long, or it has another key, which shows sooner.
+            Unreachable: no server replied within patience_s; or the server has another key, which is found sooner.
             NotInitialized: the endpoint was closed, or stopped.
             KaasError: the server refuses this session.
         """
@@ -93,22 +93,24 @@ class ServerEndpoint:
 
     def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         stop = stop_after_delay(self._patience_s) | stop_when_event_set(stopped)
-        said = False
+        logged = False
 
         def between(state: RetryCallState) -> None:
-            nonlocal said
-            if not said and (state.seconds_since_start or 0.0) >= SAID_S and state.outcome is not None:
-                said = True
+            nonlocal logged
+            if not logged and (state.seconds_since_start or 0.0) >= LOG_AFTER_S and state.outcome is not None:
+                logged = True
                 why = state.outcome.exception()
                 _log.warning(
-                    "the server at %s cannot be reached so far: %s; it is looked for, for %g s (patience_s)",
+                    "the server at %s cannot be reached so far: %s; attempts go on for %g s (patience_s)",
                     self.address, why, self._patience_s,
                 )  # fmt: skip
             meanwhile()
 
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
-            stop=stop if self._welcomed else stop | _HungUp(self._patience_s),  # one that was met has had the right key
+            stop=stop
+            if self._welcomed
+            else stop | _HungUp(self._patience_s),  # a server that was reached once has the right key
             wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
             sleep=sleep_using_event(stopped),
             before_sleep=between,
@@ -142,24 +144,24 @@ class ServerEndpoint:
             return connection, _welcome(connection)
         except BaseException as error:
             connection.close()
-            if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, NOT_IT):
+            if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, WRONG_PEER):
                 raise _Missed(str(error)) from None
             raise
 
     def close(self) -> None:
-        """When all lines are, but for one that is still being made. A process that was forked has none of its own."""
+        """Close the endpoint. A thread that is connecting ends first. In a forked process this does nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             first, self._closed = not self._closed, True
             connecting, connection = self._connecting, self._connection
         if connecting and connection is not None:
-            connection.close()  # who waits in it goes on, and puts things in order
+            connection.close()  # the thread that waits in it goes on, and ends the context
         elif first and not connecting:
             self._context.term()
 
     def abandon(self) -> None:
-        """Close the socket of an endpoint that no program has any more.
+        """Close the socket of an endpoint that has become garbage.
 
         Without this, a context and its sockets that become garbage together can wait for each other for ever.
         """
@@ -173,11 +175,11 @@ def _closed() -> NotInitialized:
 
 
 class _Missed(ConnectionLost):
-    """Another attempt may meet somebody."""
+    """An attempt failed; another attempt may reach the server."""
 
 
 class _HungUp(stop_base):
-    """Whoever is there always hangs up: that is all that a server says to who has not got its key."""
+    """Stops attempts once the peer has hung up too often: a server hangs up on a client without its key."""
 
     def __init__(self, patience_s: float) -> None:
         self._at_s: list[float] = []
@@ -202,11 +204,11 @@ def _welcome(connection: ServerConnection) -> protocol.Welcome:
             case (protocol.Failure(message=reason) | protocol.Goodbye(reason=reason), _):
                 raise ConnectionLost(reason)
             case None:
-                raise ConnectionLost(f"no answer within {ATTEMPT_S:g} s")
+                raise ConnectionLost(f"no reply within {ATTEMPT_S:g} s")
 
 
 def retried(patience_s: float, stopped: threading.Event, delay_s: Callable[[BaseException], float | None]) -> Retrying:
-    """How a question is asked again. delay_s: after which time, by what came of it; None: not at all."""
+    """Return a retry loop. delay_s: returns the pause after an error, or None if the error ends the loop."""
     pause = wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
 
     def wait(state: RetryCallState) -> float:
@@ -227,7 +229,7 @@ def retried(patience_s: float, stopped: threading.Event, delay_s: Callable[[Base
 
 
 def error_of(failure: protocol.Failure) -> KaasError:
-    """As it is raised: of its class, or of KaasError if that is not known here."""
+    """Return a failure as an error of its class, or as a KaasError if this version does not have the class."""
     cls = getattr(errors, failure.error, None)
     if not (isinstance(cls, type) and issubclass(cls, KaasError)):
         return KaasError(f"{failure.error}: {failure.message}")
@@ -244,7 +246,7 @@ def error_of(failure: protocol.Failure) -> KaasError:
 
 @cache
 def _tuples_of(name: str) -> frozenset[str]:
-    """The fields of an error that are tuples; msgpack has lists only."""
+    """Return the fields of an error that are tuples; msgpack has lists only."""
     bases = getattr(errors, name).__mro__
     annotations = {name: text for base in bases for name, text in inspect.get_annotations(base).items()}
     return frozenset(name for name, text in annotations.items() if str(text).startswith("tuple["))

@@ -1,4 +1,4 @@
-"""Calls that wait for credit: for so much to be free at the server as their inputs and outputs take."""
+"""Calls that wait for credit: room at the server for their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kaas.wire.rpc.credit import Credit
 
 
 class CreditQueue:
-    """The calls of a client that wait for credit, each through a `PendingReply` that ends once it has been taken.
+    """The calls of a client that wait for credit. Each waits for a `PendingReply` that ends once credit is taken.
 
-    Any thread may call its methods.
+    Any thread may call the methods.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class CreditQueue:
         """Wait until credit has been taken, for a call that is to be submitted then.
 
         Raises:
-            DeadlineExceeded, Unreachable
-            RequestTooLarge: there will never be so much.
+            DeadlineExceeded: no credit within deadline_s. Unreachable: the server does not reply.
+            RequestTooLarge: the call needs more credit than the client has in total.
         """
         self._receiver.wait(room, deadline_s)
         if self._end(room):
-            message = f"too much was open at the server to ask within {deadline_s} s"
+            message = f"this client's open requests left no room within {deadline_s} s"
             raise DeadlineExceeded(message, deadline_s=deadline_s)
         if room.error is not None:
             raise room.error
@@ -63,7 +63,7 @@ class CreditQueue:
         """Send a call, now that credit has been taken for it.
 
         Raises:
-            RequestTooLarge
+            RequestTooLarge: an input exceeds the server's limit of one message.
         """
         limits = self._credit.limits
         if limits is not None:
@@ -73,17 +73,17 @@ class CreditQueue:
                 self.give(call.nbytes)
                 raise
         call.begun_s = monotonic()
-        call.again(call.number)
+        call.renumber(call.number)
         self._enter(call)
 
     def give(self, nbytes: int) -> None:
-        """Give credit back that was taken and is not needed."""
+        """Return credit that was taken and is not needed."""
         with self._receiver.lock:
             self._credit.give(nbytes)
         self.grant()
 
     def grant(self) -> None:
-        """Take credit for the calls that wait, in their order, as far as it goes."""
+        """Take credit for the waiting calls in their order, as far as the credit suffices."""
         while self._credit.waiting:
             with self._receiver.lock:
                 hopeless, granted = self._credit.hopeless(), self._credit.granted()
@@ -99,7 +99,7 @@ class CreditQueue:
                     self._credit.give(nbytes)
 
     def _end(self, room: PendingReply) -> bool:
-        """End what waits, and return whether this call did."""
+        """End a wait for credit. Return True if it had not ended before."""
         if room.ended or not room.end(cancelled=True):
             return False
         self._forget(room)

@@ -1,4 +1,4 @@
-"""What a client asks its server, one thing at a time: as it is sent, as it is sent again, and until when."""
+"""A client's open requests to its server: the message, the message of a further attempt, and the deadline."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kaas.futures import PendingReply, ReplySource
 from kaas.wire import protocol
 
 JITTER = 0.25
-"""Of the time that a server wants a client to wait, by which it may be more: not all come back at once."""
+"""A client waits up to this share longer than the server asks, so that clients do not all return at once."""
 
 
 class TryAgain(Exception):
-    """What came of a question that may be asked again."""
+    """A request failed, and may be sent again after retry_s seconds. error: the reason."""
 
     def __init__(self, error: KaasError, retry_s: float = 0.0) -> None:
         super().__init__(error.message)
@@ -29,10 +29,10 @@ class OpenCall(PendingReply):
     """An Invoke without a reply.
 
     Fields:
-        invoke, frames: as the message was sent, and is sent again. nbytes: its part of the credit. make: makes its
-        value
-            of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s:
-            when its deadline is over. traceparent: of the server's span, with the reply.
+        invoke, frames_out: the message. nbytes: credit that the call takes.
+        make: returns the call's value for the frames of the reply. named: the frames begin with their names.
+        begun_s: time of the first attempt. expires_s: time of the deadline.
+        traceparent: of the server's span; comes with the reply.
     """
 
     repeatable = True  # on the next connection
@@ -68,13 +68,13 @@ class OpenCall(PendingReply):
         self.deadline_s = deadline_s = invoke.deadline_s
         self.expires_s = None if deadline_s is None else now_s + deadline_s
 
-    def again(self, number: int) -> None:
-        """It is sent once more, or late, with the time that is left."""
+    def renumber(self, number: int) -> None:
+        """Prepare the message for another attempt, or a late one: with this number, and the time that is left."""
         left_s = None if self.expires_s is None else max(1e-3, self.expires_s - monotonic())
         self.invoke = replace(self.invoke, number=number, deadline_s=left_s)
 
-    def again_s(self, failure: protocol.Failure, patience_s: float) -> float | None:
-        """After which time it is asked again; None: not any more."""
+    def retry_pause_s(self, failure: protocol.Failure, patience_s: float) -> float | None:
+        """Return the seconds until the call is sent again after a failure, or None if it is not sent again."""
         if failure.retry_s is None:
             return None
         pause_s = failure.retry_s * random.uniform(1, 1 + JITTER)
@@ -90,8 +90,8 @@ class OpenCall(PendingReply):
         most = max(map(len, self.frames_out), default=0)
         if most > limits.frame_bytes:
             raise RequestTooLarge(
-                f"an input of {most} bytes is more than one message to the server may carry, {limits.frame_bytes}: "
-                "put it there first",
+                f"an input of {most} bytes exceeds the server's limit of one message, {limits.frame_bytes} bytes: "
+                "put it there first, with Client.put",
                 needed_bytes=most,
                 capacity_bytes=limits.frame_bytes,
                 excess_bytes=most - limits.frame_bytes,
@@ -99,18 +99,18 @@ class OpenCall(PendingReply):
             )
 
     def expired(self) -> DeadlineExceeded:
-        """Return the error of a call whose deadline is over."""
+        """Return the error of a call whose deadline has passed."""
         return DeadlineExceeded(
-            f"no answer from the server within {self.deadline_s} s",
+            f"no reply from the server within {self.deadline_s} s",
             deadline_s=self.deadline_s,
             task=self.invoke.function,
         )
 
 
 class OpenQuestion(PendingReply):
-    """Anything else."""
+    """A request other than an Invoke."""
 
-    repeatable = False  # it ends with its connection, as `TryAgain`
+    repeatable = False  # it ends with its connection, by `TryAgain`
 
     __slots__ = ("frames_out", "header")
 
@@ -120,11 +120,11 @@ class OpenQuestion(PendingReply):
 
 
 def too_large(nbytes: int, limits: protocol.Limits | None) -> RequestTooLarge:
-    """Return the error of a request of more bytes than the client may have open."""
+    """Return the error of a request that needs more credit than the client has in total."""
     most = 0 if limits is None or not limits.requests else limits.credit_bytes
     return RequestTooLarge(
-        f"a request with {nbytes} bytes of inputs and outputs is more than this client may have open at the server, "
-        f"{most}: put its inputs there first, and store its outputs there",
+        f"a request with {nbytes} bytes of inputs and outputs exceeds this client's limit of open requests, {most}: "
+        "put its inputs there first, with Client.put, and store its outputs there, with store=...",
         needed_bytes=nbytes,
         capacity_bytes=most,
         excess_bytes=nbytes - most,

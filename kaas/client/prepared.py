@@ -1,4 +1,4 @@
-"""A call of a function at a server, checked, as it is sent."""
+"""Checks a call of a function, and makes the message for the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kaas.ktask.request import encode_scalars, mapping
 from kaas.wire import protocol
 
 KEY_BYTES = 64
-"""Of a key of idempotency, at most."""
+"""The longest idempotency key."""
 
 
 def prepare(
@@ -28,10 +28,10 @@ def prepare(
     store: Mapping[str, str] | None,
     trace: str,
 ) -> OpenCall:
-    """Its deadline counts from now.
+    """Return a checked call, ready to be sent. Its deadline counts from now.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: an argument does not fit the function, or is malformed.
     """
     if deadline_s is not None:
         Options(deadline_s=deadline_s)

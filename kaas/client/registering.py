@@ -1,4 +1,4 @@
-"""How a client brings functions and values to its server: what that lacks, in the order in which it needs it."""
+"""Registers functions and stores values at a server: uploads only missing contents, in the order of their use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_library, encode_task
 
 CONSTANT = "constant-"
-"""Before the hash of a constant, in the name of its object."""
+"""Prefix of the name of a constant's object; the constant's hash follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,12 @@ class _Constant:
 
 
 class Registering:
-    """Each may raise TryAgain, and can be begun anew from the start."""
+    """Registers functions and stores values. signatures: of kTasks, by key.
+
+    The methods may raise TryAgain; the caller may then repeat them from the start.
+    """
 
     def __init__(self, transfers: Transfers, signatures: Mapping[str, bytes]) -> None:
-        """signatures: of kTasks, by key."""
         self._transfers = transfers
         self._signatures = signatures
         self._ask = transfers.ask
@@ -59,7 +61,7 @@ class Registering:
                 own.append(found)
                 found = found.object
             names[buffer_name] = found.name
-        self._bring([task], own, progress)
+        self._upload_missing([task], own, progress)
         registered = self._register(task, name, names, around)
         return RemoteTask.of(registered, name or task.label, task.iterations, around=around)
 
@@ -71,7 +73,7 @@ class Registering:
             found = _constant(buffer, model.constants[buffer_name])
             assert isinstance(found, _Constant), "a model's constants are arrays"
             own[buffer_name] = found
-        self._bring([variant.task for variant in model.variants], list(own.values()), progress)
+        self._upload_missing([variant.task for variant in model.variants], list(own.values()), progress)
         only = len(model.variants) == 1
         tasks = []
         for variant in model.variants:
@@ -90,15 +92,15 @@ class Registering:
         return registered
 
     def known(self, name: str) -> RemoteTask:
-        """A function that is there, by name or key.
+        """Return a function that is registered at the server, by name or key.
 
         Raises:
-            UnknownFunction
+            UnknownFunction: there is no such function, or its code is not allowed any more.
         """
         entries = self._ask(protocol.Functions).entries
         for entry in entries:
             if name in (entry["name"], entry["function"]):
-                if "error" in entry:  # as its code is not allowed any more, say
+                if "error" in entry:  # for example because its code is not allowed any more
                     raise UnknownFunction(f"function {name!r} cannot be called: {entry['error']}", function=name)
                 registered = protocol.Registered(
                     0, entry["function"], entry["inputs"], entry["outputs"], entry.get("scalars", {})
@@ -113,7 +115,7 @@ class Registering:
         """Upload a value as an object.
 
         Raises:
-            KaasError
+            KaasError: the server refuses the value.
         """
         if len(content.data) <= protocol.CHUNK_BYTES:
             self._put(made, frame=content.data)
@@ -131,16 +133,18 @@ class Registering:
         data = memoryview(encode_library(library))
         return UploadContent(library.hash, data, "library")
 
-    def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
-        """Code and constants that the server lacks."""
+    def _upload_missing(
+        self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None
+    ) -> None:
+        """Upload the code and constants that the server does not have."""
         libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
         contents = [self._code(library) for library in libraries]
-        lacking = []
+        missing = []
         if constants:
-            there = {entry["name"] for entry in self._ask(protocol.Objects).entries}
+            stored = {entry["name"] for entry in self._ask(protocol.Objects).entries}
             by_name = {constant.object.name: constant for constant in constants}
-            lacking = [constant for name, constant in by_name.items() if name not in there]
-        large = [constant for constant in lacking if len(constant.content.data) > protocol.CHUNK_BYTES]
+            missing = [constant for name, constant in by_name.items() if name not in stored]
+        large = [constant for constant in missing if len(constant.content.data) > protocol.CHUNK_BYTES]
         try:
             self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
         except NotAllowed as error:
@@ -148,7 +152,7 @@ class Registering:
             if with_keys is None:
                 raise
             raise with_keys from error
-        for constant in lacking:
+        for constant in missing:
             if len(constant.content.data) > protocol.CHUNK_BYTES:
                 self._put(constant.object, digest=constant.content.hash)
             else:
@@ -158,7 +162,7 @@ class Registering:
 def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:
     """Return the error with the keys that the operator lists for these kTasks, or None if they would not help.
 
-    A server that lists none refuses a library before it knows of any kTask.
+    A server whose operator lists no kTask refuses a library before it receives a kTask.
     """
     library_hash = error.fields.get("library")
     refused = [
@@ -175,17 +179,17 @@ def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:
 
 
 def _constant(buffer: Buffer, value: Any) -> _Constant | RemoteObject:
-    """What is bound to a buffer: an object that is there already, or one that has its content for its name.
+    """Return the constant of a buffer: an object at the server, or content for an object that is named by its hash.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: the value does not fit the buffer.
     """
     if isinstance(value, RemoteObject):
         value.check_fit(buffer, None)
         return value
     if isinstance(value, View) and isinstance(value.source, RemoteObject):
         raise InvalidRequest(
-            f"constant {buffer.name!r} is all of an object at the server, not a View", buffer=buffer.name
+            f"constant {buffer.name!r} must be a whole object at the server, not a View", buffer=buffer.name
         )
     content = UploadContent.value(input_bytes(buffer, on_host(buffer.name, value)))
     return _Constant(RemoteObject(CONSTANT + content.hash, buffer.dtype, buffer.shape), content)

@@ -1,4 +1,4 @@
-"""The calls of a client that have no answer yet, over each connection to the server and in each of its epochs."""
+"""The open calls of a client, through all its connections to the server and all epochs of the server."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from kaas.wire.rpc.client_half import ClientHalf
 from kaas.wire.rpc.credit import Credit
 
 GRACE_S = 1.0
-"""So long after its deadline a call ends by itself, if the server does not end it."""
+"""A call that the server does not end at its deadline ends so much later by itself."""
 ACKNOWLEDGED_S = 0.2
-"""The server hears within this that an answer has come, if no request goes there before."""
+"""The server gets a receipt of a reply within this time, or with an earlier request."""
 TAKEN_EVERY = 64
-"""After so many calls that nobody has waited for, what has come meanwhile is taken."""
+"""Every so many calls, `submit` takes in the replies that have arrived, in case no thread waits for them."""
 
 
 class RemoteCalls:
-    """A source of futures. queue: calls that wait for credit. session: of this program. numbers: of questions.
+    """The calls of a client. queue: calls that wait for credit. session: this client's id. numbers: of requests.
 
-    key_prefix: of the calls' keys of idempotency.
+    key_prefix: of the calls' idempotency keys. stopped: set by `close`.
     """
 
     def __init__(self, endpoint: ServerEndpoint, patience_s: float) -> None:
@@ -46,30 +46,30 @@ class RemoteCalls:
         self.key_prefix = f"{self.session}-"
         self.numbers = count(1)
         self.stopped = threading.Event()
-        self._later = TimerThread("kaas-later")
+        self._timer = TimerThread("kaas-later")
         self._receiver = ReplyReader[protocol.FromServer](self._take, self._connection_lost)
-        self.lock = self._receiver.lock  # guards all that follows, and what is pending
+        self.lock = self._receiver.lock  # guards the fields below and the pending replies
         self._half: ClientHalf[OpenCall | OpenQuestion, int] = ClientHalf()  # abandoned calls hold bytes of credit
         self._credit = Credit()
-        self.queue = CreditQueue(self._credit, self._receiver, self._later, self._enter_granted, self.forget)
+        self.queue = CreditQueue(self._credit, self._receiver, self._timer, self._enter_granted, self.forget)
         self._connection: ServerConnection | None = None
-        self._epoch = ""  # of the server, the last that was met
+        self._epoch = ""  # of the server, at the newest connection
         self._connecting = self._draining = False
         self._ended: KaasError | None = None
 
-    # --- asking
+    # --- requests
 
     def submit(self, call: OpenCall) -> PendingReply | None:
-        """Send an Invoke, if there is credit for it; else return what ends once credit was taken for it in `queue`.
+        """Send an Invoke if there is credit for it; else return a reply that ends once `queue` has taken credit for it.
 
         Raises:
-            NotInitialized, RequestTooLarge
+            NotInitialized: the client is closed. RequestTooLarge: an input exceeds the limit of one message.
         """
         self._check()
         limits = self._credit.limits
         if limits is not None and call.nbytes > limits.frame_bytes:
             call.check(limits)
-        if self._entered(call, taken=False):
+        if self._begin(call, taken=False):
             if not call.number % TAKEN_EVERY:
                 self._receiver.take_all()
             return None
@@ -85,10 +85,10 @@ class RemoteCalls:
         return room
 
     def _enter_granted(self, call: OpenCall) -> None:
-        self._entered(call, taken=True)
+        self._begin(call, taken=True)
 
-    def _entered(self, call: OpenCall, *, taken: bool) -> bool:
-        """Whether there was credit for it. taken: it has been taken already."""
+    def _begin(self, call: OpenCall, *, taken: bool) -> bool:
+        """Send a call. Return False if there is no credit for it. taken: credit has been taken already."""
         due: tuple[int, ...] = ()
         with self.lock:
             if not taken and not self._credit.take(call.nbytes):
@@ -105,11 +105,11 @@ class RemoteCalls:
         else:
             if due:
                 self._send(connection, protocol.Received(due))
-            self._post(connection, call)
+            self._send_call(connection, call)
         return True
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> PendingReply:
-        """Anything but an Invoke; what comes of it are the answer's header and its frames, or TryAgain."""
+        """Send a request other than an Invoke. Its reply has the reply's header and frames, or the error TryAgain."""
         self._check()
         question = OpenQuestion(self, make(next(self.numbers)), frames)
         with self.lock:
@@ -125,17 +125,17 @@ class RemoteCalls:
         return question
 
     def limits(self) -> protocol.Limits | None:
-        """The limits that the server told, or None before the first connection."""
+        """Return this client's limits at the server, or None before the first connection."""
         return self._credit.limits
 
     def _check(self) -> None:
         if self._ended is not None:
             raise type(self._ended)(self._ended.message)
         if os.getpid() != self._pid:
-            raise NotInitialized("this process was forked from one with a client: it needs one of its own")
+            raise NotInitialized("this process was forked from one with a client: it needs a client of its own")
 
-    def _post(self, connection: ServerConnection, call: OpenCall) -> None:
-        if self._draining:  # it goes to the server's next life
+    def _send_call(self, connection: ServerConnection, call: OpenCall) -> None:
+        if self._draining:  # the call is sent to the server's next epoch
             return
         try:
             connection.send(call.invoke, call.frames_out)
@@ -148,10 +148,10 @@ class RemoteCalls:
         except ConnectionLost:
             self._connection_lost(connection)
 
-    # --- answers
+    # --- replies
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
-        """Wait for a reply, timeout_s at most."""
+        """Wait for a reply, timeout_s at most. A call with a deadline ends GRACE_S after it."""
         if os.getpid() != self._pid:
             self._check()
         if isinstance(pending, OpenCall) and pending.expires_s is not None:
@@ -164,16 +164,16 @@ class RemoteCalls:
         self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Have the receiving thread call these."""
+        """Let the receiving thread call these functions."""
         self._receiver.call(callbacks)
 
     def watch(self, pending: PendingReply) -> None:
-        """Have the receiving thread end a call, since no thread waits for it."""
+        """Let the receiving thread end a call, since no thread waits for it."""
         self._receiver.watch(pending.number)
         if isinstance(pending, OpenCall) and pending.expires_s is not None:
-            watched = weakref.ref(pending)  # what has an answer goes before its deadline
+            watched = weakref.ref(pending)  # weak: a call with a reply may be freed before its deadline
             left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
-            self._later.after(left_s, lambda: self._expire_watched(watched))
+            self._timer.after(left_s, lambda: self._expire_watched(watched))
 
     def _expire_watched(self, watched: weakref.ref[OpenCall]) -> None:
         call = watched()
@@ -181,13 +181,13 @@ class RemoteCalls:
             self._expire(call)
 
     def forget(self, pending: PendingReply) -> None:
-        """Cancel a call whose future no program has any more."""
+        """Cancel a call whose future is garbage or cancelled."""
         connection = None
         with self.lock:
             self._receiver.unwatch(pending.number)
             if isinstance(pending, OpenCall):
-                call, told = self._half.abandon(pending.invoke.number, pending.number, pending.nbytes)
-                if told:
+                call, sent = self._half.abandon(pending.invoke.number, pending.number, pending.nbytes)
+                if sent:
                     connection = self._connection
                 elif call is not None:
                     self._credit.give(pending.nbytes)
@@ -205,21 +205,21 @@ class RemoteCalls:
     def _take(self, header: protocol.FromServer, frames: Sequence[Any]) -> None:
         match header:
             case protocol.Result(number=number, outputs=names, trace=trace):
-                self._answered(number, frames, None, trace, names)
+                self._end_call(number, frames, None, trace, names)
             case protocol.Failure(error="UnknownSession"):
                 connection = self._connection
                 if connection is not None:
-                    self._connection_lost(connection)  # introduces the session anew
+                    self._connection_lost(connection)  # the next connection introduces the session again
             case protocol.Failure(number=number) if not isinstance(self._half.open.get(number), OpenQuestion):
-                self._answered(number, (), header, header.trace)
+                self._end_call(number, (), header, header.trace)
             case protocol.Goodbye():
                 self._draining = True
             case protocol.Welcome():
                 pass
             case _:
-                self._told(header, frames)
+                self._end_question(header, frames)
 
-    def _told(self, header: Any, frames: Sequence[Any]) -> None:
+    def _end_question(self, header: Any, frames: Sequence[Any]) -> None:
         with self.lock:
             question = self._half.open.get(header.number)
             if not isinstance(question, OpenQuestion):
@@ -233,7 +233,7 @@ class RemoteCalls:
         else:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
-    def _answered(
+    def _end_call(
         self,
         number: int,
         frames: Sequence[Any],
@@ -253,20 +253,20 @@ class RemoteCalls:
                     call.traceparent = trace
                     callbacks = call.settle((names, *frames) if call.named else frames, error)
         if first:
-            self._later.after(ACKNOWLEDGED_S, self._acknowledge)
+            self._timer.after(ACKNOWLEDGED_S, self._acknowledge)
         if call is not None and pause_s is not None:
-            self._later.after(pause_s, lambda: self._again(call))
+            self._timer.after(pause_s, lambda: self._repeat(call))
         elif callbacks:
             self._receiver.call(callbacks)
         if credit.waiting:
             self.queue.grant()
 
     def _reply(self, number: int, failure: protocol.Failure | None) -> tuple[OpenCall | None, float | None]:
-        """Return the call that waits for a reply, and the pause before it is sent again, if it is. Needs the lock."""
+        """Return the call of a reply, and the pause in seconds before it is sent again, or None. Needs the lock."""
         call = self._half.open.get(number)
         if isinstance(call, OpenQuestion):
-            return None, None  # no reply of this kind is for a question
-        pause_s = None if call is None or failure is None else call.again_s(failure, self._patience_s)
+            return None, None  # a reply of this kind does not belong to a question
+        pause_s = None if call is None or failure is None else call.retry_pause_s(failure, self._patience_s)
         if call is not None and pause_s is not None:
             self._half.put_off(number, call.number)
             return call, pause_s
@@ -277,13 +277,13 @@ class RemoteCalls:
             self._credit.give(abandoned)
         return call, None
 
-    def _again(self, call: OpenCall) -> None:
+    def _repeat(self, call: OpenCall) -> None:
         number = next(self.numbers)
         with self.lock:
             if self._half.repeat(call.number, number) is None:
                 return
-            call.again(number)
-        self._entered(call, taken=True)
+            call.renumber(number)
+        self._begin(call, taken=True)
 
     def _acknowledge(self) -> None:
         with self.lock:
@@ -294,12 +294,12 @@ class RemoteCalls:
     # --- connections
 
     def _connect(self) -> None:
-        """Have a connection made, if there is none."""
+        """Begin to connect, if there is no connection."""
         with self.lock:
             if self._connecting or self._connection is not None or self._ended is not None:
                 return
             self._connecting = True
-        threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
+        threading.Thread(target=self._reconnect, name="kaas-connection", daemon=True).start()
 
     def _connection_lost(self, connection: AnyConnection[Any, protocol.FromServer]) -> None:
         with self.lock:
@@ -318,14 +318,14 @@ class RemoteCalls:
         if wanted:
             self._connect()
 
-    def _renew(self) -> None:
-        """Ask a server that is there again all that has no answer."""
+    def _reconnect(self) -> None:
+        """Connect to the server, and send it all requests without a reply."""
         try:
             connection, welcome = self._endpoint.connect(self.session, self.stopped, self._expire_all)
         except KaasError as error:
             self._fail(error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 - every waiting caller gets the error
             self._fail(
                 Unreachable(f"{type(error).__name__}: {error}", address=self._endpoint.address, reason=str(error))
             )
@@ -345,17 +345,17 @@ class RemoteCalls:
             return
         for number in abandoned if same else ():
             self._send(connection, protocol.Cancel(number))
-        self._post_again(connection, unanswered)
+        self._send_again(connection, unanswered)
         self.queue.grant()
 
-    def _post_again(self, connection: ServerConnection, unanswered: Iterable[OpenCall | OpenQuestion]) -> None:
+    def _send_again(self, connection: ServerConnection, unanswered: Iterable[OpenCall | OpenQuestion]) -> None:
         for call in unanswered:
             if isinstance(call, OpenQuestion):
                 self._send(connection, call.header, call.frames_out)
                 continue
-            call.again(call.invoke.number)
-            self._post(connection, call)
-            if call.ended:  # meanwhile, and the server may have been told before it was asked
+            call.renumber(call.invoke.number)
+            self._send_call(connection, call)
+            if call.ended:  # meanwhile: its Cancel may have been sent before the call
                 self._send(connection, protocol.Cancel(call.invoke.number))
 
     def _expire_all(self) -> None:
@@ -367,7 +367,7 @@ class RemoteCalls:
             self._expire(call)
 
     def _fail(self, error: KaasError) -> None:
-        """End all that waits with an error; further calls look for the server anew."""
+        """End all waiting calls with an error; further calls try to connect again."""
         with self.lock:
             calls, abandoned = self._half.failed()
             for nbytes in (*(call.nbytes for call in calls if isinstance(call, OpenCall)), *abandoned):
@@ -384,7 +384,7 @@ class RemoteCalls:
         """End all calls with NotInitialized; those that have not begun do not run. A second call changes nothing."""
         closed = NotInitialized("this client is closed")
         if os.getpid() != self._pid:
-            return  # it is the other process's
+            return  # the connection belongs to the parent process
         with self.lock:
             if self._ended is not None:
                 return
@@ -394,7 +394,7 @@ class RemoteCalls:
             answered = self._credit.all_answered()
             self._receiver.close()
         self.stopped.set()
-        self._later.close()
+        self._timer.close()
         if connection is not None:
-            connection.part(numbers, answered)
+            connection.finish(numbers, answered)
         self._fail(closed)

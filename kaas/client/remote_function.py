@@ -1,4 +1,4 @@
-"""Functions and objects at a server, as its client sees them; an invocation, checked and as it is sent."""
+"""Functions and objects at a server, and the checked inputs of an invocation."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Make = Callable[[Sequence[Any]], Any]
 
 
 def check_object_name(name: Any) -> None:
-    """Check that a name can be an object's.
+    """Check the name of an object.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: the name is not text, is empty or has a NUL.
     """
     if not is_text(name) or not name or "\0" in name:
-        raise InvalidRequest(f"an object's name is text without NUL, and some, not {name!r}")
+        raise InvalidRequest(f"an object's name is non-empty text without NUL, not {name!r}")
 
 
 class RemoteObject(HeldRef):
-    """A value at the server, under a name that its client gave it: an input for any number of calls."""
+    """A value at the server under a name: an input for any number of calls."""
 
     __slots__ = ("name",)
 
@@ -56,13 +56,16 @@ class RemoteObject(HeldRef):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTask:
-    """One kTask at the server as its callers see it.
+    """One kTask at the server, with the layouts of its inputs and outputs.
 
     Fields:
-        key: by which the server knows it. given: the inputs that travel. taken: those that callers give, in order: the
-            same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and shapes of the given.
-        output_bytes: of each output. reply_bytes: of all. before: whether a step makes the inputs, which then are not
-            those that callers give. after: whether one makes what comes, by name, as `make` has it.
+        key: the server's key of the function.
+        given: the inputs that are sent. taken: the inputs that callers give, in order: those of `given`, and a model's
+            inputs that no kernel reads. layouts: NumPy dtypes and shapes of `given`.
+        output_bytes: of each output. reply_bytes: of all outputs together.
+        make: returns a call's value for the frames of its reply.
+        before: a step at the server makes the kTask's inputs, so that callers give the step's inputs instead.
+        after: a step at the server makes the outputs, which come with their names.
     """
 
     key: str
@@ -88,7 +91,7 @@ class RemoteTask:
         inputs: Sequence[Buffer] | None = None,
         around: tuple[str, str] = ("", ""),
     ) -> RemoteTask:
-        """inputs: of a model's variant, all that callers give. around: the steps before and after it."""
+        """Return a registered kTask. inputs: of a model's variant, all inputs of callers. around: its steps."""
         before, after = map(bool, around)
         described = {} if before else registered.inputs
         given = {name: Buffer(name, shape, dtype) for name, (dtype, shape) in described.items()}
@@ -110,12 +113,14 @@ class RemoteTask:
         )
 
     def making(self, store: Mapping[str, str]) -> Make:
-        """What becomes of the frames of an answer. store: names under which outputs stay at the server, by output.
+        """Return a function that makes a call's value of the frames of its reply.
+
+        store has, by output, the name of the object that the output becomes at the server.
 
         Raises:
-            InvalidRequest
+            InvalidRequest: there is no such output.
         """
-        if not store or self.after:  # what the step makes, and whether it can stay, the server knows
+        if not store or self.after:  # only the server knows the outputs of a step
             return self.make
         for name in store.keys() - self.output_bytes.keys():
             raise InvalidRequest(
@@ -125,11 +130,11 @@ class RemoteTask:
             )
 
         def make(frames: Sequence[Any]) -> Any:
-            came = iter(frames)
+            arrived = iter(frames)
             values = [
                 RemoteObject(store[buffer.name], buffer.dtype, buffer.shape)
                 if buffer.name in store
-                else array_of(next(came), buffer.dtype, buffer.shape)
+                else array_of(next(arrived), buffer.dtype, buffer.shape)
                 for buffer in self.outputs
             ]
             return values[0] if len(values) == 1 else outputs_type(tuple(self.output_bytes))(*values)
@@ -138,7 +143,7 @@ class RemoteTask:
 
 
 class ClientCaller(Protocol):
-    """Who calls functions: a client, blocking or not."""
+    """A client, blocking or not."""
 
     def call(
         self, function: Any, inputs: Mapping[str, Any] | None = None, *, scalars: Mapping[str, Any] | None = None
@@ -147,9 +152,9 @@ class ClientCaller(Protocol):
 
 
 class RemoteFunction:
-    """What `Client.register` gives: a kTask at the server with its constants bound, or several that share them.
+    """A function at the server: a kTask with its constants bound, or the variants of a model. See `Client.register`.
 
-    The several are variants of a model, of which each call takes the one for the shapes of its inputs.
+    Each call of a model runs the variant for the shapes of its inputs.
     """
 
     def __init__(self, client: ClientCaller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
@@ -159,43 +164,43 @@ class RemoteFunction:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """By which the server knows it, of each variant."""
+        """The server's key of each variant."""
         return tuple(task.key for task in self.tasks)
 
     def call(self, /, *arrays: Any, **inputs: Any) -> Future:
-        """As `Client.call`; inputs are given by name, or in order. Scalars may stand among them."""
+        """Call the function, as `Client.call` does, with inputs by name or in order. Scalars are given by name."""
         first = self.tasks[0]
         among = [name for name in inputs if name in first.scalars and name not in first.taken]
         scalars = {name: inputs.pop(name) for name in among}
         if arrays and first.before:
-            raise InvalidRequest(f"{self.name!r}: what a step reads is given by name", task=self.name)
+            raise InvalidRequest(f"{self.name!r}: inputs of a step are given by name", task=self.name)
         given = by_position(self.name, first.taken, arrays, inputs) if arrays else inputs
         future: Future = self._client.call(self, given, scalars=scalars or None)
         return future
 
     def __call__(self, /, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidRequest: `call` calls it."""
+        """Raise InvalidRequest: `call` calls the function."""
         raise InvalidRequest(f"{self.name!r} is at a server: .call(...) calls it", task=self.name)
 
     @property
     def remote(self) -> NoReturn:
-        """Raise AttributeError: without Ray there is `call`."""
+        """Raise AttributeError: without Ray, `call` calls the function."""
         raise AttributeError(f"{self.name!r} is a client's function, without Ray: .call(...) calls it")
 
     def variant(self, /, **shapes: int | Sequence[int]) -> RemoteFunction:
-        """This function for inputs of these shapes only, by name.
+        """Return the variant of this function for inputs of these shapes, by name.
 
         Raises:
-            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+            UnexpectedInput: no such input. NoVariant: no variant has these shapes. UndecidedVariant: several have.
         """
         number = of_shapes(self.name, [task.taken for task in self.tasks], shapes)
         return RemoteFunction(self._client, self.name, (self.tasks[number],))
 
     def chosen(self, inputs: Mapping[str, Any]) -> tuple[RemoteTask, Mapping[str, Any]]:
-        """The one for these inputs, and those of them that it reads.
+        """Return the variant for these inputs, and those of the inputs that it reads.
 
         Raises:
-            InvalidRequest
+            InvalidRequest: no variant takes these inputs.
         """
         first = self.tasks[0]
         if len(self.tasks) == 1 and first.taken is first.given:
@@ -215,10 +220,10 @@ class RemoteFunction:
 
 
 def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, protocol.Input], list[bytes]]:
-    """Inputs as an Invoke names them, and its frames: copies of the values, so that they may be written to again.
+    """Return the inputs of an Invoke and its frames: copies of the values, so that callers may change their arrays.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: an input is missing, is unknown or does not fit.
     """
     if task.before:
         return _for_step(inputs)
@@ -229,7 +234,7 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, proto
     for name, value in inputs.items():
         dtype, shape = task.layouts[name]
         if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
-            frames.append(value.tobytes())  # nearly always: nothing is left to be checked
+            frames.append(value.tobytes())  # the usual case: nothing more to check
             named[name] = protocol.Input(len(frames))
             continue
         buffer = task.given[name]
@@ -246,13 +251,13 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, proto
 def _for_step(values: Mapping[str, Any]) -> tuple[dict[str, protocol.Input], list[bytes]]:
     for name, value in values.items():
         if _is_object(value) or not isinstance(name, str):
-            raise InvalidRequest(f"what a step reads is sent, by name: not {value!r} as {name!r}")
+            raise InvalidRequest(f"inputs of a step are values by name, not {value!r} as {name!r}")
     frames = [bytes(raw_bytes(Buffer(name, ()), on_host(name, value)).data) for name, value in values.items()]
     return {name: protocol.Input(frame) for frame, name in enumerate(values, 1)}, frames
 
 
 def _by_name(frames: Sequence[Any]) -> dict[str, bytes]:
-    """What a step has made. frames: names come first."""
+    """Return the outputs of a step, by name. The first frame has the names."""
     names, *values = frames
     return dict(zip(names, map(bytes, values), strict=True))
 

@@ -1,4 +1,4 @@
-"""A client's line to a server: one connection of ZeroMQ, which ends where it breaks."""
+"""A client's connection to a server: one ZeroMQ connection, which does not reconnect after a break."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, AnyConnection,
 from kaas.wire.connections.zmq_connection import Socket, receive_frames
 
 HEARTBEAT_S = 2.0
-"""How often it asks whether the server is there; thrice as long without an answer is a no."""
-LAST_WORDS_S = 0.2
-"""Within this what was sent just before `close` goes out."""
+"""Interval of ZeroMQ heartbeats. The connection breaks after three intervals without a reply."""
+LINGER_S = 0.2
+"""Messages that were sent just before `close` still go out within this time."""
 
 RECONNECT_MS = 3_600_000
-"""Another connection is another line, on which the session is introduced anew. Without any reconnecting (-1) a context
-whose connection broke in its handshake can wait for ever in `term`, as of ZeroMQ 4.3.5."""
+"""So long that ZeroMQ does not reconnect: a new connection needs a new Hello. With reconnecting switched off (-1) a
+context whose connection broke in its handshake can wait for ever in `term`, as of ZeroMQ 4.3.5."""
 
 UNKNOWN_KEY = 400
-"""What a server that refuses says of a key that it does not know (ZeroMQ's RFC 27); 500, if it has its fill of
-connections: then there may be room later."""
+"""The status of a server that does not know a key (ZeroMQ's RFC 27). Its status is 500 if it has too many connections
+now; then it may have room later."""
 
 BROKEN = "the connection to the server broke"
-NOBODY = "nobody listens there"
-NOWHERE = "there is no such host"
+NO_LISTENER = "no server listens at this address"
+NO_HOST = "there is no such host"
 HUNG_UP = (
-    "whoever is there does not answer the handshake, and hangs up. That is all that a server does that has another key "
-    "than this client was given (compare server_key in the client's file with public_key in server.toml among the "
-    "server's keys, and look at the address), and also one that too many connections without a key keep busy, or that "
-    "keeps out this address for now"
+    "the peer at this address hangs up during the handshake. Most likely the server has another key than this client "
+    "was given: compare server_key in the client's file with public_key in server.toml among the server's keys, and "
+    "check the address. A server also hangs up while too many connections without a key keep it busy, or while it "
+    "refuses this address"
 )
 FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
-NOT_IT = (
-    "whoever is there does not have this server's key, or does not speak this protocol; a server with keys talks to a "
-    "client that gives its own only: kaas.Client(address, keys=...)"
+WRONG_PEER = (
+    "the peer at this address does not have this server's key, or does not speak this protocol. A server with keys "
+    "requires the client's keys: kaas.Client(address, keys=...)"
 )
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
-_NOT_IT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+_WRONG_PEER = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _CUT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
-_NOBODY = int(zmq.Event.CLOSED)
-_send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over it
+_CONNECT_CLOSED = int(zmq.Event.CLOSED)
+_send = zmq.backend.Socket.send  # takes a third of the time of pyzmq's own `send`
 _get = zmq.backend.Socket.get
 _BROKEN = int(zmq.Event.DISCONNECTED)
 _AGAIN = int(zmq.Event.CONNECT_RETRIED)
-"""Follows each of the others; where it stands alone there was nothing to connect to."""
+"""Follows each of the other events. Alone, it says that the host does not exist."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CurveKeys:
-    """Of a client's connections, in Z85: the server's public key, and the client's own pair."""
+    """Keys of a client's connections, in Z85: the server's public key, and the client's own pair."""
 
     server_key: bytes
     public_key: bytes
@@ -72,21 +72,21 @@ class CurveKeys:
 
 
 class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
-    """A CURVE connection to a server, whose one socket sending and receiving threads share.
+    """A CURVE connection to a server. Threads that send and receive share its one socket.
 
-    A thread that waits for a message waits for the socket's file descriptor, and not in the socket.
+    A thread waits for a message by a poll of the socket's file descriptor, so that others can use the socket meanwhile.
     """
 
     def __init__(self, context: zmq.Context[Socket], address: str, keys: CurveKeys | None, connect_s: float) -> None:
         """Begin to connect.
 
         Raises:
-            zmq.ZMQError: no such address can be.
+            zmq.ZMQError: the address is malformed.
         """
         self._using, self._receiving = threading.Lock(), threading.Lock()
         self._socket = socket = context.socket(zmq.DEALER)
-        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _CUT | _NOBODY | _BROKEN | _AGAIN)
-        self._bell = os.eventfd(0)
+        self._monitor = socket.get_monitor_socket(_REFUSED | _WRONG_PEER | _CUT | _CONNECT_CLOSED | _BROKEN | _AGAIN)
+        self._wakeup_fd = os.eventfd(0)
         self._woken = self._waiting = False
         self._lost = ""
         try:
@@ -96,13 +96,17 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             self.close()
             raise
         self._socket_fd, self._monitor_fd = (int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor))
-        self._heard = False  # what the monitor has to tell
+        self._monitor_read = False  # the monitor's events so far
         self._poll = select.poll()
-        for descriptor in (self._socket_fd, self._monitor_fd, self._bell):
+        for descriptor in (self._socket_fd, self._monitor_fd, self._wakeup_fd):
             self._poll.register(descriptor, select.POLLIN)
 
     def send(self, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
-        """frames: each anything with contiguous memory; what is large is not copied."""
+        """Send a message. frames: objects with contiguous memory; large ones are not copied.
+
+        Raises:
+            ConnectionLost: the connection broke, or is closed.
+        """
         with self._using:
             if self._lost:
                 raise ConnectionLost(self._lost)
@@ -113,51 +117,55 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                     left -= 1
                     _send(socket, frame, _MORE if left else 0, len(frame) < LARGE_BYTES)
             except zmq.Again:
-                self._hear()
+                self._read_monitor()
                 raise ConnectionLost(self._lost or BROKEN) from None
             if self._waiting and _readable(self._socket):
-                os.eventfd_write(self._bell, 1)  # sending may have taken the notice of what has come
+                os.eventfd_write(self._wakeup_fd, 1)  # sending may have consumed the notice of a received message
 
     def receive(self, timeout_s: float | None = None) -> tuple[protocol.FromServer, Frames] | None:
-        """Return the next message with its frames, or None after timeout_s."""
+        """Return the next message with its frames, or None after timeout_s or `wake`.
+
+        Raises:
+            ConnectionLost: the connection broke, or is closed.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
-            came = False  # as far as its file descriptor tells
+            readable = False  # by the socket's file descriptor
             while True:
                 with self._using:
                     if self._lost == CLOSED:
                         raise ConnectionLost(CLOSED)
-                    if came or _readable(self._socket):
+                    if readable or _readable(self._socket):
                         try:
                             header, *frames = receive_frames(self._socket, _AT_ONCE)
                         except zmq.Again:
-                            pass  # it was something else
+                            pass  # the notice was not of a message
                         else:
                             return protocol.decode_from_server(header), frames
-                    if not (self._lost or self._heard):
-                        self._hear()
+                    if not (self._lost or self._monitor_read):
+                        self._read_monitor()
                     if self._lost:
                         raise ConnectionLost(self._lost)
                     self._waiting = True
                 left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
                 ready = dict(self._poll.poll(left_ms))
                 self._waiting = False
-                if not ready or (self._bell in ready and self._rung()):
+                if not ready or (self._wakeup_fd in ready and self._clear_wakeup()):
                     return None
-                came = self._socket_fd in ready
-                self._heard = self._monitor_fd not in ready
+                readable = self._socket_fd in ready
+                self._monitor_read = self._monitor_fd not in ready
 
     def wake(self) -> None:
         """Let a thread in `receive` return."""
         with self._using:
             if self._lost != CLOSED:
                 self._woken = True
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup_fd, 1)
 
-    def part(self, unanswered: Iterable[int], received: tuple[int, ...]) -> None:
+    def finish(self, unanswered: Iterable[int], received: tuple[int, ...]) -> None:
         """Cancel requests, acknowledge replies, and close.
 
-        The end of the connection tells the server what it no longer carries.
+        If a message cannot be sent any more, the end of the connection tells the server the same.
         """
         try:
             for number in unanswered:
@@ -175,38 +183,38 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             if self._lost == CLOSED:
                 return
             broken, self._lost = self._lost, CLOSED
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
         with self._receiving:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
-            self._socket.close(linger=0 if broken else int(LAST_WORDS_S * 1000))
-            os.close(self._bell)
+            self._socket.close(linger=0 if broken else int(LINGER_S * 1000))
+            os.close(self._wakeup_fd)
 
-    def _rung(self) -> bool:
-        """Whether it was for whoever receives, and not to have it look again."""
+    def _clear_wakeup(self) -> bool:
+        """Clear the wake-up. Return True if it came from `wake`, False if the receiver only has to look again."""
         with self._using:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
             woken, self._woken = self._woken, False
         return woken
 
-    def _hear(self) -> None:
-        """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
+    def _read_monitor(self) -> None:
+        """Read the monitor's events, until none is left: its file descriptor reports changes only."""
         while _readable(self._monitor):
-            told = parse_monitor_message(self._monitor.recv_multipart())
-            self._lost = self._lost or _why(told["event"], told["value"])
+            message = parse_monitor_message(self._monitor.recv_multipart())
+            self._lost = self._lost or _reason(message["event"], message["value"])
 
 
-def _why(event: int, value: int) -> str:
-    """A connection ended."""
+def _reason(event: int, value: int) -> str:
+    """Return the reason of a connection's end, in words."""
     if event & _REFUSED:
         return REFUSED if value == UNKNOWN_KEY else FULL
-    if event & _NOT_IT:
-        return NOT_IT
-    if event & _CUT and value == errno.EPIPE:  # and not torn off, by a process that ended or by a relay to nobody
+    if event & _WRONG_PEER:
+        return WRONG_PEER
+    if event & _CUT and value == errno.EPIPE:  # other errors: the peer's process ended, or a relay has no server
         return HUNG_UP
     if event & _AGAIN:
-        return NOWHERE
-    return NOBODY if event & _NOBODY else BROKEN
+        return NO_HOST
+    return NO_LISTENER if event & _CONNECT_CLOSED else BROKEN
 
 
 def _readable(socket: Socket) -> bool:
@@ -214,7 +222,7 @@ def _readable(socket: Socket) -> bool:
 
 
 def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:
-    socket.set_hwm(0)  # credit bounds what waits
+    socket.set_hwm(0)  # credit bounds the bytes that wait
     socket.reconnect_ivl = RECONNECT_MS
     socket.connect_timeout = socket.handshake_ivl = math.ceil(connect_s * 1000)
     socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)

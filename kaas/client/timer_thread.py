@@ -1,4 +1,4 @@
-"""What is to be done at some time, by a thread that ends when nothing is."""
+"""A thread that calls functions at given times, and ends when it is idle."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import count
 from typing import Any
 
 LINGER_S = 10.0
-"""The thread ends when it had nothing to do for so long."""
+"""The thread ends when it was idle for so long."""
 
 
 class TimerThread:
-    """Calls functions at times, on one thread that starts with the first."""
+    """Calls functions at given times, on one thread that starts with the first function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class TimerThread:
         self._running = self._closed = False
 
     def after(self, seconds: float, do: Callable[[], Any]) -> None:
-        """Called once, unless this is closed before; it must neither wait long nor raise."""
+        """Call a function once, after some seconds, unless `close` comes before. It must neither block nor raise."""
         with self._changed:
             if self._closed:
                 return
@@ -36,7 +36,7 @@ class TimerThread:
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """End the thread; what has not been called is dropped."""
+        """End the thread, and drop the functions that it has not called."""
         with self._changed:
             self._closed = True
             self._heap.clear()

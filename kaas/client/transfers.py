@@ -1,4 +1,4 @@
-"""Large values to and from a server, in chunks: what it has already is not sent."""
+"""Sends and receives large values in chunks. Bytes that the server has already are not sent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kaas.futures import PendingReply
 from kaas.wire import protocol
 
 WINDOW = 4
-"""Chunks on their way at once."""
+"""Number of chunks that are under way at a time."""
 
 Progress = Callable[[int, int], Any]
-"""Called with the bytes that are there and with those of all."""
+"""Called with the number of bytes that have arrived, and the number of all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadContent:
-    """What is known to the server by its hash. kind, signature: as of `wire.Upload`."""
+    """Content that the server knows by its hash. kind, signature: as in `protocol.Upload`."""
 
     hash: str
     data: memoryview
@@ -34,18 +34,21 @@ class UploadContent:
 
     @classmethod
     def value(cls, data: memoryview) -> UploadContent:
-        """Return a value as content of an upload."""
+        """Return a value as the content of an upload."""
         return cls(hashlib.sha256(data).hexdigest(), data, "value")
 
 
 class Transfers:
-    """Each raises TryAgain if it is to be begun again, or KaasError."""
+    """Requests and transfers over a client's connection.
+
+    The methods raise TryAgain if the caller may repeat them from the start, and KaasError otherwise.
+    """
 
     def __init__(self, calls: RemoteCalls) -> None:
         self._calls = calls
 
-    def answer(self, pending: PendingReply) -> Sequence[Any]:
-        """The header of a question's answer, and its frames."""
+    def reply(self, pending: PendingReply) -> Sequence[Any]:
+        """Wait for a reply; return its header and its frames."""
         if not pending.ended:
             self._calls.wait(pending, None)
         if pending.error is not None:
@@ -53,62 +56,62 @@ class Transfers:
         return pending.frames
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Any:
-        """The answer's header."""
-        return self.answer(self._calls.ask(make, frames))[0]
+        """Send a request, and return the header of its reply. make: returns the message for a number."""
+        return self.reply(self._calls.ask(make, frames))[0]
 
     def upload(self, contents: Sequence[UploadContent], progress: Progress | None) -> None:
-        """Upload what the server does not have yet, with reports of progress."""
+        """Upload the contents that the server does not have yet, and report progress."""
         total, done = sum(len(content.data) for content in contents), 0
         for content in contents:
 
-            def told(offset: int, before: int = done) -> None:
+            def report(offset: int, before: int = done) -> None:
                 if progress is not None:
                     progress(before + offset, total)
 
-            self._upload(content, told)
+            self._upload(content, report)
             done += len(content.data)
 
-    def _upload(self, content: UploadContent, told: Callable[[int], None]) -> None:
+    def _upload(self, content: UploadContent, report: Callable[[int], None]) -> None:
         size, data, digest = len(content.data), content.data, content.hash
-        sent = there = self.ask(
+        sent = stored = self.ask(
             lambda number: protocol.Upload(number, digest, size, content.kind, content.signature)
         ).offset
-        told(there)
-        flying: deque[tuple[PendingReply, int]] = deque()
-        while there < size:
-            while sent < size and len(flying) < WINDOW:
+        report(stored)
+        in_flight: deque[tuple[PendingReply, int]] = deque()
+        while stored < size:
+            while sent < size and len(in_flight) < WINDOW:
                 begin, sent = sent, min(sent + protocol.CHUNK_BYTES, size)
-                flying.append((self._chunk(digest, begin, data[begin:sent]), sent))
-            pending, expected = flying.popleft()
-            there = self.answer(pending)[0].offset
-            told(there)
-            if there != expected:
-                raise TryAgain(KaasError(f"an upload stands at {there} and not at {expected}"))
+                in_flight.append((self._chunk(digest, begin, data[begin:sent]), sent))
+            pending, expected = in_flight.popleft()
+            stored = self.reply(pending)[0].offset
+            report(stored)
+            if stored != expected:
+                raise TryAgain(KaasError(f"the server has {stored} bytes of an upload, instead of {expected}"))
 
     def _chunk(self, digest: str, offset: int, part: memoryview) -> PendingReply:
         return self._calls.ask(lambda number: protocol.Chunk(number, digest, offset), (part,))
 
     def download(self, name: str, progress: Progress | None) -> tuple[protocol.Value, bytearray]:
-        """A value by the name of its object."""
+        """Return the value of an object: the header of its first chunk, and its bytes."""
         header: protocol.Value
-        header, first = self.answer(self._calls.ask(lambda number: protocol.Get(number, name)))
+        header, first = self.reply(self._calls.ask(lambda number: protocol.Get(number, name)))
         data = bytearray(header.bytes)
         data[: len(first)] = first
-        asked = there = len(first)
-        flying: deque[PendingReply] = deque()
-        while there < header.bytes:
-            while asked < header.bytes and len(flying) < WINDOW:
-                flying.append(self._get(name, asked))
-                asked += protocol.CHUNK_BYTES
+        requested = arrived = len(first)
+        in_flight: deque[PendingReply] = deque()
+        while arrived < header.bytes:
+            while requested < header.bytes and len(in_flight) < WINDOW:
+                in_flight.append(self._get(name, requested))
+                requested += protocol.CHUNK_BYTES
             if progress is not None:
-                progress(there, header.bytes)
-            value, part = self.answer(flying.popleft())
+                progress(arrived, header.bytes)
+            value, part = self.reply(in_flight.popleft())
             if structs.replace(value, number=header.number) != header or not part:
                 raise TryAgain(KaasError(f"object {name!r} was replaced while it was read"))
-            data[there : there + len(part)] = part
-            there += len(part)
+            data[arrived : arrived + len(part)] = part
+            arrived += len(part)
         if progress is not None:
-            progress(there, header.bytes)
+            progress(arrived, header.bytes)
         return header, data
 
     def _get(self, name: str, offset: int) -> PendingReply:

@@ -142,7 +142,7 @@ def test_who_has_no_credit_while_a_client_closes_waits_for_none(
         client.close()
         return False
 
-    monkeypatch.setattr(calls, "_entered", no_credit)
+    monkeypatch.setattr(calls, "_begin", no_credit)
     with pytest.raises(NotInitialized):
         calls.submit(OpenCall(calls, protocol.Invoke(1, "f"), (), 10, tuple, "f"))
 

@@ -17,7 +17,7 @@ import zmq
 import kaas
 from kaas.client import connecting
 from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, ServerEndpoint
-from kaas.client.server_connection import HUNG_UP, NOBODY, NOWHERE
+from kaas.client.server_connection import HUNG_UP, NO_HOST, NO_LISTENER
 from kaas.errors import NotInitialized, Unreachable
 from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
@@ -133,7 +133,7 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
         assert asked.result(PATIENCE_S) == STATUS
 
 
-@pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NOBODY), ("n" * 64, NOWHERE)])
+@pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NO_LISTENER), ("n" * 64, NO_HOST)])
 def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
     """No host has a name so long: nobody is asked for it."""
     server.stop()
@@ -148,7 +148,7 @@ def test_who_looks_for_a_server_in_vain_says_where(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, while it goes on looking: whoever has given a wrong port need not wait to its end."""
-    monkeypatch.setattr(connecting, "SAID_S", 0.0)
+    monkeypatch.setattr(connecting, "LOG_AFTER_S", 0.0)
     server.stop()
     stopped, attempts = threading.Event(), [0]
 
@@ -162,7 +162,7 @@ def test_who_looks_for_a_server_in_vain_says_where(
         endpoint.connect(token_hex(16), stopped, meanwhile)
     endpoint.close()
     (said,) = caplog.messages
-    assert f"{server.address} cannot be reached so far: {NOBODY}" in said
+    assert f"{server.address} cannot be reached so far: {NO_LISTENER}" in said
     assert f"{PATIENCE_S:g} s" in said
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, ServerConnection
+from kaas.client.server_connection import FULL, HUNG_UP, REFUSED, WRONG_PEER, CurveKeys, ServerConnection
 from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
@@ -72,6 +72,6 @@ def test_a_server_with_another_key(opened: Open, alice: OwnKeys) -> None:
 def test_a_server_without_keys(alice: OwnKeys) -> None:
     unlocked = Open(None)
     try:
-        assert refusal(unlocked, curve(alice)) in (NOT_IT, HUNG_UP)  # either end may be the first to see it
+        assert refusal(unlocked, curve(alice)) in (WRONG_PEER, HUNG_UP)  # either end may be the first to see it
     finally:
         unlocked.close()
