@@ -1,4 +1,4 @@
-"""Tasks of a pool that end with it."""
+"""Tasks of a pool that end with the pool."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class Background:
-    """The tasks of one event loop. failed: is called with the error of a task that no caller awaits."""
+    """The tasks of one event loop. failed: called with the error of a task that no caller awaits."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        # nothing here runs in the context of some caller: Ray cancels what a cancelled call has begun
+        # tasks must not run in a caller's context: Ray cancels all work that a cancelled call began
         self._context = contextvars.Context()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -40,6 +40,7 @@ class Background:
             self._failed(error)
 
     async def close(self) -> None:
+        """Cancel the tasks, and wait for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The programs of a pool: their messages become requests, and the replies go back to them."""
+"""The programs of a pool: makes requests of their messages, and sends the replies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from kaas.wire.status.status import Status
 _log = logging.getLogger(__name__)
 
 LONGEST_S = 1e9
-"""Deadlines lie below this, about thirty years."""
+"""Upper limit of deadlines in seconds, about thirty years."""
 YES, NO = b"1", b"0"
 
 
@@ -49,11 +49,11 @@ class ObjectDirectory(Protocol):
     """The objects that requests name: Ray's, or those that a pool without Ray holds itself."""
 
     def ref(self, session: str, named: Named) -> Any:
-        """Return the reference that hosts of workers know; raise KaasError if the session does not hold the object."""
+        """Return an object's reference for hosts of workers; raise KaasError if the session does not hold it."""
         ...
 
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
-        """Return None if the session holds these or never will, else a future of their coming, in a limited time."""
+        """Return None if the session holds these or never will, else a future that ends when they come, or fails."""
         ...
 
     def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
@@ -61,16 +61,20 @@ class ObjectDirectory(Protocol):
         ...
 
     async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
-        """Hold values for a session, as a PoolQuery says. Raises KaasError."""
+        """Hold the values of a PoolQuery "hold" for a session; raise KaasError if this fails."""
         ...
 
-    def drop(self, session: str, keys: Iterable[bytes]) -> None: ...
+    def drop(self, session: str, keys: Iterable[bytes]) -> None:
+        """Stop to hold objects for a session."""
+        ...
 
-    def session_ended(self, session: str) -> None: ...
+    def session_ended(self, session: str) -> None:
+        """Stop to hold all objects of a session."""
+        ...
 
 
 class ServicePool(Protocol):
-    """The pool as this module needs it: `service.Service`, whose members say more."""
+    """The part of `service.Service` that this module calls."""
 
     registry: Registry
     pool: Pool
@@ -96,9 +100,8 @@ class _Session:
     """A program.
 
     Fields:
-        peer: its newest connection, of this incarnation. former: incarnations of earlier ones. open: its pending calls,
-        by
-            the program's own numbers.
+        peer: the newest connection. incarnation: of that connection. former: incarnations of earlier connections.
+        open: pending calls, by the program's own numbers.
     """
 
     name: str
@@ -119,20 +122,20 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._by_peer: dict[Peer, _Session] = {}
-        self._silence: asyncio.Event | None = None  # a call waits for it
+        self._closing: asyncio.Event | None = None  # set at the end of each call, while `answered` waits
 
     def greet(self, peer: Peer, hello: PeerHello) -> None:
-        """Take in that a session has a connection, its first or a new one, which gets all its replies from now on.
+        """Handle a session's first connection, or a new one. It gets all replies of the session from now on.
 
         Raises:
-            InvalidRequest: the connection is one that the session had before its newest.
+            InvalidRequest: the connection is older than the session's newest.
         """
         session = self._sessions.get(hello.name)
         if session is None:
             session = self._sessions[hello.name] = _Session(hello.name, peer, hello.incarnation)
         elif session.peer is not peer:
             if hello.incarnation in session.former:
-                raise InvalidRequest("this program has another line to the pool, which is newer than this one")
+                raise InvalidRequest("this program has a newer connection to the pool")
             self._forget(session.peer)
             session.former.add(session.incarnation)
             session.peer, session.incarnation = peer, hello.incarnation
@@ -144,7 +147,7 @@ class Clients:
         self._router.forget(peer)
 
     def session_ended(self, name: str) -> None:
-        """Take in that a program has ended."""
+        """Cancel the calls of a program that has ended."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
@@ -155,21 +158,22 @@ class Clients:
     async def answered(self) -> None:
         """Wait until all calls have their replies."""
         while any(session.open for session in self._sessions.values()):
-            self._silence = asyncio.Event()
-            await self._silence.wait()
+            self._closing = asyncio.Event()
+            await self._closing.wait()
 
     def _closed(self, session: _Session, number: int) -> None:
         del session.open[number]
-        if self._silence is not None:
-            self._silence.set()
+        if self._closing is not None:
+            self._closing.set()
 
     def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
+        """Carry out a message of a program; each error becomes a reply."""
         session = self._by_peer.get(peer)
         if session is None:
-            return  # an earlier line of a session, which has another now
+            return  # an earlier connection of a session that has a newer one
         try:
             self._take(session, message, frames)
-        except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
+        except Exception as error:  # noqa: BLE001 - the sender of a malformed message gets a reply too
             if isinstance(message, Submit | PoolQuery):
                 self._fail(session, message.number, error)
 
@@ -177,18 +181,18 @@ class Clients:
         """Carry out a message.
 
         Raises:
-            KaasError, or any other error that a senseless message leads to.
+            KaasError: the message is refused. Exception: the message is malformed.
         """
         match message:
             case Submit():
-                if message.number not in session.open:  # else it was sent once more
+                if message.number not in session.open:  # else the message was repeated
                     self._submit(session, message, frames)
             case CancelCall(number):
                 if number in session.open:
                     session.open[number].cancel()
             case PoolQuery():
                 if message.number not in session.open:
-                    self._ask(session, message, frames)
+                    self._query(session, message, frames)
             case AnnounceFunction():
                 self._service.registry.register(bytes(frames[0]), bytes(frames[1]))
             case Drop(keys):
@@ -203,7 +207,7 @@ class Clients:
         """Return the objects that are attached to a message.
 
         Raises:
-            KaasError
+            KaasError: an attachment is invalid, or the session does not hold an object.
         """
         _check(session.peer, attached, frames)
         return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in attached]
@@ -227,7 +231,7 @@ class Clients:
         self._begin(session, message, frames)
 
     def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
-        """Take in that a request whose objects were still to come has begun, or never will."""
+        """Handle the end of a wait for a request's objects."""
         if task.cancelled():
             self._closed(session, message.number)
             if _blocks(message.attached):
@@ -240,14 +244,14 @@ class Clients:
         """Begin a request.
 
         Raises:
-            KaasError, or any other error that a senseless message leads to.
+            KaasError: the request is refused. Exception: the message is malformed.
         """
         invocation = specs.decode_invocation(frames[0])
         function = self._service.registry.get(invocation.function)
         if function is None:
-            raise KaasError(f"the pool has not been told of function {invocation.function}")
+            raise KaasError(f"the pool does not know function {invocation.function}")
         if invocation.keep:
-            raise InvalidRequest("only kaas.invoke has outputs that stay on the device")
+            raise InvalidRequest("only kaas.invoke can keep outputs on the device")
         if invocation.deadline_s is not None and not 0 < invocation.deadline_s < LONGEST_S:
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {invocation.deadline_s!r}")
         refs: Sequence[Any] = ()
@@ -290,13 +294,13 @@ class Clients:
     def _released(self, session: _Session, number: int) -> None:
         self._send(session.peer, Release(number))
 
-    # --- all else
+    # --- queries
 
-    def _ask(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> None:
+    def _query(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> None:
         task = session.open[message.number] = self._loop.create_task(self._carry_out(session, message, frames))
-        task.add_done_callback(partial(self._asked, session, message.number))
+        task.add_done_callback(partial(self._queried, session, message.number))
 
-    def _asked(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
+    def _queried(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
         self._closed(session, number)
         if task.cancelled():
             return
@@ -309,7 +313,7 @@ class Clients:
         """Return the frames of the reply to a query.
 
         Raises:
-            KaasError, or any other error that a senseless message leads to.
+            KaasError: the query is refused or fails. Exception: the message is malformed.
         """
         service = self._service
         match message.what:
@@ -332,7 +336,7 @@ class Clients:
                     return [NO]
                 await service.stop()
             case _:
-                raise InvalidRequest(f"a pool cannot be asked for {message.what!r}")
+                raise InvalidRequest(f"a pool does not know the query {message.what!r}")
         return []
 
 
@@ -344,10 +348,10 @@ def _check(peer: Peer, attached: Sequence[Attachment], frames: Sequence[Any]) ->
     """Check the attachments of a message.
 
     Raises:
-        InvalidRequest: an attachment is not there, or not its sender's to show.
+        InvalidRequest: an attachment is missing, or its memory does not belong to the sender.
     """
     for item in attached:
         if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
             raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
         if isinstance(item, Block) and not (peer.shares and item.pid == peer.pid):
-            raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
+            raise InvalidRequest("a program may attach only its own memory, and only to a pool that can read it")

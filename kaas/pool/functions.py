@@ -1,4 +1,4 @@
-"""The functions that a pool knows: `RegisteredFunction`, and the `Registry` of all, which the pool's store keeps."""
+"""The functions of a pool: `RegisteredFunction`, and the `Registry` of all. The pool's store keeps them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kaas.wire import specs
 from kaas.wire.packing import constant_key
 
 KNOWN_CONSTANTS = 1024
-"""Tuples of constants of one function whose keys are kept ready."""
+"""Number of tuples of constants, of one function, whose keys are cached."""
 
 REGISTRATION_LIMIT_S = 30.0
-"""How long a request waits for the registration of its function, which another message brings."""
+"""Longest wait of a request for the registration of its function, which is another message."""
 
 
 class Described(Protocol):
-    """A kTask, or the facts of one whose kernels were not read here."""
+    """A kTask, or the description of a kTask whose kernels this process has not read."""
 
     @property
     def label(self) -> str: ...
@@ -37,7 +37,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A registered function. introduction: what an executor gets once: the spec, and the kTask's bytes."""
+    """A registered function. introduction: sent to each executor once: the spec, and the kTask's bytes."""
 
     key: str
     label: str
@@ -51,6 +51,7 @@ class RegisteredFunction:
 
     @classmethod
     def of(cls, spec: specs.FunctionSpec, task: Described, task_bytes: bytes) -> RegisteredFunction:
+        """Return the function of a spec and its kTask."""
         return cls(
             key=spec.key,
             label=task.label,
@@ -63,7 +64,7 @@ class RegisteredFunction:
         )
 
     def uses(self, invocation: specs.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
-        """Return a request's inputs as a policy sees them."""
+        """Return a request's inputs for the policy."""
         uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
         for item in invocation.objects:
             key = refs[item.ref].binary() if item.shared else None
@@ -77,7 +78,7 @@ class RegisteredFunction:
         return "" if invocation.constants is None else self._bound(refs[invocation.constants])[0]
 
     def places(self, invocation: specs.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
-        """Return where objects that caches know come from, by key: the reference, and of a constant its entry."""
+        """Return the sources of cached objects, by key: the reference, and a constant's entry in it (else None)."""
         shared = (refs[item.ref] for item in invocation.objects if item.shared)
         places: dict[bytes, tuple[Any, int | None]] = {ref.binary(): (ref, None) for ref in shared}
         if invocation.constants is not None:
@@ -87,7 +88,7 @@ class RegisteredFunction:
         return places
 
     def _bound(self, ref: Any) -> tuple[str, tuple[ObjectUse, ...]]:
-        """Return the function's name with these constants, and the constants as a policy sees them."""
+        """Return the function's name with these constants, and the constants for the policy."""
         identity = ref.binary()
         if identity not in self.constants:
             if len(self.constants) == KNOWN_CONSTANTS:
@@ -108,34 +109,35 @@ class Registry:
         self._functions: dict[str, RegisteredFunction] = {}
         self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
-        self._lent: dict[str, list[str]] = {}  # by which names, each as often as it is
+        self._lent: dict[str, list[str]] = {}  # names by key; a name occurs once for each `lend`
         tasks = store.read(TASKS)
         for spec in map(specs.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
                 self._add(spec, KTask.from_msgpack(tasks[spec.task_key]), tasks[spec.task_key])
 
     def get(self, key: str) -> RegisteredFunction | None:
+        """Return a function, or None if it is not registered."""
         return self._functions.get(key)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of functions for people: those that they were lent by, or else their kTasks' labels."""
+        """The functions' names for people: the owners' names if they were lent, else their kTasks' labels."""
         known = self._functions.items()
         return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
 
     def register(self, spec: bytes, task: bytes) -> None:
-        """Make a function known, in later epochs of the pool too. A second call changes nothing.
+        """Register a function, for later epochs of the pool too. A second call changes nothing.
 
         Raises:
-            KaasError: these bytes are not the kTask that the function names.
+            KaasError: these bytes are not the kTask of the function.
         """
         function = specs.decode_function(spec)
         if function.key in self._functions:
             return
         decoded = KTask.from_msgpack(task)
-        strange = {binding.buffer for binding in function.bindings} - {buffer.name for buffer in decoded.inputs}
-        if decoded.key != function.task_key or strange:
-            raise InvalidRequest(f"kTask {decoded.label!r} is not the one that a function names", task=decoded.label)
+        unknown = {binding.buffer for binding in function.bindings} - {buffer.name for buffer in decoded.inputs}
+        if decoded.key != function.task_key or unknown:
+            raise InvalidRequest(f"kTask {decoded.label!r} is not the kTask of the function", task=decoded.label)
         self._store.put(TASKS, {function.task_key: task})
         self._store.put(FUNCTIONS, {function.key: spec})
         registered = self._add(function, decoded, task)
@@ -144,10 +146,10 @@ class Registry:
             expected.set_result(registered)
 
     def lend(self, spec: specs.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
-        """Make a function with an owner known until it is given back as often.
+        """Register a function of an owner, until `give_back` was called as often as `lend`.
 
-        `data` is the kTask, `label` the owner's name for the function. The owner keeps the function for later epochs of
-        the pool.
+        `data` is the kTask, `label` the owner's name for the function. The owner, not the pool's store, keeps the
+        function for later epochs of the pool.
         """
         self._lent.setdefault(spec.key, []).append(label)
         return self._functions.get(spec.key) or self._add(spec, task, data)
@@ -169,15 +171,15 @@ class Registry:
         return added
 
     async def registered(self, key: str) -> RegisteredFunction:
-        """Return a function once it is known.
+        """Return a function once it is registered.
 
-        Messages to an asyncio actor may overtake each other, and so an invocation its function's registration.
+        Messages to an asyncio actor may overtake each other, so an invocation may come before its function.
 
         Raises:
-            KaasError: no program has registered it in time.
+            KaasError: no program registers the function in time.
         """
         expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
         try:
             return await asyncio.wait_for(asyncio.shield(expected), REGISTRATION_LIMIT_S)
         except TimeoutError as error:
-            raise KaasError(f"the pool has not been told of function {key}") from error
+            raise KaasError(f"the pool does not know function {key}") from error

@@ -1,4 +1,4 @@
-"""A future whose callbacks are called at once, and not in a later turn of the event loop."""
+"""A future that calls its callbacks at once, and not in a later turn of the event loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _PENDING, _SET, _FAILED, _CANCELLED = range(4)
 
 
 class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
-    """A future of one event loop. A wait for it that is cancelled cancels it.
+    """A future of one event loop. A cancelled wait cancels the future.
 
-    A turn of asyncio's loop costs as much as what a pool does for a message, and a request would take five.
+    A turn of asyncio's loop takes as long as a pool's work for a message. With asyncio's futures, a request would take
+    five turns.
     """
 
     _state: int = _PENDING
@@ -26,7 +27,7 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
 
     @classmethod
     def of(cls, task: asyncio.Future[T]) -> ImmediateFuture[T]:
-        """Return the future of a task or future; it ends in a turn of its own."""
+        """Return a future with the result of a task or future. It ends one turn after the task."""
         answer = cls()
         task.add_done_callback(answer._take)
         return answer
@@ -40,16 +41,19 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
             self.set_result(task.result())
 
     def done(self) -> bool:
+        """Return True if the future has a result or an error, or was cancelled."""
         return self._state != _PENDING
 
     def cancelled(self) -> bool:
+        """Return True if the future was cancelled."""
         return self._state == _CANCELLED
 
     def result(self) -> T:
         """Return the value.
 
         Raises:
-            asyncio.CancelledError, asyncio.InvalidStateError, or the error it ended with.
+            asyncio.CancelledError: the future was cancelled. asyncio.InvalidStateError: it has not ended.
+            BaseException: the error of the future.
         """
         if self._state == _SET:
             value: T = self._value
@@ -59,32 +63,34 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
         raise error
 
     def exception(self) -> BaseException | None:
-        """Return the error it ended with, or None.
+        """Return the error of the future, or None if it has a value.
 
         Raises:
-            asyncio.CancelledError, asyncio.InvalidStateError
+            asyncio.CancelledError: the future was cancelled. asyncio.InvalidStateError: it has not ended.
         """
         if self._state == _CANCELLED:
             raise asyncio.CancelledError
         if self._state == _PENDING:
-            raise asyncio.InvalidStateError("there is no answer yet")
+            raise asyncio.InvalidStateError("the future has no result yet")
         return self._value if self._state == _FAILED else None
 
     def set_result(self, value: T) -> None:
+        """End the future with a value."""
         self._end(_SET, value)
 
     def set_exception(self, error: BaseException) -> None:
+        """End the future with an error."""
         self._end(_FAILED, error)
 
     def cancel(self) -> bool:
-        """Cancel it. Return True if it had not ended."""
+        """Cancel the future. Return True if it had not ended before."""
         if self._state != _PENDING:
             return False
         self._end(_CANCELLED, None)
         return True
 
     def add_done_callback(self, callback: Callable[[ImmediateFuture[T]], object]) -> None:
-        """Call this with the future once it is done: at once if it is, else in the call that ends it."""
+        """Call a callback with the future: at once if the future is done, else in the call that ends it."""
         if self._state == _PENDING:
             self._callbacks += (callback,)
         else:
@@ -92,7 +98,7 @@ class ImmediateFuture(msgspec.Struct, Generic[T], eq=False):
 
     def _end(self, state: int, value: Any) -> None:
         if self._state != _PENDING:
-            raise asyncio.InvalidStateError("there is an answer already")
+            raise asyncio.InvalidStateError("the future has ended already")
         self._state, self._value = state, value
         callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:

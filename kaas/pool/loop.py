@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and how another loop awaits its work."""
+"""An event loop on its own thread. Other loops can await its work."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ T = TypeVar("T")
 
 
 class PoolLoop(uvloop.Loop):
-    """The event loop of a pool. Its timers are of milliseconds, and early by up to two of them.
+    """The event loop of a pool. Its timers have a resolution of 1 ms, and are early by up to 2 ms.
 
-    A turn of it costs a third of a turn of asyncio's own loop, which is written in Python.
+    A turn takes a third of the time of a turn of asyncio's own loop, which is written in Python.
     """
 
     time = staticmethod(monotonic)
-    """Now, in seconds: uvloop's own clock tells milliseconds, and stands still while a callback runs."""
+    """The time in seconds. uvloop's own clock has a resolution of 1 ms, and stands still while a callback runs."""
 
 
 class PoolThread:
-    """The thread of a pool's event loop. Ray's loop, or any other, only passes work on to it."""
+    """The thread of a pool's event loop. Ray's loop, or another, only passes work to it."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = PoolLoop()
-        # nothing there runs in the context of some caller: Ray cancels what a cancelled call has begun
+        # work must not run in a caller's context: Ray cancels all work that a cancelled call began
         self._context = Context()
         self._thread = threading.Thread(target=self._serve, name=NAME, daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, from another one; running work is cancelled."""
+        """End the thread, and cancel its work. Call it from another thread."""
         self.post(self.loop.stop)
         self._thread.join()
 
@@ -54,13 +55,13 @@ class PoolThread:
         return self.loop.create_task(work, context=self._context)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine on the thread, awaited in another loop; cancelling the wait cancels it."""
+        """Run a coroutine on the thread, and return its result in another loop. A cancelled wait cancels it."""
         return await self.ask(self.task, work)
 
     async def ask(self, begin: Callable[..., asyncio.Future[T] | ImmediateFuture[T]], *args: Any) -> T:
-        """Do as `run`, with a future that `begin` makes there, or with the error that it raises.
+        """Return the result of a future that `begin` makes on the thread, or raise the error of `begin`.
 
-        Cheaper than a task.
+        As `run`, but cheaper than a task.
         """
         here = asyncio.get_running_loop()
         answer: asyncio.Future[T] = here.create_future()
@@ -83,7 +84,7 @@ class PoolThread:
 
 
 class _Crossing:
-    """A wait of one loop for a future of another, to which all methods but the last belong."""
+    """A wait of one loop for a future of another. The other loop calls all methods but the last."""
 
     __slots__ = ("_answer", "_here", "_work")
 
@@ -91,14 +92,14 @@ class _Crossing:
         self._here = here
         self._answer = answer
         self._work: asyncio.Future[Any] | ImmediateFuture[Any] | None = (
-            None  # also keeps a task alive, of which a loop does not take care
+            None  # also keeps a task alive: a loop has only weak references to its tasks
         )
 
     def begin(self, begin: Callable[..., asyncio.Future[Any] | ImmediateFuture[Any]], args: tuple[Any, ...]) -> None:
         try:
             self._work = begin(*args)
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            self._tell(error=error)
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting loop
+            self._pass_back(error=error)
         else:
             self._work.add_done_callback(self._done)
 
@@ -110,15 +111,15 @@ class _Crossing:
         if work.cancelled():
             self._here.call_soon_threadsafe(self._answer.cancel)
         elif (error := work.exception()) is not None:
-            self._tell(error=error)
+            self._pass_back(error=error)
         else:
-            self._tell(work.result())
+            self._pass_back(work.result())
 
-    def _tell(self, value: Any = None, error: BaseException | None = None) -> None:
-        if not self._answer.cancelled():  # else its loop may have ended
-            self._here.call_soon_threadsafe(self._give, value, error)
+    def _pass_back(self, value: Any = None, error: BaseException | None = None) -> None:
+        if not self._answer.cancelled():  # a cancelled wait's loop may have ended
+            self._here.call_soon_threadsafe(self._settle, value, error)
 
-    def _give(self, value: Any, error: BaseException | None) -> None:
+    def _settle(self, value: Any, error: BaseException | None) -> None:
         if self._answer.done():
             return
         if error is None:

@@ -1,4 +1,4 @@
-"""The pool as its callers see it, on Ray and without: functions, invocations, caches, figures, its end."""
+"""The pool for its callers, on Ray and without: functions, invocations, caches, statistics, the end of the pool."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def came(self, hello: PeerHello) -> None:
-        """Take in that a client has a connection."""
+        """Handle the connection of a client."""
         ...
 
 
@@ -77,7 +77,7 @@ class Service:
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
         self.served = False
-        """Whether it is a server's: then it ends with that, and not since a program that uses it says so."""
+        """True if the pool belongs to a server: it ends with the server, and a program that uses it cannot stop it."""
         self.residents = Residents(self._loop)
         self._router = Router(self._loop, backend.node, backend.host)
         self._executors, transport = backend.workers(self._router, self.residents)
@@ -89,10 +89,10 @@ class Service:
 
     @classmethod
     async def open(cls, name: str, config: Config, backend: Backend, store: Store) -> Service:
-        """Open a pool that begins, or goes on with what an earlier process of it has left. store: open.
+        """Open a new pool, or continue the pool of an earlier process. store: is open already.
 
         Raises:
-            KaasError: this pool cannot be.
+            KaasError: the pool cannot be opened.
         """
         service = cls(name, config, backend, store)
         service._router.open(service._receive, service._greet)
@@ -101,18 +101,19 @@ class Service:
         return service
 
     async def started(self) -> None:
-        """Wait until the devices of a pool that begins can run requests.
+        """Wait until the devices of a new pool can run requests.
 
-        A pool that goes on after its process ended does so with the devices that it still has.
+        A pool that continues an earlier process uses the devices that it still has, and does not wait.
 
         Raises:
-            DeviceUnavailable: a device cannot.
+            DeviceUnavailable: a device cannot run requests.
         """
         if not self._backend.again:
             await self.pool.started()
 
     @property
     def address(self) -> Address:
+        """Where peers connect."""
         return self._router.address
 
     def _greet(self, peer: Peer, hello: PeerHello) -> None:
@@ -142,10 +143,10 @@ class Service:
         `frames` begin with the encoded invocation. `keep` has keys of the outputs that stay on the device, by position.
 
         Raises:
-            KaasError: here, if the request is refused.
+            KaasError: the request is refused. The future raises all later errors.
         """
         function = self.registry.get(invocation.function)
-        if function is None:  # its registration, another message, may come later
+        if function is None:  # the message with its registration may come later
             return ImmediateFuture.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
         ready = self._backend.objects.ready(refs) if refs and not invocation.ready else None
         request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
@@ -153,7 +154,11 @@ class Service:
         return request.answer
 
     async def function(self, key: str) -> RegisteredFunction:
-        """Return a function, once it is known. Raises KaasError if it does not become so."""
+        """Return a function, once it is registered.
+
+        Raises:
+            KaasError: the function is not registered in time.
+        """
         return self.registry.get(key) or await self.registry.registered(key)
 
     async def _invoke_later(
@@ -174,10 +179,10 @@ class Service:
         ready: asyncio.Future[Any] | None,
         session: str,
     ) -> Request:
-        """Take an invocation in. ready: done when the objects that it names exist.
+        """Begin a request for an invocation. ready: done when the invocation's objects exist.
 
         Raises:
-            KaasError
+            KaasError: the request is refused.
         """
         return self.pool.begin(self.call(function, invocation, payload, session), ready)
 
@@ -189,9 +194,9 @@ class Service:
         session: str,
         label: str = "",
     ) -> WorkerCall:
-        """Return an invocation as the core takes it.
+        """Return an invocation as a call of the core.
 
-        label: of the function for people; its kTask's if this is empty.
+        label: the function's name for people; the label of its kTask if this is empty.
         """
         return WorkerCall(
             label or function.label,
@@ -207,7 +212,7 @@ class Service:
         )
 
     def session_ended(self, session: str) -> None:
-        """Take in that a program has ended."""
+        """Handle the end of a program."""
         self.clients.session_ended(session)
         self.pool.session_ended(session)
         self._backend.objects.session_ended(session)
@@ -218,7 +223,7 @@ class Service:
         """Carry out a cache command, once the objects that it names are complete.
 
         Raises:
-            KaasError
+            KaasError: an object or a worker failed, or the pool stopped.
         """
         command = specs.decode_cache_command(message)
         functions = [await self.function(key) for key in command.functions]
@@ -239,7 +244,7 @@ class Service:
         """Wait for objects, unless the pool stops.
 
         Raises:
-            PoolStopped
+            PoolStopped: the pool stops first.
         """
         self._waits.add(wait)
         try:
@@ -253,19 +258,22 @@ class Service:
     # --- the pool itself
 
     def status(self) -> Status:
+        """Return the pool's status."""
         return replace(self.pool.status(self.registry.labels), pid=os.getpid())
 
     def stats(self, reset: bool) -> Stats:
+        """Return the statistics since the last reset. reset: begin anew."""
         return self.pool.stats(reset)
 
     def measured(self) -> Measured:
+        """Return the values of the pool's metrics."""
         return self.pool.reports.measured()
 
     async def trace(self, seconds: float) -> bytes:
         """Return a trace of the requests of the next seconds.
 
         Raises:
-            InvalidRequest
+            InvalidRequest: the number of seconds is out of range.
         """
         if not 0 < seconds <= LONGEST_TRACE_S:
             message = f"a trace takes a number of seconds up to {LONGEST_TRACE_S:g}, not {seconds!r}"
@@ -273,13 +281,13 @@ class Service:
         return await self.pool.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
-        """Answer all waiting calls, end the executors and forget; later calls are refused. Once begun it goes on."""
+        """Begin to stop: answer all waiting calls, end the executors, clear the store. Later calls are refused."""
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._stop())
         return self._stopping
 
     async def stop(self) -> None:
-        """Begin to stop, and wait until it is done. It goes on even if the caller is cancelled."""
+        """Stop the pool, and wait until it has stopped. A cancelled wait does not interrupt the stop."""
         await asyncio.shield(self.begin_to_stop())
 
     async def _stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Servers of remote clients in the pool's process, each for as long as the session that asks for it lives."""
+"""Servers for remote clients in the pool's process. Each server ends with the session that asked for it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from typing import Any, Protocol
 from kaas.errors import PoolStopped
 
 OPEN_LIMIT_S = 300.0
-"""How long a call waits for a server to open."""
+"""Longest wait of a call for a server to open."""
 
 
 class SessionListener(Protocol):
     """An open server."""
 
     @property
-    def endpoint(self) -> str: ...
+    def endpoint(self) -> str:
+        """The address of the server."""
+        ...
 
     def drain(self, reason: str) -> None:
-        """Take no more requests, and end."""
+        """Refuse further requests, finish the open ones, and end."""
         ...
 
     def reload(self, settings: Any) -> None:
-        """Take changed settings."""
+        """Apply changed settings."""
         ...
 
     async def left(self) -> None:
         """Wait until the server has drained."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the server."""
+        ...
 
 
 @dataclass(slots=True)
@@ -40,64 +44,67 @@ class _OpenListener:
     """A server of a session.
 
     Fields:
-        opened: the server, or why there is none. gone: no session asks for it any more. served: it has begun. asking:
-        how
-            many calls wait for it.
+        opened: the server, or the error of its opening. gone: set when its session has ended.
+        served: `serve` was called. waiting: number of calls that wait for the server.
     """
 
     opened: asyncio.Future[SessionListener]
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     served: bool = False
-    asking: int = 0
+    waiting: int = 0
 
 
 class SessionListeners:
-    """The servers, by the sessions that ask for them. Use an object of this class from one event loop only."""
+    """The servers of sessions. Use an object of this class from one event loop only."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _OpenListener] = {}
 
     @property
     def any(self) -> bool:
-        """True if a session asks for a server."""
+        """True if a session has a server."""
         return any(entry.served for entry in self._entries.values())
 
     def serve(self, session: str, opener: Callable[[], Awaitable[SessionListener]]) -> asyncio.Task[None]:
-        """Return a task from a server's opening to its end; it raises what the opening raises.
+        """Open a server; return a task that lasts until the server's end, and raises the errors of its opening.
 
-        `end` counts from now on.
+        From now on, `end` ends the server.
         """
         entry = self._entry(session)
         entry.served = True
-        task = asyncio.get_running_loop().create_task(_live(entry, opener))
-        task.add_done_callback(partial(self._ended, session, entry))  # it may be cancelled before it begins
+        task = asyncio.get_running_loop().create_task(_serve(entry, opener))
+        task.add_done_callback(
+            partial(self._ended, session, entry)
+        )  # a callback: the task may be cancelled before it begins
         return task
 
     def _ended(self, session: str, entry: _OpenListener, task: asyncio.Task[None]) -> None:
         del self._entries[session]
         if not entry.opened.done():
-            error = PoolStopped("it was given up before it opened") if task.cancelled() else task.exception()
-            assert error is not None, "it opens or raises"
+            error = PoolStopped("the server was cancelled before it opened") if task.cancelled() else task.exception()
+            assert error is not None, "a server opens or raises"
             entry.opened.set_exception(error)
-            entry.opened.exception()  # the calls that wait for it get it here
+            entry.opened.exception()  # marks the error as retrieved: perhaps no call waits for it
 
     async def opened(self, session: str) -> SessionListener:
         """Return a session's server; the call may come before `serve`.
 
         Raises:
-            TimeoutError; PoolStopped; what opening it raises.
+            TimeoutError: the server does not open within OPEN_LIMIT_S.
+            PoolStopped: the server was cancelled.
+            Exception: the error of the server's opening.
         """
         entry = self._entry(session)
-        entry.asking += 1
+        entry.waiting += 1
         try:
             return await asyncio.wait_for(asyncio.shield(entry.opened), OPEN_LIMIT_S)
         finally:
-            entry.asking -= 1
-            if not (entry.served or entry.asking):
+            entry.waiting -= 1
+            if not (entry.served or entry.waiting):
                 del self._entries[session]
 
     def end(self, session: str) -> None:
-        """End a session's server as if its process had ended."""
+        """End a session's server, if it has one."""
         if session in self._entries:
             self._entries[session].gone.set()
 
@@ -107,7 +114,7 @@ class SessionListeners:
         return self._entries[session]
 
 
-async def _live(entry: _OpenListener, opener: Callable[[], Awaitable[SessionListener]]) -> None:
+async def _serve(entry: _OpenListener, opener: Callable[[], Awaitable[SessionListener]]) -> None:
     opened = await opener()
     entry.opened.set_result(opened)
     ends = asyncio.ensure_future(opened.left()), asyncio.ensure_future(entry.gone.wait())

@@ -268,7 +268,7 @@ def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.say("p", AnnounceFunction(), b"", b"no kTask")
         await stage.say("p", Submit(1), specs.encode(specs.Invocation("f", "a", None, 0, True, {}, [], [], None)))
-        assert "has not been told" in str(stage.error())
+        assert "does not know" in str(stage.error())
 
     play(scenario)
 

@@ -66,7 +66,7 @@ def test_an_invocation_of_what_nobody_registers(play: Callable[..., None], monke
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(functions, "REGISTRATION_LIMIT_S", 0.0)
         message = specs.encode(specs.Invocation("f", "alice", None, 3, True, {}, [], [], None))
-        with pytest.raises(KaasError, match="has not been told"):
+        with pytest.raises(KaasError, match="does not know"):
             await invoke(stage, message)
 
     play(scenario)

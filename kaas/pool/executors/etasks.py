@@ -1,4 +1,4 @@
-"""The eTasks of a pool: their code, which the pool keeps and never looks into."""
+"""The eTasks of a pool. The pool keeps their code, and never reads it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 
 REGISTRATION_LIMIT_S = 30.0
-"""How long a call waits for its eTask's registration, which another message brings."""
+"""Longest wait of a call for the registration of its eTask, which is another message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ETaskPayload:
-    """A call on its way to a worker. direct: the value is wanted as a list of buffers."""
+    """A call on its way to a worker. direct: the caller wants the value as a list of buffers."""
 
     label: str
     message: bytes
@@ -35,6 +35,7 @@ class RegisteredETask:
     code: bytes = field(repr=False)
 
     def call(self, header: specs.ETaskCall, message: bytes, refs: Sequence[Any], direct: bool = False) -> WorkerCall:
+        """Return a call of this eTask for the core."""
         label = f"{self.spec.label}.{header.method}" if header.method else self.spec.label
         return WorkerCall(
             label=label,
@@ -49,7 +50,7 @@ class RegisteredETask:
 
 
 def etask_spec(label: str, code: bytes, path: Sequence[str]) -> specs.ETaskSpec:
-    """Return the name of an eTask: its code, its arguments, and where it looks for modules."""
+    """Return the spec of an eTask. Its key is a hash of the code, with arguments, and of the search path of modules."""
     digest = hashlib.sha256(code + "\0".join(path).encode()).hexdigest()
     return specs.ETaskSpec(f"etask:{digest}", label, tuple(path))
 
@@ -65,7 +66,7 @@ class ETasks:
         return self._known[key]
 
     def register(self, spec: bytes, code: bytes) -> None:
-        """Make an eTask known; a second call changes nothing."""
+        """Register an eTask; a second call changes nothing."""
         etask = RegisteredETask(specs.decode_etask(spec), code)
         key = etask.spec.key
         etask = self._known.setdefault(key, etask)
@@ -73,19 +74,19 @@ class ETasks:
             _give(expected, etask)
 
     async def get(self, key: str) -> RegisteredETask:
-        """Return an eTask that is known, or will be in a moment: a call may overtake its registration.
+        """Return an eTask once it is registered: a call may come before the registration of its eTask.
 
-        Waiting calls go on in the order of coming, and before all later ones: calls change an instance.
+        Waiting calls go on in the order of their arrival, and before all later calls, since calls change an instance.
 
         Raises:
-            KaasError: no program has registered it.
+            KaasError: no program registers the eTask in time.
         """
         if key in self._known and key not in self._expected:
             return self._known[key]
         loop = asyncio.get_running_loop()
         expected: asyncio.Future[RegisteredETask] = loop.create_future()
         if key in self._known:
-            loop.call_soon(_give, expected, self._known[key])  # those before it have not gone on yet
+            loop.call_soon(_give, expected, self._known[key])  # later, since earlier calls still wait
         self._expected.setdefault(key, []).append(expected)
         limit = loop.call_later(REGISTRATION_LIMIT_S, _give_up, expected, key)
         try:
@@ -104,4 +105,4 @@ def _give(expected: asyncio.Future[RegisteredETask], etask: RegisteredETask) -> 
 
 def _give_up(expected: asyncio.Future[RegisteredETask], key: str) -> None:
     if not expected.done():
-        expected.set_exception(KaasError(f"the pool has not been told of eTask {key}"))
+        expected.set_exception(KaasError(f"the pool does not know eTask {key}"))

@@ -27,21 +27,21 @@ from kaas.wire.messages import (
 from kaas.wire.specs import RunRecord
 
 REGISTERED_AT_MOST, REGISTERED_BYTES = 4096, 1 << 30
-"""Functions that an executor knows at a time, and bytes of their kTasks. Beyond it those that it met first are
-forgotten, and introduced again when they are needed."""
+"""Limits of the functions that an executor knows, and of the bytes of their kTasks. Beyond them the executor forgets
+the oldest functions; they are introduced again when they are needed."""
 
 T = TypeVar("T")
 Finish = Callable[[ExecutorReply, Sequence[Any]], T]
-"""Makes of an ExecutorReply and the frames behind it what is waited for."""
+"""Makes the result of a call of an ExecutorReply and its frames."""
 
 
 class ExecutorConnection:
     """The connection of one executor. Nothing can be sent before its PeerHello; `greeted` is set then."""
 
     __slots__ = (
-        "_asked",
         "_loop",
         "_orphans",
+        "_pending",
         "_registered",
         "_registered_bytes",
         "_router",
@@ -51,52 +51,52 @@ class ExecutorConnection:
         "worker",
     )
 
-    def __init__(self, router: Router, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
-        """Take the executor's start; met: keys of functions that it knows."""
+    def __init__(self, router: Router, start: StartWorker, known: frozenset[str] = frozenset()) -> None:
+        """Expect an executor. known: keys of the functions that it knows."""
         self.worker = start.worker
         self.device = start.device
         self.greeted = asyncio.Event()
         self.peer: Peer | None = None
         self._loop = asyncio.get_running_loop()
         self._router = router
-        self._registered = dict.fromkeys(met, 0)
+        self._registered = dict.fromkeys(known, 0)
         self._registered_bytes = 0
-        self._asked: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
+        self._pending: dict[int, tuple[ImmediateFuture[Any], Sequence[Any], Finish[Any]]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
-        """Take in that the executor has connected. After a second time, calls in between may be lost: it is ended."""
+        """Handle the executor's connection. A reconnection ends all calls, since their messages may be lost."""
         if self.peer is not None:
-            self.end("its line to the pool broke")
+            self.end("its connection to the pool broke")
             self._registered.clear()
             self._registered_bytes = 0
         self.peer = peer
         self.greeted.set()
 
     def end(self, reason: str) -> None:
-        """End all calls with WorkerLost, in a later turn of the loop: the pool is about to hear why."""
-        for answer, _, _ in self._asked.values():
+        """End all calls with WorkerLost, in a later turn of the loop: the pool handles the worker's end first."""
+        for answer, _, _ in self._pending.values():
             self._loop.call_soon(_lose, answer, reason)
         for orphan in self._orphans.values():
             if not orphan.done():
                 orphan.set_exception(WorkerLost(reason))
-        self._asked.clear()
+        self._pending.clear()
 
     # --- sending
 
     def introduce(self, function: RegisteredFunction) -> None:
-        """Tell the executor of a function before a message names it; once is enough, as messages keep order."""
+        """Send a function to the executor, unless it knows it, before a message names it. Messages keep their order."""
         if function.key not in self._registered:
             self._register(function)
 
     def _register(self, function: RegisteredFunction) -> None:
         nbytes = len(function.introduction[1])
-        met = self._registered
-        while met and (len(met) >= REGISTERED_AT_MOST or self._registered_bytes + nbytes > REGISTERED_BYTES):
-            first = next(iter(met))
-            self._registered_bytes -= met.pop(first)
+        known = self._registered
+        while known and (len(known) >= REGISTERED_AT_MOST or self._registered_bytes + nbytes > REGISTERED_BYTES):
+            first = next(iter(known))
+            self._registered_bytes -= known.pop(first)
             self.send(ForgetFunction(first))
-        met[function.key] = nbytes
+        known[function.key] = nbytes
         self._registered_bytes += nbytes
         self.send(RegisterFunction(), function.introduction)
 
@@ -111,21 +111,22 @@ class ExecutorConnection:
     ) -> ImmediateFuture[T]:
         """Send a message, and return the future of its reply.
 
-        `refs` are the attached objects, which stay alive until the reply. `files` are of `OutgoingAttachments`.
+        `refs` are the attached objects; they stay alive until the reply. `files` come from `OutgoingAttachments`.
         """
         self.send(header, frames, files)
         answer: ImmediateFuture[T] = ImmediateFuture()
-        self._asked[number] = answer, refs, finish
+        self._pending[number] = answer, refs, finish
         return answer
 
     def send(self, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
+        """Send a message without a reply."""
         assert self.peer is not None, "it has been greeted"
         self._router.send(self.peer, header, frames, files)
 
     def attach(
         self, refs: Sequence[Any], frames: Sequence[Any]
     ) -> tuple[list[ExecutorAttachment], OutgoingAttachments]:
-        """Return attachments as this executor can read them, and what goes out with the message.
+        """Return attachments that this executor can read, and the frames and files of the message.
 
         Raises:
             OSError: a client's memory is gone.
@@ -149,24 +150,26 @@ class ExecutorConnection:
 
     # --- receiving
 
-    def answered(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
-        asked = self._asked.pop(done.number, None)
-        if asked is not None:
-            answer, _, finish = asked
+    def replied(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
+        """End a call with its reply."""
+        call = self._pending.pop(done.number, None)
+        if call is not None:
+            answer, _, finish = call
             if not answer.done():
                 answer.set_result(finish(done, frames))
 
     def refs(self, number: int) -> Sequence[Any] | None:
-        """Return the objects attached to a pending call; None if it has its reply meanwhile."""
-        return self._asked[number][1] if number in self._asked else None
+        """Return the objects attached to a pending call, or None if the call has ended."""
+        return self._pending[number][1] if number in self._pending else None
 
     def orphan(self, slot: int) -> asyncio.Future[RunRecord | None]:
-        """Return the end of a run that was in a slot when its pool began anew."""
+        """Return a future of the end of the run that an earlier process of the pool began in a slot."""
         if slot not in self._orphans:
             self._orphans[slot] = self._loop.create_future()
         return self._orphans[slot]
 
     def orphaned(self, slot: int, record: RunRecord | None) -> None:
+        """End such a run."""
         orphan = self.orphan(slot)
         if not orphan.done():
             orphan.set_result(record)
@@ -175,8 +178,8 @@ class ExecutorConnection:
 class OutgoingAttachments:
     """The attachments of one message: frames, and files with memory that an executor on this machine maps.
 
-    An executor may not open files of another process itself: a process that runs clients' kernels gets only what its
-    requests name (docs/serve.md).
+    An executor may not open files of another process itself: a process that runs clients' kernels gets only the memory
+    that its requests name (docs/serve.md).
     """
 
     __slots__ = ("_by_file", "_inbox", "_places", "files", "frames")
@@ -203,10 +206,10 @@ class OutgoingAttachments:
                 close_all(self.files)
                 raise
         self.frames.append(value)
-        return Framed(len(self.frames))  # the header stands before them
+        return Framed(len(self.frames))  # the header is frame 0
 
     def _place(self, block: Block) -> int | None:
-        """Return the place of a Block's file among those that go along; None if there are too many for one message."""
+        """Return the position of a Block's file among the message's files, or None if there are too many files."""
         place = self._places.get((block.pid, block.fd))
         if place is None and len(self.files) < FILES_AT_MOST:
             self.files.append(open_file(block))

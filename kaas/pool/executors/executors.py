@@ -1,4 +1,4 @@
-"""The transport of executors: calls of the core go out over the pool's sockets, and the replies come back."""
+"""The transport of executors: sends calls of the core over the pool's sockets, and receives the replies."""
 
 from __future__ import annotations
 
@@ -27,63 +27,63 @@ from kaas.worker.epochs import Adoption
 
 
 class ExecutorHosts(Protocol):
-    """What starts executors, notices their end, and carries values that do not go over the pool's sockets.
+    """Starts executors, notices their end, and carries values that do not go over the pool's sockets.
 
-    Of one event loop.
+    Belongs to one event loop.
     """
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
-        """Start a process whose executor connects to this address, with its worker's number; raise why it cannot."""
+        """Start a process whose executor connects to this address, with its worker's number, or raise."""
         ...
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
-        """Return the executors that an earlier process of the pool has left, one for each device; they connect too."""
+        """Return the executors of an earlier process of the pool, one for each device; they connect too."""
         ...
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
-        """Have an executor get the objects of the call with this number; None among refs stands for one that it has.
+        """Provide an executor with the objects of the call with this number. None among refs: the executor has it.
 
-        Return None if they are on their way, else the values of each, Blocks or buffers, which are to go over the
-        sockets.
+        Return None if the host sends the objects itself, else the values of each object, Blocks or buffers, for the
+        pool's sockets.
 
         Raises:
-            KaasError: the objects cannot be had.
+            KaasError: an object is lost.
         """
         ...
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
-        """Return the outputs in a deferred result, complete, as the caller of the request gets them.
+        """Return all outputs of a deferred result, for the caller of the request.
 
         Raises:
-            WorkerLost, KaasError
+            WorkerLost: the worker ended. KaasError: the outputs cannot be read.
         """
         ...
 
     async def ended(self, worker: int) -> str:
-        """Wait until a worker's process ends; return why it did."""
+        """Wait until a worker's process ends; return the reason."""
         ...
 
     def kill(self, worker: int) -> None:
-        """End a worker's process now; nothing happens if it is gone or never came up."""
+        """Kill a worker's process, if there is one."""
         ...
 
 
 RESCUE_LIMIT_S = 10.0
-"""How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
+"""Time limit for a worker that stops to write back its kept outputs. After it, the outputs' tasks run again."""
 GREETING_LIMIT_S = 5.0
-"""How long an executor that was adopted may take to say Hello, before it is ended."""
+"""Time limit for the Hello of an adopted executor, before the executor is killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stranger:
-    """A peer that said PeerHello while survivors were looked for, and its messages since."""
+class _UnknownPeer:
+    """A peer that sent PeerHello during the search for survivors, and its messages since."""
 
     peer: Peer
-    said: list[tuple[messages.FromPeer, Sequence[Any]]] = field(default_factory=list)
+    received: list[tuple[messages.FromPeer, Sequence[Any]]] = field(default_factory=list)
 
 
 class Executors:
-    """The `Transport` of executors. Belongs to the event loop of the pool's sockets."""
+    """The `WorkerTransport` of executors; see there. Belongs to the event loop of the pool's sockets."""
 
     def __init__(self, router: Router, hosts: ExecutorHosts, residents: Residents) -> None:
         self._router = router
@@ -93,38 +93,40 @@ class Executors:
         self._numbers = itertools.count(1)
         self._connections: dict[int, ExecutorConnection] = {}
         self._by_peer: dict[Peer, ExecutorConnection] = {}
-        self._strangers: dict[str, _Stranger] | None = None
+        self._unknown_peers: dict[str, _UnknownPeer] | None = None  # not None while `survivors` searches
         self._returns: set[asyncio.Task[None]] = set()
 
     # --- workers
 
     async def start(self, start: StartWorker) -> WorkerInfo:
+        """Start an executor, and wait until it has connected."""
         connection = self._expect(start)
         info = await self._hosts.start(start, self._router.address)
         await connection.greeted.wait()
         self._residents.worker_came(start.worker)
         return info
 
-    def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorConnection:
-        connection = self._connections[start.worker] = ExecutorConnection(self._router, start, met)
+    def _expect(self, start: StartWorker, known: frozenset[str] = frozenset()) -> ExecutorConnection:
+        connection = self._connections[start.worker] = ExecutorConnection(self._router, start, known)
         return connection
 
     async def survivors(self) -> list[Survivor]:
-        """Return the executors that an earlier process of the pool has left, ready for this one; others are ended."""
-        strangers = self._strangers = {}
+        """Return the executors of an earlier process of the pool that have connected to this one; kill the others."""
+        unknown_peers = self._unknown_peers = {}
         adoptions = await self._hosts.survivors(self._router.address)
-        self._strangers = None
+        self._unknown_peers = None
         for adoption in adoptions:
             connection = self._expect(adoption.start, adoption.functions)
-            stranger = strangers.get(str(connection.worker))
-            if stranger is not None:
-                self._attach(connection, stranger.peer)
-                for message, frames in stranger.said:
-                    self.receive(stranger.peer, message, frames)
-        came = await asyncio.gather(*map(self._came, adoptions))
-        return [_survivor(adoption) for adoption, there in zip(adoptions, came, strict=True) if there]
+            unknown = unknown_peers.get(str(connection.worker))
+            if unknown is not None:
+                self._attach(connection, unknown.peer)
+                for message, frames in unknown.received:
+                    self.receive(unknown.peer, message, frames)
+        connected = await asyncio.gather(*map(self._connected, adoptions))
+        return [_survivor(adoption) for adoption, there in zip(adoptions, connected, strict=True) if there]
 
-    async def _came(self, adoption: Adoption) -> bool:
+    async def _connected(self, adoption: Adoption) -> bool:
+        """Return True once an adopted executor has connected; kill it, and return False, if it does not in time."""
         worker = adoption.start.worker
         try:
             async with asyncio.timeout(GREETING_LIMIT_S):
@@ -139,24 +141,26 @@ class Executors:
         return await self._hosts.ended(worker)
 
     async def stop(self, worker: int) -> str:
+        """Let a worker write back the outputs that it keeps; return the error in words, or ""."""
         try:
             async with asyncio.timeout(RESCUE_LIMIT_S):
                 await self._residents.rescue(worker, self._rescue)
         except (TimeoutError, WorkerLost, KaasError) as error:
-            return f"outputs that it kept did not come back: {error or type(error).__name__}"
+            return f"outputs that it kept were not written back: {error or type(error).__name__}"
         return ""
 
     async def _rescue(self, worker: int, keys: Sequence[bytes]) -> None:
-        """Adopt one executor.
+        """Let a worker write back outputs.
 
         Raises:
-            WorkerLost, KaasError
+            WorkerLost: the worker ended. KaasError: the worker's error.
         """
         reply = await self.write_back(worker, keys)
         if reply.error is not None:
             raise reply.error
 
     def kill(self, worker: int) -> None:
+        """Kill a worker's process. Its calls end with WorkerLost, and the outputs that it keeps are lost."""
         connection = self._connections.pop(worker, None)
         if connection is not None:
             if connection.peer is not None:
@@ -166,15 +170,15 @@ class Executors:
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
 
-    # --- what is asked of them
+    # --- calls
 
     def run(
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """Send a run to its executor, in this very call."""
+        """Send a run to its executor, before this returns."""
         connection, payload = self._connections.get(worker), call.payload
         if connection is None or isinstance(payload, Survived):
-            return self._left(worker, slot)
+            return self._orphan(worker, slot)
         function: RegisteredFunction = payload.function
         attached: Sequence[messages.ExecutorAttachment] = ()
         frames, files = payload.frames, list[int]()
@@ -182,7 +186,7 @@ class Executors:
             try:
                 attached, attachments = connection.attach(payload.refs, frames)
             except OSError as error:
-                return _told(unreadable(call.label, error))
+                return _at_once(unreadable(call.label, error))
             frames, files = attachments.frames, attachments.files
         connection.introduce(function)
         number = next(self._numbers)
@@ -197,7 +201,7 @@ class Executors:
         finish = direct if payload.direct else partial(inline, function)
         return connection.ask(number, header, frames, payload.refs, finish, files)
 
-    async def _left(self, worker: int, slot: int) -> WorkerReply:
+    async def _orphan(self, worker: int, slot: int) -> WorkerReply:
         return WorkerReply(record=await self._connection(worker).orphan(slot))
 
     async def _collected(
@@ -206,7 +210,7 @@ class Executors:
         payload: Payload,
         ended: ImmediateFuture[tuple[ExecutorReply, Sequence[Any]]],
     ) -> WorkerReply:
-        """Return a reply with the outputs of a deferred result, and where the others are."""
+        """Return a reply with the outputs of a deferred result, and the places of the kept ones."""
         done, frames = await ended
         if done.failed:
             return failed(done, frames)
@@ -233,6 +237,7 @@ class Executors:
         )
 
     async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
+        """Load objects, by key; each call has a reference to its object."""
         positions: dict[Any, int] = {}
         loads = []
         for call, keys in _by_call(named):
@@ -241,16 +246,17 @@ class Executors:
             for key in keys:
                 ref, entry = places[key]
                 loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
-        return await self._follow(worker, specs.CacheDecisionSpec(loads, []), list(positions))
+        return await self._decide(worker, specs.CacheDecisionSpec(loads, []), list(positions))
 
     async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        return await self._follow(worker, specs.CacheDecisionSpec([], list(keys)))
+        return await self._decide(worker, specs.CacheDecisionSpec([], list(keys)))
 
-    async def _follow(self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = ()) -> WorkerReply:
+    async def _decide(self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = ()) -> WorkerReply:
         header = messages.CacheDecision(next(self._numbers), [Named(ref.binary()) for ref in refs])
         return await self._ordered(worker, header, [specs.encode(decided)], refs)
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
+        """Let a worker write back kept outputs, and wait until they have come."""
         reply = await self._ordered(worker, messages.WriteBackOutput(next(self._numbers), keys))
         if reply.error is None:
             await self._residents.come(keys)
@@ -272,20 +278,20 @@ class Executors:
     def _connection(self, worker: int) -> ExecutorConnection:
         connection = self._connections.get(worker)
         if connection is None:
-            raise WorkerLost("it ended before it was reached")
+            raise WorkerLost("it ended before the call was sent")
         return connection
 
-    # --- what they say
+    # --- messages
 
     def greet(self, peer: Peer, hello: messages.PeerHello) -> None:
-        """Take in that an executor has connected, or connected again."""
+        """Handle the connection of an executor, or its reconnection."""
         connection = next(
             (connection for connection in self._connections.values() if str(connection.worker) == hello.name), None
         )
         if connection is not None:
             self._attach(connection, peer)
-        elif self._strangers is not None:
-            self._strangers[hello.name] = _Stranger(peer)
+        elif self._unknown_peers is not None:
+            self._unknown_peers[hello.name] = _UnknownPeer(peer)
 
     def _attach(self, connection: ExecutorConnection, peer: Peer) -> None:
         if connection.peer is not None:
@@ -294,16 +300,16 @@ class Executors:
         connection.greet(peer)
 
     def receive(self, peer: Peer, message: messages.FromPeer, frames: Sequence[Any]) -> None:
-        """Take a message of an executor; messages of an earlier connection are ignored."""
+        """Handle a message of an executor. Messages of an earlier connection are ignored."""
         connection = self._by_peer.get(peer)
         if connection is None:
-            for stranger in (self._strangers or {}).values():
-                if stranger.peer == peer:
-                    stranger.said.append((message, frames))
+            for unknown in (self._unknown_peers or {}).values():
+                if unknown.peer == peer:
+                    unknown.received.append((message, frames))
             return
         match message:
             case ExecutorReply():
-                connection.answered(message, frames)
+                connection.replied(message, frames)
             case messages.RequestObjects(number=number):
                 self._provide(connection, number)
             case messages.WrittenBack(key=key, deferred=deferred):
@@ -329,17 +335,17 @@ class Executors:
             connection.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, deferred: int) -> None:
-        """Take an output that was written back."""
+        """Receive an output that a worker has written back."""
         try:
             (value,) = await self._hosts.collect(worker, deferred, 1)
         except (WorkerLost, KaasError):
-            self.kill(worker)  # whatever went wrong, the output is lost with it, and can be made anew
+            self.kill(worker)  # the output is then lost with the worker, and its task can run again
         else:
             self._residents.written(key, value)
 
 
 def _survivor(adoption: Adoption) -> Survivor:
-    """Return an adopted executor as the core sees it."""
+    """Return an adopted executor for the core."""
     running = {
         slot: WorkerCall(orphan.label, orphan.client, None, 0, payload=Survived(), function=orphan.function)
         for slot, orphan in adoption.running.items()
@@ -347,7 +353,7 @@ def _survivor(adoption: Adoption) -> Survivor:
     return Survivor(adoption.start, adoption.info, running, adoption.cached)
 
 
-async def _told(reply: WorkerReply) -> WorkerReply:
+async def _at_once(reply: WorkerReply) -> WorkerReply:
     return reply
 
 
@@ -359,7 +365,7 @@ def _by_call(named: Mapping[bytes, WorkerCall]) -> Iterator[tuple[WorkerCall, li
 
 
 def whole(done: ExecutorReply, frames: Sequence[Any]) -> tuple[ExecutorReply, Sequence[Any]]:
-    """Return a reply as it is."""
+    """Return a reply unchanged."""
     return done, frames
 
 
@@ -369,12 +375,12 @@ def plain(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
 
 
 def direct(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a run: the frames as they came."""
+    """Return the reply of a run, with its frames unchanged."""
     return failed(done, frames) if done.failed else WorkerReply(frames, None, done.record, done.lost)
 
 
 def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a run: outputs that become arrays where they arrive."""
+    """Return the reply of a run, with outputs that become arrays in the caller's process."""
     if done.failed:
         return failed(done, frames)
     layouts = zip(frames, function.outputs, strict=True)
@@ -383,7 +389,7 @@ def inline(function: RegisteredFunction, done: ExecutorReply, frames: Sequence[A
 
 
 def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
-    """Return the reply of a failed run. The cause stays sealed: none of its code runs here."""
+    """Return the reply of a failed run. The cause stays encoded, since its code must not run in the pool."""
     return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
 
 

@@ -1,4 +1,4 @@
-"""The payloads of calls and orders to executors, which the core passes on without looking."""
+"""The payloads of calls and commands to executors. The core passes them on unread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kaas.wire.outputs import Lost
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """An invocation on its way.
+    """An invocation for an executor.
 
     Fields:
-        frames: the encoded Invocation, then those that refs point to. refs: the attachments, in its order: objects
-        (with
-            `binary()`), Framed or Block. keep: the keys of the outputs that stay on the device, by position. direct:
-            all outputs are wanted as the frames that they come in.
+        frames: the encoded Invocation, then the frames of attachments.
+        refs: the attachments, in the invocation's order: objects (with `binary()`), Framed or Block.
+        keep: by position, the keys of the outputs that stay on the device.
+        direct: the caller wants all outputs as frames.
     """
 
     function: RegisteredFunction
@@ -30,19 +30,19 @@ class Payload(msgspec.Struct, frozen=True):
     direct: bool = False
 
     def lost(self, key: bytes) -> Lost:
-        """Return the invocation that makes a kept output anew."""
+        """Return the invocation that makes a lost output again."""
         position = next(position for position, kept in self.keep.items() if kept == key)
         return Lost(specs.without_keep(self.frames[0]), self.refs, position, len(self.function.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """The payload of an adopted run: the pool waits for the run that a survivor has in this slot."""
+    """The payload of an adopted run: the run goes on in a slot of a surviving executor."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderPayload:
-    """A CacheCommandSpec on its way; functions: those that it names."""
+    """A CacheCommandSpec for an executor. functions: those that it names."""
 
     functions: Sequence[RegisteredFunction]
     message: bytes

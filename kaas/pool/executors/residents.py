@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_LEFT = 4096
-"""Outputs that stay on the devices at most, all together. Each has a pending call of the pool, and what it was made of
-stays alive."""
+"""Limit of the outputs that stay on all devices. Each of them has a pending call of the pool, and keeps its inputs
+alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The place of an output, instead of its value."""
+    """The place of an output that stays on a device. It stands for the value."""
 
     key: bytes
     device: int
@@ -22,10 +22,11 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """
+    """An output that stays on a device.
+
     Fields:
-        made_by: what its executor was asked, None once that is of no use.
-        value: the array, or what replaces it. name: of the reference by which others wait for it.
+        made_by: the payload of its invocation, None once the value has come.
+        value: the array, or the `Lost` that replaces it. name: of the reference by which programs wait for the value.
     """
 
     made_by: Any
@@ -37,13 +38,13 @@ class _Output:
 class Residents:
     """All outputs that stay on devices.
 
-    Of one event loop. Unknown names are ignored: no program waits for them any more.
+    Belongs to one event loop. Unknown keys are ignored: no program waits for their outputs any more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._outputs: dict[bytes, _Output] = {}
-        self._left: dict[bytes, None] = {}  # those that no program has asked for, the oldest first
+        self._left: dict[bytes, None] = {}  # outputs that no program has asked for, oldest first
         self._alive: set[int] = set()
 
     def __len__(self) -> int:
@@ -52,11 +53,11 @@ class Residents:
     # --- one output
 
     def expect(self, key: bytes, made_by: Any) -> None:
-        """Take in that an executor is asked to keep an output, perhaps one that it kept in vain before."""
+        """Add an output that an executor is going to keep. It may replace an output of this key that was lost."""
         self._outputs[key] = _Output(made_by, self._loop.create_future())
 
     def placed(self, key: bytes, worker: int) -> None:
-        """Take in that a worker has an output."""
+        """Note that a worker has an output."""
         output = self._outputs.get(key)
         if output is None:
             return
@@ -67,7 +68,7 @@ class Residents:
             self._left[key] = None
 
     def written(self, key: bytes, value: Any) -> None:
-        """Take in that an output's array has come back."""
+        """Give an output its array, which has come back."""
         output = self._outputs.get(key)
         if output is not None and not output.value.done():
             self._left.pop(key, None)
@@ -75,19 +76,19 @@ class Residents:
             output.made_by = None
 
     def lost(self, key: bytes) -> None:
-        """Take in that an output's array cannot come back."""
+        """Give an output the invocation that makes it again, since its array is lost."""
         output = self._outputs.get(key)
         if output is not None and not output.value.done():
             self.written(key, output.made_by.lost(key))
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Take in that an invocation gave no values."""
+        """Remove the outputs of an invocation that gave no values."""
         for key in keys:
             self._outputs.pop(key, None)
             self._left.pop(key, None)
 
     async def value(self, key: bytes) -> Any:
-        """Return the array, or what replaces it, once it is there."""
+        """Wait for an output; return its array, or the `Lost` that replaces it."""
         output = self._outputs[key]
         try:
             return await output.value
@@ -96,12 +97,12 @@ class Residents:
                 del self._outputs[key]
 
     def named(self, key: bytes, name: str) -> None:
-        """Take in that a program can name an output from now on."""
+        """Note the name by which a program can ask for an output from now on."""
         if key in self._outputs:
             self._outputs[key].name = name
 
     def ask(self, key: bytes) -> int | None:
-        """Take in that a program wants an output; return the worker that has to write it back, if one has."""
+        """Note that a program wants an output. Return the worker that must write it back, or None."""
         output = self._outputs.get(key)
         if output is None or output.value.done():
             return None
@@ -109,19 +110,19 @@ class Residents:
         return output.worker
 
     async def come(self, keys: Iterable[bytes]) -> None:
-        """Wait until each of these has come back, is lost, or is wanted by no program."""
+        """Wait until each of these outputs has come back, is lost, or is no longer wanted."""
         values = [self._outputs[key].value for key in keys if key in self._outputs]
         if values:
             await asyncio.wait(values)
 
     def surplus(self) -> bytes | None:
-        """Return the oldest output if there are too many that no program has asked for."""
+        """Return the oldest output that no program has asked for, if there are more than MOST_LEFT of them."""
         return next(iter(self._left)) if len(self._left) > MOST_LEFT else None
 
     def nameless(self, names: Container[str]) -> dict[int, list[bytes]]:
         """Forget the outputs that no program can name any more; return them by worker.
 
-        names: those that a program has.
+        names: the names that programs have.
         """
         found: dict[int, list[bytes]] = {}
         for key in list(self._left):
@@ -134,17 +135,18 @@ class Residents:
     # --- workers
 
     def worker_came(self, worker: int) -> None:
+        """Note that a worker runs."""
         self._alive.add(worker)
 
     async def rescue(self, worker: int, write_back: Callable[[int, list[bytes]], Awaitable[None]]) -> None:
-        """Have a worker write back all that only it has, since it will end; done when it is here, or lost."""
-        there = {key: out.value for key, out in self._outputs.items() if out.worker == worker and not out.value.done()}
-        if there:
-            await write_back(worker, list(there))
-            await asyncio.wait(there.values())
+        """Let a worker that is going to end write back its outputs; wait until they have come, or are lost."""
+        values = {key: out.value for key, out in self._outputs.items() if out.worker == worker and not out.value.done()}
+        if values:
+            await write_back(worker, list(values))
+            await asyncio.wait(values.values())
 
     def worker_left(self, worker: int) -> None:
-        """Take in that a worker ended: outputs that only it had are lost."""
+        """Note that a worker ended: the outputs that only this worker had are lost."""
         self._alive.discard(worker)
         for key in [key for key, output in self._outputs.items() if output.worker == worker]:
             self.lost(key)

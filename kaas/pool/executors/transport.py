@@ -1,4 +1,4 @@
-"""The seam between the pool and its workers: the calls, the replies, and the operations of a transport."""
+"""The interface between the pool and its workers: calls, replies, and the operations of a transport."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class WorkerLost(Exception):
 
 @dataclass(slots=True)
 class WorkerCall:
-    """A request as the core sees it; only the transport looks into payload. It is never changed.
+    """A request for a worker. Only the transport reads payload. No code changes a WorkerCall.
 
-    It is made for every request, and frozen it would take three times as long.
+    Every request makes one, and a frozen class would take three times as long.
 
     Fields:
-        label: its function's name for people. function: the exact name of that function. bound: the same with its
-        constants,
-            "" if it has none. session: of the program that sent it, "" if that is not known. task: the kTask's key, ""
-            of an eTask.
+        label: the function's name for people. function: the function's key.
+        bound: the key with the constants, "" if the function has none.
+        session: of the program that sent the request, "" if it is unknown. task: the kTask's key, "" of an eTask.
     """
 
     label: str
@@ -51,16 +50,16 @@ class WorkerCall:
 
     @property
     def flow(self) -> str:
-        """The name of the function to policies: with other constants it is another one, and lies on other devices."""
+        """The function's name for policies. With other constants it is another function, cached on other devices."""
         return self.bound or self.identity
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOrder:
-    """A command of a program about caches, as the core sees it; only the transport looks into payload.
+    """A command of a program about caches. Only the transport reads payload.
 
     Fields:
-        function: the label of the function that it names, "" if it names an object, or everything.
+        function: the label of the function in the command, "" if the command is about an object, or all.
     """
 
     payload: Any
@@ -69,7 +68,7 @@ class CacheOrder:
 
 
 class WorkerReply(msgspec.Struct, frozen=True):
-    """The reply of a worker: a value or an error, and measurements. lost: why its device is lost, else ""."""
+    """The reply of a worker: a value or an error, and measurements. lost: why the device is lost, else ""."""
 
     value: Any = None
     error: KaasError | None = None
@@ -82,8 +81,8 @@ class Survivor:
     """A worker that outlived an earlier process of the pool.
 
     Fields:
-        start: as what it was started. running: calls that it still runs, by slot; `WorkerTransport.run` waits for them.
-        cached: keys on its device.
+        start: the decision that started it. running: calls that it still runs, by slot; `WorkerTransport.run` waits for
+            them. cached: keys of the objects on its device.
     """
 
     start: StartWorker
@@ -93,18 +92,18 @@ class Survivor:
 
 
 class WorkerTransport(Protocol):
-    """The operations on workers, however calls travel."""
+    """The operations on workers. Implementations differ in the way that calls travel."""
 
     async def start(self, start: StartWorker) -> WorkerInfo:
-        """Start a worker, or raise why it does not start."""
+        """Start a worker; raise the cause if it does not start."""
         ...
 
     def run(
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """Run a call; fails with WorkerLost when the worker ends first.
+        """Run a call; fail with WorkerLost if the worker ends first.
 
-        An ImmediateFuture ends in the same turn of the loop.
+        An ImmediateFuture ends in the turn of the loop in which the reply arrives.
         """
         ...
 
@@ -113,15 +112,15 @@ class WorkerTransport(Protocol):
         ...
 
     async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
-        """Load objects by key; with each a call that has a reference to it. Raises WorkerLost as above."""
+        """Load objects, by key; each call has a reference to its object. Raises WorkerLost as above."""
         ...
 
     async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        """Forget objects by key. Raises WorkerLost as above."""
+        """Evict objects. Raises WorkerLost as above."""
         ...
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        """Have kept outputs come back, and wait until they have. Raises WorkerLost as above."""
+        """Write back kept outputs, and wait until they have come. Raises WorkerLost as above."""
         ...
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
@@ -129,13 +128,13 @@ class WorkerTransport(Protocol):
         ...
 
     async def ended(self, worker: int) -> str:
-        """Wait until a worker's process ends; return why it did."""
+        """Wait until a worker's process ends; return the reason."""
         ...
 
     async def stop(self, worker: int) -> str:
-        """Let an idle worker end in good order, in a limited time; return what went wrong, or ""."""
+        """Prepare an idle worker for its end, within a time limit; return the error in words, or ""."""
         ...
 
     def kill(self, worker: int) -> None:
-        """End a worker's process now; nothing happens if it is gone or never came up."""
+        """Kill a worker's process, if there is one."""
         ...

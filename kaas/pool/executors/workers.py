@@ -1,4 +1,4 @@
-"""Executors and workers of eTasks together, as the core sees them."""
+"""One transport for the executors and the workers of eTasks."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class Lifetimes(Protocol):
 
 
 class Workers:
-    """A `WorkerTransport` made of two, by the kinds of the workers."""
+    """A `WorkerTransport` that passes each call to the transport of the worker's kind."""
 
     def __init__(self, executors: WorkerTransport, etask_workers: Lifetimes) -> None:
         self._executors = executors
         self._etask_workers = etask_workers
-        self._of_etasks: set[int] = set()
+        self._etask_ids: set[int] = set()
 
     def start(self, start: StartWorker) -> Coroutine[Any, Any, WorkerInfo]:
         if start.kind is WorkerKind.ETASK:
-            self._of_etasks.add(start.worker)
-        return self._those_of(start.worker).start(start)
+            self._etask_ids.add(start.worker)
+        return self._transport_of(start.worker).start(start)
 
     def run(
         self, worker: int, slot: int, call: WorkerCall
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        return self._those_of(worker).run(worker, slot, call)
+        return self._transport_of(worker).run(worker, slot, call)
 
     def ended(self, worker: int) -> Coroutine[Any, Any, str]:
-        return self._those_of(worker).ended(worker)
+        return self._transport_of(worker).ended(worker)
 
     def stop(self, worker: int) -> Coroutine[Any, Any, str]:
-        return self._those_of(worker).stop(worker)
+        return self._transport_of(worker).stop(worker)
 
     def kill(self, worker: int) -> None:
-        self._those_of(worker).kill(worker)
-        self._of_etasks.discard(worker)
+        self._transport_of(worker).kill(worker)
+        self._etask_ids.discard(worker)
 
-    def _those_of(self, worker: int) -> Lifetimes:
-        return self._etask_workers if worker in self._of_etasks else self._executors
+    def _transport_of(self, worker: int) -> Lifetimes:
+        return self._etask_workers if worker in self._etask_ids else self._executors
 
     # --- caches
 

@@ -111,7 +111,7 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
         register(known, scale.key, scale.to_msgpack())
         assert (await waiting).key == scale.key
         monkeypatch.setattr(functions, "REGISTRATION_LIMIT_S", 0)
-        with pytest.raises(KaasError, match="not been told"):
+        with pytest.raises(KaasError, match="does not know"):
             await known.registered("nobody's")
 
     asyncio.run(main())

@@ -89,7 +89,7 @@ def test_a_worker_that_must_go_writes_back_what_it_keeps() -> None:
         stage.residents.placed(b"kept", 3)
         stopping = await begin(stage.executors.stop(3))
         stage.say(ExecutorReply(1, failed=True), encode_error(KaasError("no room")))
-        assert await stopping == "outputs that it kept did not come back: no room"
+        assert await stopping == "outputs that it kept were not written back: no room"
         stopping = await begin(stage.executors.stop(3))
         stage.executors.kill(3)
         assert "it was ended" in await stopping

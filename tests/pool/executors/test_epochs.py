@@ -58,7 +58,7 @@ def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.greet(again)
-        with pytest.raises(WorkerLost, match="line"):
+        with pytest.raises(WorkerLost, match="connection"):
             await run
         stage.router.sent.clear()
         run = await stage.run(small())
