@@ -1,1 +1,1 @@
-"""What a pool tells of its work: events, metrics, traces, the ledger of each client. Runs in the pool's process."""
+"""Reports of a pool's work: events, metrics, traces, the ledger of each client. Runs in the pool's process."""

@@ -1,4 +1,4 @@
-"""Counts of a running pool: cheap for requests, and added up when a reader asks."""
+"""Counts of a running pool. Adding an entry is cheap; entries are added up in batches, or when a reader asks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats,
 
 _STEP = math.log(1.05)
 _SMALLEST_S = 1e-9
-"""Of the first bucket, which begins at zero; those from a microsecond on are as wide as 5 % of it."""
+"""Width of the first bucket, which begins at zero. From a microsecond on, a bucket is 5 % wide."""
 BATCH = 64
-"""Requests whose measurements are added up together."""
+"""Number of requests whose measurements are added up together."""
 FUNCTIONS_PER_CLIENT = 1000
-"""That are told apart, in the order in which they came; a client could make up ever new ones."""
+"""Number of functions of a client that are counted separately, in the order of their first calls. Without a limit, a
+client could exhaust the memory with new functions."""
 OTHERS = "(others)"
-"""Stands for all further functions of a client."""
+"""The name of all further functions of a client."""
 
 
 class Histogram:
-    """Counts in buckets 5 % wide, so that quantiles need no list."""
+    """Counts in buckets 5 % wide, so that quantiles need no list of values."""
 
     __slots__ = ("buckets", "total")
 
@@ -38,14 +39,16 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """Number of entries."""
         return self.buckets.total()
 
     def merge(self, other: Histogram) -> None:
+        """Add the entries of another histogram."""
         self.total += other.total
         self.buckets.update(other.buckets)
 
     def up_to(self, bounds: Sequence[float]) -> list[int]:
-        """Return how many entries are no greater than each of these ordered bounds; within 2.5 %."""
+        """Return the number of entries up to each of these ordered bounds, which are exact within 2.5 %."""
         counts = [0] * len(bounds)
         for bucket, count in self.buckets.items():
             at = bisect_left(bounds, _middle(bucket))
@@ -54,7 +57,7 @@ class Histogram:
         return list(accumulate(counts))
 
     def quantiles(self, *shares: float) -> list[float]:
-        """Return for each share (0 to 1) the value below which as much of the entries lies, or nan without entries.
+        """Return, for each share (0 to 1), the value below which this share of the entries lies; nan without entries.
 
         The value is the middle of its bucket.
         """
@@ -65,7 +68,7 @@ class Histogram:
 
 
 def add_to(histograms: Sequence[Histogram], seconds: Sequence[float]) -> None:
-    """Add to each histogram the entry at its place: all logarithms at once take the time of a few."""
+    """Add to each histogram the entry at its position. All logarithms at once take the time of a few."""
     buckets = (np.log1p(np.maximum(seconds, 0.0) / _SMALLEST_S) / _STEP).astype(int).tolist()
     for (histogram, bucket), count in Counter(zip(histograms, buckets, strict=True)).items():
         histogram.buckets[bucket] += count
@@ -78,11 +81,11 @@ def _middle(bucket: int) -> float:
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """A request that left: its function and client, where it ran (None: nowhere), how it ended, and its measurements.
+    """An answered request, with its measurements.
 
     Fields:
-        outcome: None if it was no request, but a cache command. stages: seconds. tiers: its use of each tier of the
-        cache. kernels: times of each, if they were asked for.
+        device: index, None if the request did not run. outcome: None of a cache command. stages: seconds by stage.
+        tiers: use of each tier of the cache. kernels: times of the kernels, if the configuration asks for them.
     """
 
     function: str
@@ -111,6 +114,7 @@ class Figures:
         self._functions: dict[str, int] = {}
 
     def add(self, entries: Iterable[LedgerEntry]) -> None:
+        """Add entries."""
         histograms: list[Histogram] = []
         seconds: list[float] = []
         for entry in entries:
@@ -141,7 +145,7 @@ class Figures:
             self._ran((*self._flow(function, client), index, symbol), launches, seconds)
 
     def _flow(self, function: str, client: str) -> tuple[str, str]:
-        """Return the name that an entry is counted under."""
+        """Return the function and client under which an entry is counted."""
         flow = (function, client)
         if flow in self._flows:
             return flow
@@ -167,7 +171,7 @@ class Figures:
 class Ledger:
     """The entries of a running pool. now_s: the pool's monotonic clock.
 
-    Entries are kept as they come and added up in batches: when one comes, a caller waits for its reply.
+    Entries are added up in batches, since a caller waits for its reply while an entry is written.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -177,11 +181,13 @@ class Ledger:
         self._before = Figures()
 
     def reset(self, now_s: float) -> None:
+        """Begin new statistics."""
         self._add_up()
         self._before.merge(self._figures)
         self._since_s, self._figures = now_s, Figures()
 
     def write(self, entry: LedgerEntry) -> None:
+        """Add an entry."""
         self._entries.append(entry)
         if len(self._entries) >= BATCH:
             self._add_up()
@@ -191,11 +197,11 @@ class Ledger:
         self._entries.clear()
 
     def seconds(self, now_s: float) -> float:
-        """Seconds since the last reset."""
+        """Return the seconds since the last reset."""
         return now_s - self._since_s
 
     def since_the_start(self) -> Figures:
-        """Return the figures since the pool's start, resets or not."""
+        """Return the figures since the pool's start, regardless of resets."""
         self._add_up()
         figures = Figures()
         figures.merge(self._before)
@@ -203,22 +209,23 @@ class Ledger:
         return figures
 
     def rows(self, client: str | None) -> Iterator[StageStats | TierStats | OutcomeStats]:
-        """Return the rows of one client, or all.
+        """Yield the rows of one client, or of all clients if None.
 
-        Of thousands of functions that takes a while: later entries may be in it.
+        With thousands of functions this takes a while, and later entries may be among the rows.
         """
         self._add_up()
         figures = self._figures
-        for (function, whose), histograms in list(figures.stages.items()):
-            if client in (None, whose):
+        for (function, owner), histograms in list(figures.stages.items()):
+            if client in (None, owner):
                 for stage, histogram in list(histograms.items()):
-                    yield _stage(function, whose, stage, histogram)
+                    yield _stage(function, owner, stage, histogram)
         yield from (TierStats(*key, **use._asdict()) for key, use in list(figures.tiers.items())
                     if client in (None, key[1]))  # fmt: skip
         yield from (OutcomeStats(*key, count) for key, count in list(figures.outcomes.items())
                     if client in (None, key[1]))  # fmt: skip
 
     def read(self, now_s: float) -> Stats:
+        """Return all statistics since the last reset."""
         rows = list(self.rows(None))
         figures = self._figures
         return Stats(

@@ -1,4 +1,4 @@
-"""A pool's figures as metrics, by their usual names; exporters add nothing."""
+"""A pool's figures as metrics, with their final names; exporters add nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kaas.pool.observing.ledger import Figures, Histogram
 
 BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
             5.0, 10.0, 30.0, 60.0)  # fmt: skip
-"""Of the buckets of histograms."""
+"""Upper bounds of the buckets of histograms, in seconds."""
 TIERS = ("device", "host")
-"""Those that have a size, in the order in which workers tell it."""
+"""The tiers that have a size, in the order of `RunRecord.cached_bytes`."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Buckets(NamedTuple):
-    """How many entries are no greater than each of `BOUNDS_S`, how many there are, and their sum."""
+    """The number of entries up to each of `BOUNDS_S`, the number of all entries, and their sum."""
 
     counts: Sequence[int]
     entries: int
@@ -26,7 +26,7 @@ class Buckets(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value of a metric; of a histogram, Buckets."""
+    """A value of a metric. The value of a histogram is Buckets."""
 
     labels: tuple[str, ...]
     value: float | Buckets
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A family, as Prometheus calls it. labels: names, in the order of each sample's values."""
+    """A metric family of Prometheus. labels: names, in the order of each sample's values."""
 
     name: str
     kind: Kind
@@ -45,13 +45,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A pool at one moment.
+    """The measurements of a pool at one moment.
 
     Fields:
-        figures: since its process began. cached_bytes: by tier. devices: how many are in each state.
-        outcomes: requests by client and outcome of clients that a server counts itself; then the figures' do not count.
-        worker_starts: by device. worker_ends: by device, and why. faults: devices that functions ended, by client.
-        lost: why a device has no worker, by device. refused: connections of a server, by why.
+        figures: since the start of the pool's process. cached_bytes: by tier. devices: number in each state.
+        outcomes: number of requests by client and outcome, of clients that a server counts itself. They replace the
+            outcomes of these clients in `figures`.
+        worker_starts: by device. worker_ends: by device and cause. faults: devices that functions ended, by client.
+        lost: by device, the reason why it has no worker. refused: connections that a server refused, by reason.
     """
 
     figures: Figures
@@ -68,7 +69,7 @@ class Measured:
 
 
 def metrics(measured: Measured) -> tuple[Metric, ...]:
-    """Return all metrics; those without a sample too, so that a reader who looks for one finds its name."""
+    """Return all metrics, also those without a sample, so that their names can be found."""
     stages = _stages(measured.figures)
     hits: dict[str, int] = {}
     evictions: dict[str, int] = {}
@@ -109,9 +110,9 @@ def metrics(measured: Measured) -> tuple[Metric, ...]:
 
 def _requests(measured: Measured) -> Iterator[Sample]:
     counts = dict(measured.outcomes)
-    elsewhere = {client for client, _ in counts}
+    counted = {client for client, _ in counts}
     for (_, client, _, outcome), count in measured.figures.outcomes.items():
-        if client and client not in elsewhere:  # without a client it was no request, but a policy's order
+        if client and client not in counted:  # an entry without a client is a decision of the policy, not a request
             counts[client, outcome] = counts.get((client, outcome), 0) + count
     return (Sample(labels, counts[labels]) for labels in sorted(counts))
 

@@ -1,4 +1,4 @@
-"""Reports of a pool's requests: every outcome, for statistics, metrics and traces."""
+"""Reports of a pool's requests for statistics, metrics and traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from kaas.wire.status.status import DeviceStatus, PinStatus
 
 
 class Reports:
-    """requests, workers: those of the pool, which changes them."""
+    """The reports of a pool. requests, workers: those of the pool, which changes them.
+
+    Fields:
+        ledger: the entries of the answered requests.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,14 @@ class Reports:
         self.ledger = Ledger(self._loop.time())
 
     def note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        """Take in that a request was answered."""
+        """Record an answered request."""
         now = self._loop.time()
         self.ledger.write(request.entry(outcome, record, now))
         for tracer in self._tracers:
             tracer.note(request.traced(outcome, record, now))
 
     def note_step(self, step: TraceStep) -> None:
-        """Take in that a step of a server has ended; its request is noted by itself."""
+        """Record a finished step of a server. The step's request is recorded separately."""
         self.ledger.write(
             LedgerEntry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s})
         )
@@ -55,13 +59,13 @@ class Reports:
             tracer.note_step(step)
 
     def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
-        """Return statistics of one client, or all, to be read little by little, and their duration in seconds."""
+        """Return the duration of the statistics in seconds, and an iterator of the rows of one client, or of all."""
         return self.ledger.seconds(self._loop.time()), self.ledger.rows(client)
 
     def measured(self) -> Measured:
-        """Return the figures for metrics, which do not begin anew when statistics do."""
+        """Return the figures for metrics. A reset of statistics does not reset them."""
         queued = len(self._requests.queued())
-        here = [self.device(device) for device in self._devices]
+        devices = [self.device(device) for device in self._devices]
         cached = [worker.cached_bytes for worker in self._workers.values()]
         tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
         running = sum(len(worker.running) for worker in self._workers.values())
@@ -71,11 +75,11 @@ class Reports:
             queued,
             running,
             tiers,
-            Counter(each.state for each in here),
+            Counter(each.state for each in devices),
             worker_starts=events.starts,
             worker_ends=events.ends,
             faults=events.faults,
-            lost={each.index: each.reason for each in here if each.state == "lost"},
+            lost={each.index: each.reason for each in devices if each.state == "lost"},
         )
 
     def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:
@@ -87,10 +91,10 @@ class Reports:
         """Return the requests answered in the next seconds, or until the pool ends, for `tracing.chrome`."""
         tracer = Tracer(self._loop.time())
         self._tracers.append(tracer)
-        over = self._background.begin(asyncio.sleep(seconds))
+        end = self._background.begin(asyncio.sleep(seconds))
         try:
-            await asyncio.wait([over])
+            await asyncio.wait([end])
         finally:
-            over.cancel()
+            end.cancel()
             self._tracers.remove(tracer)
         return tracer.told()

@@ -1,4 +1,4 @@
-"""Traces of requests: recorded by the pool, and made a Chrome trace, for Perfetto, where it is wanted."""
+"""Traces of requests: the pool records them, and the reader's process makes a Chrome trace, for Perfetto."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from kaas.wire.trace_context import TraceContext
 
 LIMIT = 100_000
-"""Requests that one trace holds; of more it says how many there were."""
+"""Number of requests in one trace. The trace has the number of requests that it left out."""
 STAGES = ("plan", "fetch", "memory", "copy_in", "kernels", "copy_out")
-"""In the order in which a request goes through them."""
+"""The stages of a request, in order."""
 QUEUES, DEVICES, STEPS = 1, 1000, 1_000_000
-"""Process numbers in a trace: of the first client's queue, of the first device, of the first client's steps."""
+"""Process numbers in a trace: of the first client's queue, the first device, and the first client's steps."""
 
 
 class Traced(msgspec.Struct, frozen=True, array_like=True):
-    """A request that was answered. Times are on the pool's clock.
+    """An answered request. Times are on the pool's clock.
 
     Fields:
-        device, slot: where it ran, and dispatched_s when it went there; device is None if it never did.
-        stages: seconds, as in `kaas.stats()`. context: what its caller said of a trace.
+        device, slot, dispatched_s: place and time of the dispatch; device is None if the request was not dispatched.
+        stages: seconds, as in `kaas.stats()`. context: of the caller's trace.
     """
 
     request: int
@@ -40,7 +40,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TraceStep(msgspec.Struct, frozen=True, array_like=True):
-    """A step of a server's around a request. stage: "before" or "after". name: of the step."""
+    """A step of a server before or after a request. stage: "before" or "after". name: of the step."""
 
     client: str
     function: str
@@ -51,7 +51,7 @@ class TraceStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True):
-    """since_s: when it began. left_out: requests for which there was no room."""
+    """A record of requests and steps. since_s: time of its begin. left_out: number of requests beyond LIMIT."""
 
     since_s: float
     requests: list[Traced]
@@ -69,35 +69,37 @@ class Tracer:
         self._left_out = 0
 
     def note(self, traced: Traced) -> None:
+        """Record a request, unless the trace is full."""
         if len(self._requests) < LIMIT:
             self._requests.append(traced)
         else:
             self._left_out += 1
 
     def note_step(self, step: TraceStep) -> None:
+        """Record a step, unless the trace is full."""
         if len(self._steps) < 2 * LIMIT:
             self._steps.append(step)
 
     def told(self) -> bytes:
-        """Return the record for `chrome`, which takes its time in the reader's process and not in the pool's."""
+        """Return the record for `chrome`, which takes long, and so runs in the reader's process."""
         return msgspec.msgpack.encode(Trace(self._since_s, self._requests, self._left_out, self._steps))
 
 
-def chrome(told: bytes) -> bytes:
+def chrome(record: bytes) -> bytes:
     """Return a Chrome trace, in JSON, of a Tracer's record."""
-    trace = msgspec.msgpack.decode(told, type=Trace)
+    trace = msgspec.msgpack.decode(record, type=Trace)
     begun_s = (*(each.arrived_s for each in trace.requests), *(each.begun_s for each in trace.steps))
-    since_s = min([trace.since_s, *begun_s])  # viewers know no time before 0
+    since_s = min([trace.since_s, *begun_s])  # viewers do not show times before 0
     events = [*chrome_events(trace.requests, since_s), *step_events(trace.steps, since_s)]
     counts = {"requests": len(trace.requests), "left_out": trace.left_out}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": counts})
 
 
 def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[str, Any]]:
-    """Yield one process for each client, with its queue, and one for each device, with a track for each slot.
+    """Yield the events of one process for each client, with its queue, and one for each device, with a track a slot.
 
-    Within a request its stages follow each other. The pool does not know when the executor began: it takes the middle
-    of the request's time.
+    Within a request its stages follow each other. The pool does not know the time when the executor began, so the
+    stages are placed in the middle of the request's time.
     """
     clients: dict[str, int] = {}
     tracks: set[tuple[int, int]] = set()
@@ -117,14 +119,14 @@ def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[s
 
 
 def step_events(steps: Iterable[TraceStep], since_s: float) -> Iterator[dict[str, Any]]:
-    """Yield one process for the steps of each client."""
+    """Yield the events of one process for the steps of each client."""
     clients: dict[str, int] = {}
     for number, each in enumerate(steps):
         where = {"pid": clients.setdefault(each.client, STEPS + len(clients)), "tid": 0, "id": number}
-        told = {"cat": "step", "name": f"{each.stage}: {each.name}", **where}
+        event = {"cat": "step", "name": f"{each.stage}: {each.name}", **where}
         args = {"client": each.client, "function": each.function}
-        yield {"ph": "b", "ts": _us(each.begun_s - since_s), "args": args, **told}
-        yield {"ph": "e", "ts": _us(each.ended_s - since_s), **told}
+        yield {"ph": "b", "ts": _us(each.begun_s - since_s), "args": args, **event}
+        yield {"ph": "e", "ts": _us(each.ended_s - since_s), **event}
     for client, process in clients.items():
         yield _name("process_name", process, 0, f"steps of {client}")
 
@@ -150,10 +152,10 @@ def _slice(
 
 
 def _arguments(each: Traced) -> dict[str, Any]:
-    told: dict[str, Any] = {"request": each.request, "client": each.client, "outcome": each.outcome}
+    arguments: dict[str, Any] = {"request": each.request, "client": each.client, "outcome": each.outcome}
     if each.context is not None:
-        told |= each.context._asdict()
-    return told
+        arguments |= each.context._asdict()
+    return arguments
 
 
 def _queue_lengths(
@@ -179,5 +181,5 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _us(seconds: float) -> float:
-    """Return microseconds, to the nanosecond: equal times stay equal."""
+    """Return microseconds, rounded to nanoseconds so that equal times stay equal."""
     return round(seconds * 1e6, 3)

@@ -1,4 +1,4 @@
-"""Executors as plain processes of this machine, children of the pool's."""
+"""Executors as child processes of the pool's process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
-"""Of a pool's configuration, what each executor is told."""
+"""The fields of a pool's configuration that each executor gets."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -27,7 +27,7 @@ class ProcessHosts:
     """Starts executors as child processes. Use an object of this class from one event loop only."""
 
     def __init__(self, config: Config, node: str, sandbox: Sandbox | None = None) -> None:
-        """sandbox: in which executors run; None for none."""
+        """Prepare to start executors. sandbox: for the executors, or None."""
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
@@ -40,7 +40,7 @@ class ProcessHosts:
         """Start an executor.
 
         Raises:
-            KaasError: the reason why it did not start.
+            KaasError: the executor did not start.
         """
         device = self._devices[start.device]
         orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
@@ -48,7 +48,7 @@ class ProcessHosts:
         if self._sandbox is not None:
             inherited = self._sandbox.environment(os.environ)
             if device.kind == "software":
-                await asyncio.to_thread(build)  # no compiler runs in folders that an executor can write
+                await asyncio.to_thread(build)  # here, since no compiler may run in folders that an executor can write
         visible = {VISIBLE: self._visible[start.device]}
         child = Child("kaas.worker.executor_process", orders, visible, inherited=inherited)
         loop = asyncio.get_running_loop()
@@ -58,25 +58,30 @@ class ProcessHosts:
         return codec.decode(await child.ready(), WorkerInfo)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
+        """Return no executors."""
         return ()
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
-        """Return objects that the pool holds, for any session."""
+        """Return the values of objects that the pool holds."""
         return [() if ref is None else ref.blocks for ref in refs]
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
-        raise AssertionError(f"worker {worker} has a parcel {deferred} of {count}, which only invocations by Ray want")
+        """Raise AssertionError: only invocations by Ray have deferred results."""
+        raise AssertionError(f"worker {worker} has deferred result {deferred} of {count} outputs, without Ray")
 
     async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; return the reason."""
         _, ended = self._children[worker]
         return await asyncio.shield(ended)
 
     def kill(self, worker: int) -> None:
+        """Kill a worker's process and its children."""
         child, _ = self._children.pop(worker, (None, None))
         if child is not None:
             child.kill_group()
 
     def kill_all(self) -> None:
+        """Kill the processes of all workers."""
         for worker in list(self._children):
             self.kill(worker)
 
@@ -84,8 +89,8 @@ class ProcessHosts:
 def visible_gpu(devices: Sequence[Device], index: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for one of the pool's devices.
 
-    Each device gets one of the GPUs that the pool's process sees, in order; a software device gets none, nor does a GPU
-    that is not there.
+    Each device gets one of the GPUs that the pool's process sees, in order; a software device gets no GPU, nor does
+    a device for which the process sees no GPU.
     """
     if devices[index].kind != "gpu":
         return ""

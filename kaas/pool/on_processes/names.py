@@ -1,4 +1,4 @@
-"""How programs of one user find a pool without Ray on their machine: by its name, in a folder of the user."""
+"""Names of pools without Ray: programs of one user find a pool of this machine by its name, in the user's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTICE, LOCK = ".pool", ".lock"
 
 
 class PoolNotice(msgspec.Struct, frozen=True):
-    """The notice of a pool for programs that look for it. config: as `Config.described` gives it."""
+    """The notice of a pool for programs that look for it. config: `Config.described`."""
 
     address: Address
     node: str
@@ -27,13 +27,13 @@ class PoolNotice(msgspec.Struct, frozen=True):
 
 
 class PoolName:
-    """The place of a pool's notice. A running pool keeps the file locked, so a killed pool is known to be gone."""
+    """The place of a pool's notice. A running pool keeps the file locked; its end, even by a kill, unlocks the file."""
 
     def __init__(self, name: str) -> None:
-        """Take the place of a name.
+        """Find the files of a name.
 
         Raises:
-            InvalidConfig: the folder is not safe, or the name too long for a file's.
+            InvalidConfig: the folder is open to other users.
         """
         self._name = name
         self._folder = _folder()
@@ -42,7 +42,7 @@ class PoolName:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one program at a time look for the pool and, if there is none, start it."""
+        """Let one program at a time look for the pool, and start the pool if there is none."""
         file = self._opened(self._lock)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -55,11 +55,11 @@ class PoolName:
         file = self._opened(self._notice)
         try:
             if _try_lock(file):
-                return None  # what may stand there is of one that was killed
+                return None  # the file may have the notice of a killed pool
             data = os.pread(file, os.fstat(file).st_size, 0)
             if data:
                 return msgspec.msgpack.decode(data, type=PoolNotice)
-            fcntl.flock(file, fcntl.LOCK_EX)  # it is ending, and lets go when it has
+            fcntl.flock(file, fcntl.LOCK_EX)  # the pool is ending, and unlocks the file at its end
             return None
         finally:
             os.close(file)
@@ -93,17 +93,17 @@ class PoolName:
 
 
 def running_names() -> list[str]:
-    """Return the names of all pools without Ray that programs of this user find on this machine, without waiting.
+    """Return the names of this user's running pools without Ray on this machine, without waiting.
 
     Raises:
-        InvalidConfig: the folder is not safe.
+        InvalidConfig: the folder is open to other users.
     """
     return sorted(unquote(notice.stem) for notice in _folder().glob(f"*{NOTICE}") if _has_pool(notice))
 
 
 def _has_pool(notice: Path) -> bool:
     with notice.with_suffix(LOCK).open("ab") as lock, notice.open("rb") as file:
-        if not _try_lock(lock.fileno()):  # else who starts one meanwhile would take the lock below for a pool's
+        if not _try_lock(lock.fileno()):  # else a program that starts a pool now would take the lock below for a pool's
             return False
         return not _try_lock(file.fileno()) and bool(file.read(1))
 
@@ -112,7 +112,7 @@ def _folder() -> Path:
     """Return the folder of notices.
 
     Raises:
-        InvalidConfig
+        InvalidConfig: the folder is open to other users.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime, "kaas") if runtime else Path(tempfile.gettempdir(), f"kaas-{os.getuid()}")

@@ -1,4 +1,4 @@
-"""Objects that a pool without Ray holds itself: values of its programs, in memory that executors can read."""
+"""Objects that a pool without Ray holds: values of its programs, in memory that executors can read."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from kaas.wire.connections.shared_memory import BlockLease, Inbox, Outbox
 from kaas.wire.messages import Attachment, Block, Framed, Named
 
 AT_ONCE_BYTES = 1 << 20
-"""Values up to this size are copied by the event loop itself."""
+"""The event loop itself copies values up to this size; a thread copies larger values."""
 
 
 class KeepObjects(msgspec.Struct, frozen=True, array_like=True):
     """The first frame of a PoolQuery "hold": keys, each with an attached value, or its name if the pool holds it.
 
     Fields:
-        together: a key for all of them as one object, the constants of a function, which is then what the program
-        holds;
-            None: the program holds each.
+        together: a key for all of them as one object (the constants of a function), which the program then holds. None:
+            the program holds each of them.
     """
 
     keys: Sequence[bytes]
@@ -36,17 +35,17 @@ decode_keep = msgspec.msgpack.Decoder(KeepObjects).decode
 
 
 def key_of(content: bytes | memoryview) -> bytes:
-    """Return the key of a value: 28 bytes, as Ray's names of objects have."""
+    """Return the key of a value: 28 bytes, as long as Ray's names of objects."""
     return hashlib.sha256(content).digest()[:28]
 
 
 def key_of_all(keys: Sequence[bytes]) -> bytes:
-    """Return the key of several objects as one; never that of an object that consists of these bytes."""
+    """Return the key of several objects as one. It differs from the key of one value that consists of these keys."""
     return hashlib.sha256(b"".join(keys)).digest()[-28:]
 
 
 class _Copied:
-    """Values that came together lie together, until no object needs any of them."""
+    """Values that arrived together are in one piece of memory, which is released once no object needs any of them."""
 
     __slots__ = ("_lease", "blocks")
 
@@ -59,22 +58,23 @@ class _Copied:
 
 
 class HeldObject:
-    """An object, for as long as this exists: a program that put it there, a request or a pin refers to it."""
+    """A held object. It exists as long as a program that put it, a request or a pin refers to it."""
 
     __slots__ = ("__weakref__", "_key", "_owners", "blocks")
 
     def __init__(self, key: bytes, blocks: Sequence[Block], owners: Sequence[_Copied | HeldObject]) -> None:
-        """blocks: its value, or those of its parts; they are there as long as their owners."""
+        """Make an object. blocks: its value, or the values of its parts; they exist as long as the owners."""
         self._key = key
         self._owners = owners
         self.blocks = blocks
 
     def binary(self) -> bytes:
+        """Return the key."""
         return self._key
 
 
 class HeldObjects:
-    """All held objects, by content: equal values of two programs are there once. Of one event loop."""
+    """All held objects, by content: equal values of two programs are one object. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._outbox = Outbox()
@@ -93,17 +93,17 @@ class HeldObjects:
             raise _unknown(named.key)
         return held
 
-    def coming(self, session: str, named: Sequence[Named]) -> None:  # noqa: ARG002 - what is named is held
-        return None
+    def coming(self, session: str, named: Sequence[Named]) -> None:
+        """Return None: no object is still to come."""
 
-    def ready(self, refs: Sequence[Any]) -> None:  # noqa: ARG002 - what is held exists
-        return None
+    def ready(self, refs: Sequence[Any]) -> None:
+        """Return None: held objects exist."""
 
     async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:
-        """Hold objects for a session, which has to drop them as often as it has held them.
+        """Hold objects for a session. The session must drop an object as often as it has held it.
 
         Raises:
-            InvalidRequest, OSError
+            InvalidRequest: no program holds a named object. OSError: a program's memory is gone.
         """
         wanted = decode_keep(frames[0])
         found = {key: held for key in wanted.keys if (held := self._known.get(key)) is not None}
@@ -139,10 +139,11 @@ class HeldObjects:
         }
 
     def holds(self, key: bytes) -> bool:
+        """Return True if there is an object with this key."""
         return key in self._known
 
     async def hold(self, key: bytes, data: bytes | memoryview) -> HeldObject:
-        """Return an object, held while the caller refers to it: the one under this key, or a copy of data."""
+        """Return the object with this key, or make it of a copy of data. It exists while the caller refers to it."""
         known = self._known.get(key)
         if known is not None:
             return known
@@ -163,6 +164,7 @@ class HeldObjects:
         return self._inbox.view(block)
 
     def drop(self, session: str, keys: Iterable[bytes]) -> None:
+        """Undo one `keep` of each of these objects."""
         mine = self._sessions.get(session, {})
         for key in keys:
             held = mine.get(key)
@@ -172,13 +174,14 @@ class HeldObjects:
                     del mine[key]
 
     def session_ended(self, session: str) -> None:
+        """Drop all objects of a session."""
         self._sessions.pop(session, None)
 
     def close(self) -> None:
-        """Give back the memory of objects without references, and of the others as they go."""
+        """Release the memory of all objects without references, and of the others when their last reference goes."""
         self._sessions.clear()
         self._outbox.close()
 
 
 def _unknown(key: bytes) -> InvalidRequest:
-    return InvalidRequest(f"the pool holds no object {key.hex()}: put it there again, or register what it is bound to")
+    return InvalidRequest(f"the pool holds no object {key.hex()}: put it there again, or register its function again")

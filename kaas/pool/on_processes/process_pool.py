@@ -1,4 +1,4 @@
-"""A pool without Ray: `python -m kaas.pool.on_processes.process_pool`, started by the program that it ends with."""
+"""A pool without Ray: `python -m kaas.pool.on_processes.process_pool`, which starts and ends with a program."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from kaas.worker.sandbox import Sandbox
 NODE = "here"
 """The one node of a pool without Ray."""
 LEAVE_S = 10.0
-"""Within this a pool has answered all and tidied up when the program that started it has ended."""
+"""After the end of its program, a pool has this much time to answer all calls and to stop."""
 COUNT_GPUS = "from kaas.executor.device.device import gpu_count; print(gpu_count())"
 
 
 class Machine:
-    """This machine as a pool's backend."""
+    """A backend of a pool: this machine."""
 
     node = NODE
     host = None
@@ -46,6 +46,7 @@ class Machine:
         self._watched: set[str] = set()
 
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, Executors]:
+        """Return the executors, which are all workers here."""
         executors = Executors(router, self.hosts, residents)
         return executors, executors
 
@@ -53,7 +54,7 @@ class Machine:
         """Watch a client's process.
 
         Raises:
-            KaasError: its end could not be noticed.
+            KaasError: the process cannot be watched.
         """
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
@@ -69,7 +70,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     """Run a pool from its start to its end.
 
     Raises:
-        KaasError: the pool cannot be; no program was told of it yet.
+        KaasError: the pool cannot be opened; it has not announced itself.
     """
     loop = asyncio.get_running_loop()
     config = orders.config or Config()
@@ -94,32 +95,32 @@ def opened_store(wanted: str | Store | None) -> Store:
     Such a pool does not start again, so its own data need not outlive it.
 
     Raises:
-        InvalidConfig
+        InvalidConfig: the store cannot be opened.
     """
     store = SqliteStore(wanted or ":memory:") if not isinstance(wanted, Store) else wanted
     try:
         store.open()
-    except Exception as error:  # what a store of a user's raises is its own
+    except Exception as error:  # a user's own store may raise any error
         raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
     return store
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs; in a process of its own, since a loaded driver does not leave."""
+    """Return the number of GPUs. Another process counts them, since a driver cannot be unloaded."""
     counted = subprocess.run([sys.executable, "-P", "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
     return int(counted.stdout) if not counted.returncode else 0
 
 
 def _orders() -> PoolOrders:
-    """Return the orders for an executor.
+    """Return the orders of the program that starts this pool.
 
     Raises:
-        InvalidConfig
+        InvalidConfig: this process cannot import a module of the configuration.
     """
     try:
         orders: PoolOrders = ordered(sys.stdin.buffer, _leave)
     except (AttributeError, ImportError) as error:
-        reason = f"what a configuration names stands in a module that the pool's process can import: {error}"
+        reason = f"the pool's process cannot import a module that the configuration names: {error}"
         raise InvalidConfig(reason, field="policy") from error
     return orders
 
@@ -132,6 +133,7 @@ def _leave() -> None:
 
 
 def main() -> None:
+    """Run the pool that the orders on the standard input describe."""
     says = int(sys.argv[1])
     open_all_files()
     try:
@@ -139,7 +141,7 @@ def main() -> None:
             runner.run(run(_orders(), says))
     except KaasError as error:
         say_failed(says, error)
-    os._exit(0)  # whatever threads there are
+    os._exit(0)  # without waiting for threads
 
 
 if __name__ == "__main__":

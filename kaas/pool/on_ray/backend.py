@@ -1,6 +1,6 @@
 """Ray as a pool's backend.
 
-Executors are its actors, objects lie in its store, this process is an actor that restarts.
+Executors are Ray actors, objects are in Ray's store, and this process is an actor that restarts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ class RayBackend:
     """Ray as a pool's backend. Use an object of this class from the pool's loop only."""
 
     def __init__(self, name: str, config: Config, own: Any, node: str, host: str, again: bool) -> None:
-        """
-        Args:
-            own: the handle of the pool's actor.
-        """
+        """Prepare the backend. own: the handle of the pool's actor."""
         self._name = name
         self._config = config
         self._own = own
@@ -49,6 +46,7 @@ class RayBackend:
         self.etasks = ETasks()
 
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, WorkerTransport]:
+        """Return the executors, and the transport to workers of all kinds."""
         hosts = RayHosts(self._name, self._config, self._own, self.readiness)
         executors = Executors(router, hosts, residents)
         return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
@@ -58,9 +56,9 @@ class RayBackend:
 
 
 def references() -> dict[str, Any]:
-    """Return the objects of this process's references, and those that it owns and others refer to.
+    """Return the objects to which this process has references, and those that it owns and other processes refer to.
 
-    Ray has no public call that says when an object goes; this is what `ray memory` asks.
+    Ray has no public call for the end of an object; `ray memory` uses this one.
     """
     worker: Any = ray._private.worker.global_worker
     known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
@@ -71,7 +69,7 @@ def opened_store(wanted: str | Store | None, pool: str) -> Store:
     """Return the store of `Config.store` on this machine.
 
     Raises:
-        InvalidConfig
+        InvalidConfig: the store cannot be opened.
     """
     if wanted is None:
         node: Any = ray._private.worker._global_node

@@ -1,4 +1,4 @@
-"""KaaS in a Ray cluster: its names and its resources. A program needs no more of a pool on Ray than this."""
+"""Names and resources of KaaS in a Ray cluster. A program needs only this module of a pool on Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 NAMESPACE = "kaas"
 """The Ray namespace in which pools and their executors have their names."""
 SOFTWARE_RESOURCE = "kaas_software_gpu"
-"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+"""The Ray resource of nodes with room for software GPUs. If no node declares it, software GPUs reserve nothing."""
 
 
 def cluster_resources() -> dict[str, float]:
@@ -28,7 +28,7 @@ def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[A
 
 def started_again() -> bool:
     """Return True if this actor's process replaces one that ended."""
-    with warnings.catch_warnings():  # Ray's own use of what it deprecates
+    with warnings.catch_warnings():  # Ray itself uses a deprecated function here
         warnings.simplefilter("ignore")
         again: bool = ray.get_runtime_context().was_current_actor_reconstructed
     return again

@@ -23,7 +23,7 @@ from kaas.wire.status.status import WorkerInfo
 from kaas.worker.etask_actor import WATCH, ETaskActor
 
 CLOSE_LIMIT_S = 5.0
-"""How long an instance's own `close` may take."""
+"""Time limit of an instance's own `close`."""
 
 
 class ETaskWorkers:
@@ -32,31 +32,33 @@ class ETaskWorkers:
     def __init__(self, config: Config, etasks: ETasks, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._share = 1 / config.etask_workers  # of its device, that a worker reserves
+        self._share = 1 / config.etask_workers  # of its device, for each worker
         self._etasks = etasks
         self._readiness = readiness
         self._resources = Resources()
         self._actors: dict[int, Any] = {}
-        self._start_s: dict[int, float] = {}  # what a worker took to start, until its first call is charged with it
+        self._start_s: dict[int, float] = {}  # duration of a worker's start, until its first call is charged with it
 
     async def start(self, start: StartWorker) -> WorkerInfo:
+        """Start a worker; raise the cause if it does not start."""
         clock = asyncio.get_running_loop().time
         etask, device = self._etasks[start.function], self._devices[start.device]
         options = {"num_cpus": 0, **self._resources.of(device, self._share)}
-        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        decorate: Any = ray.remote  # Ray's types lack concurrency groups
         actor_class = decorate(concurrency_groups={WATCH: 1}, max_concurrency=1, **options)(ETaskActor)
         actor = self._actors[start.worker] = actor_class.remote(device, etask.code, etask.spec.path)
         began = clock()
         try:
             info: WorkerInfo = await actor.start.remote()
         except RayTaskError as error:
-            raise error.cause from None  # what kept it from starting, without Ray's traceback
+            raise error.cause from None  # the cause, without Ray's traceback
         self._start_s[start.worker] = clock() - began
         return info
 
-    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:  # noqa: ARG002 - it has one
+    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:  # noqa: ARG002 - it has one slot
+        """Run a call; raise WorkerLost if the worker ends first."""
         if worker not in self._actors:
-            raise WorkerLost("it ended before it was reached")
+            raise WorkerLost("it ended before the call was sent")
         try:
             return await self._run(worker, call.payload)
         except RayActorError as error:
@@ -69,7 +71,7 @@ class ETaskWorkers:
         ref, last = method.remote(payload.message, payload.refs)
         try:
             answer = specs.decode_etask_answer(await last)
-        except RayTaskError as error:  # what its call returned, and only Ray could carry, Ray could not
+        except RayTaskError as error:  # Ray could not serialize the call's value
             failure = specs.ETaskFailure(str(error.cause), type(error.cause).__name__, str(error), b"")
             return WorkerReply(error=_failed(payload.label, failure))
         stages = {"run": answer.seconds}
@@ -88,6 +90,7 @@ class ETaskWorkers:
         return WorkerReply(StoredOutput(fetched, ref), record=record)
 
     async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; return the reason."""
         try:
             await self._actors[worker].watch.remote()
         except RayError as error:
@@ -95,7 +98,7 @@ class ETaskWorkers:
         return "its watch returned"
 
     async def stop(self, worker: int) -> str:
-        """Let the instance of a worker end in good order."""
+        """Close the instance of a worker, within CLOSE_LIMIT_S; return the error in words, or ""."""
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 trouble: str = await self._actors[worker].close.remote()
@@ -106,6 +109,7 @@ class ETaskWorkers:
         return trouble
 
     def kill(self, worker: int) -> None:
+        """Kill a worker's process, if there is one."""
         self._start_s.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
@@ -113,13 +117,13 @@ class ETaskWorkers:
 
 
 async def _buffers(value: Sequence[bytes], ref: Any) -> list[memoryview]:
-    """Return the value of a call, which a worker of this pool has pickled, as Ray's messages are."""
+    """Return the buffers of a call's value. A worker of this pool has pickled it, as trusted as Ray's messages."""
     found = unpacked(value) if value else await ref
     return [memoryview(each) for each in found]
 
 
 def _failed(label: str, failure: specs.ETaskFailure) -> KaasError:
-    """Return the error for the caller; its cause is not opened here."""
+    """Return the error for the caller. The cause stays encoded, since its code must not run in the pool."""
     error: KaasError
     if failure.by_input:
         error = InputFailed(f"an argument of {label!r} failed: {failure.message}", task=label, reason=failure.message)

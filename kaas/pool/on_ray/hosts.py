@@ -1,4 +1,4 @@
-"""Executors as detached Ray actors: placement, the objects of Ray's store and the ends of processes are Ray's."""
+"""Executors as detached Ray actors. Ray places them, stores their objects and reports their ends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from kaas.worker.epochs import Adoption, WorkerPost
 from kaas.worker.executor_actor import GROUPS, ExecutorActor
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
-"""Of a pool's configuration, what each executor is told."""
+"""The fields of a pool's configuration that each executor gets."""
 
 
 class RayHosts:
-    """Starts executors as actors whose names begin with the pool's name."""
+    """Starts executors as actors whose names begin with the pool's name.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, name: str, config: Config, own: Any, readiness: Readiness) -> None:
-        """
-        Args:
-            name: the pool's. own: the handle of its actor. readiness: of the event loop in which the rest is called.
-        """
+        """Prepare to start executors. name: of the pool. own: its actor's handle. readiness: of this event loop."""
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._prefix = f"{name}/worker/"
         self._own = own
@@ -52,9 +52,10 @@ class RayHosts:
         self._epochs: dict[int, str] = {}
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
+        """Start an executor that connects to this address; raise the cause if it does not start."""
         device = self._devices[start.device]
         options = {
-            # not by the number alone: a later epoch of the pool may use it again
+            # with a random part: a later epoch of the pool may use the number again
             "name": f"{self._prefix}{start.worker}-{secrets.token_hex(4)}",
             "namespace": NAMESPACE,
             "lifetime": "detached",
@@ -62,17 +63,18 @@ class RayHosts:
             "concurrency_groups": GROUPS,
             **self._resources.of(device),
         }
-        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        decorate: Any = ray.remote  # Ray's types lack concurrency groups
         actor = decorate(**options)(ExecutorActor).remote(device, self._options, WorkerPost(start, self._own))
         self._actors[start.worker] = actor
         self._epochs[start.worker] = address.epoch
         try:
             info: WorkerInfo = await actor.start.remote(address)
         except RayTaskError as error:
-            raise error.cause from None  # what kept it from starting, without Ray's traceback
+            raise error.cause from None  # the cause, without Ray's traceback
         return info
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
+        """Adopt the executors of an earlier process of the pool, one for each device."""
         adopted = await adopt(NAMESPACE, self._prefix, address)
         for each, actor in adopted:
             self._actors[each.start.worker] = actor
@@ -80,10 +82,10 @@ class RayHosts:
         return [each for each, _ in adopted]
 
     def provide(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
-        """Send references in a list, so that Ray hands over references and not their objects.
+        """Send references in a list, so that Ray passes on the references and not their objects.
 
-        Objects that the pool holds for clients outside Ray go over the connection, unless a policy wants both at a
-        time.
+        Objects that the pool holds for clients outside Ray go over the connection, unless the call has objects of both
+        kinds.
         """
         held = [isinstance(ref, HeldObject) for ref in refs]
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
@@ -93,13 +95,13 @@ class RayHosts:
         return None
 
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[StoredOutput]:
-        """Return outputs as return values, which the pool owns: so they survive the executor."""
+        """Return outputs as return values of an actor's method: the pool owns them, so they outlive the executor."""
         if worker not in self._actors:
             raise WorkerLost("it ended before its outputs were collected")
         collect = self._actors[worker].collect.options(num_returns=count + 1)
         *stored, last = collect.remote(self._epochs[worker], deferred)
         try:
-            await last  # it is small; to wait for the others so would bring them here
+            await last  # a small value: awaiting the others would copy them to this process
         except RayActorError as error:
             raise WorkerLost(one_line(error)) from error
         except RayError as error:
@@ -110,6 +112,7 @@ class RayHosts:
         return [StoredOutput(fetched, ref) for ref in stored]
 
     async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; return the reason."""
         try:
             await self._actors[worker].watch.remote(self._epochs[worker])
         except RayError as error:
@@ -117,6 +120,7 @@ class RayHosts:
         return "its watch returned"
 
     def kill(self, worker: int) -> None:
+        """Kill a worker's process, if there is one."""
         self._epochs.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
@@ -137,32 +141,32 @@ class Resources:
 
 
 def parts_of(held: HeldObject, inbox: Inbox) -> ObjectParts:
-    """Return objects that the pool holds, as Ray carries them."""
+    """Return the values of an object that the pool holds, for a message of Ray."""
     views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
     return ObjectParts([Framed(position) for position in range(1, len(views) + 1)], views)
 
 
 def one_line(error: Exception) -> str:
-    """Return Ray's reason of a death in its first words: the full text has a line for each detail."""
+    """Return the first 400 characters of Ray's reason of a death, in one line: the full text has many details."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400]
 
 
 ADOPTION_LIMIT_S = 5.0
-"""How long an executor may take to answer a pool that starts again, before it is ended."""
+"""Time limit of an executor's reply to a pool that starts again, before the executor is killed."""
 
 
 async def adopt(namespace: str, prefix: str, address: Address) -> list[tuple[Adoption, Any]]:
-    """Return the executors whose names begin so and that reply, with their actors, one for each device in order.
+    """Return the executors with this prefix that reply, with their actors, one for each device, in order of devices.
 
-    The others are ended. `address` is the pool's in its new epoch.
+    The others are killed. `address` is the pool's address in its new epoch.
     """
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [each["name"] for each in actors if each["namespace"] == namespace and each["name"].startswith(prefix)]
     found = await asyncio.gather(*(_adopt(namespace, name, address) for name in names))
     adopted: dict[int, tuple[Adoption, Any]] = {}
     for adoption, actor in filter(None, found):
-        if adoption.start.device in adopted:  # one of them was ending
+        if adoption.start.device in adopted:  # one of the two was ending
             ray.kill(actor)
         else:
             adopted[adoption.start.device] = adoption, actor
@@ -173,9 +177,9 @@ async def _adopt(namespace: str, name: str, address: Address) -> tuple[Adoption,
     try:
         actor = ray.get_actor(name, namespace=namespace)
     except ValueError:
-        return None  # it has ended since
+        return None  # the actor has ended since
     adoption: Adoption | None = None
-    with contextlib.suppress(TimeoutError, RayError):  # it has ended, or does not answer
+    with contextlib.suppress(TimeoutError, RayError):  # the actor has ended, or does not reply
         async with asyncio.timeout(ADOPTION_LIMIT_S):
             adoption = await actor.adopt.remote(address)
     if adoption is None:

@@ -1,4 +1,4 @@
-"""Invocations whose outputs stay on devices: their references, and when outputs are forgotten or come back."""
+"""Invocations whose outputs stay on devices: makes their references, and forgets or writes back the outputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from kaas.pool.service import Service
 
 KEPT_PER_SWEEP = 64
-"""How many outputs on the devices are looked at for each that is kept: which of them a program can still name."""
+"""A sweep looks for outputs that no program can name any more. For each new kept output, it examines this many."""
 
 
 class KeptOutputs:
     """The outputs that stay on devices. Use an object of this class from the pool's loop only."""
 
     def __init__(self, service: Service, own: Any, names: Callable[[], Container[str]]) -> None:
-        """
-        Args:
-            own: the handle of the pool's actor. names: of the references that any process has to what the pool owns.
+        """Begin without outputs.
+
+        own: the handle of the pool's actor. names: returns the names of all references to objects of the pool.
         """
         self._service = service
         self._residents = service.residents
         self._own = own
         self._names = names
-        self._kept = 0  # since it was last asked who can be named
+        self._kept = 0  # outputs since the last sweep
 
     async def invoke(
         self, invocation: specs.Invocation, message: bytes, refs: Sequence[Any], keep: Mapping[int, bytes]
@@ -59,7 +59,7 @@ class KeptOutputs:
         return Resident(shape, dtype, nbytes, placed.device, placed.key, value, self._own)
 
     def _tidy(self, kept: int) -> None:
-        """Forget outputs that no program can name any more, now and then, and write back those that are too many."""
+        """Forget, in sweeps, outputs that no program can name any more. Write back one output if there are too many."""
         self._kept += kept
         if self._kept > len(self._residents) // KEPT_PER_SWEEP:
             self._kept = 0
@@ -70,11 +70,11 @@ class KeptOutputs:
             self._own.wanted.remote(surplus)
 
     async def wanted(self, key: bytes) -> None:
-        """Take in that a program waits for an output that stays on a device."""
+        """Write back an output, since a program waits for it."""
         worker = self._residents.ask(key)
         if worker is None:
             return
         try:
             await self._service.pool.caches.write_back(worker, key)
         except KaasError:
-            self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew
+            self._residents.lost(key)  # the device may have failed; its task can run again

@@ -10,7 +10,7 @@ from ray.util.metrics import Counter, Gauge
 from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Metric
 
 EVERY_S = 10.0
-"""How often they are told. Ray's own metrics come no more often."""
+"""Interval of reports in seconds. Ray exports its own metrics no more often."""
 
 
 class _Counter(Protocol):
@@ -34,10 +34,11 @@ class RayMetrics:
         self._make_counter, self._make_gauge = counter, gauge
         self._counters: dict[str, _Counter] = {}
         self._gauges: dict[str, _Gauge] = {}
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._shown: dict[str, set[tuple[str, ...]]] = {}  # labels of gauges, the last time
+        self._reported: dict[tuple[str, tuple[str, ...]], float] = {}  # values of counters at the last report
+        self._shown: dict[str, set[tuple[str, ...]]] = {}  # labels of gauges at the last report
 
     def tell(self, found: Iterable[Metric]) -> None:
+        """Set Ray's metrics to these values."""
         for metric in found:
             if metric.kind == "gauge":
                 self._end_absent(metric)
@@ -53,13 +54,13 @@ class RayMetrics:
     def _count(self, metric: Metric, labels: tuple[str, ...], tags: dict[str, str], value: float) -> None:
         if metric.name not in self._counters:
             self._counters[metric.name] = self._make_counter(metric.name, metric.help, ("pool", *metric.labels))
-        more = value - self._told.get((metric.name, labels), 0)
+        more = value - self._reported.get((metric.name, labels), 0)
         if more > 0:
             self._counters[metric.name].inc(more, tags)
-            self._told[metric.name, labels] = value
+            self._reported[metric.name, labels] = value
 
     def _end_absent(self, metric: Metric) -> None:
-        """Set series without a sample to 0, as a state without devices: Ray would keep the last value."""
+        """Set series that have no sample now to 0, since Ray would keep the last value."""
         now = {labels for labels, _ in metric.samples}
         for labels in self._shown.get(metric.name, set()) - now:
             self._set(metric.name, metric, {"pool": self._pool, **dict(zip(metric.labels, labels, strict=True))}, 0)

@@ -1,7 +1,7 @@
-"""The pool on Ray: an actor, whose loop only passes things on to the pool's own.
+"""The pool on Ray: an actor whose event loop only passes calls on to the pool's own loop.
 
-Ray imports this wherever a process gets a handle of the actor, so that what the pool itself needs is imported by the
-process that has it.
+Ray imports this module in each process that gets a handle of the actor, so the modules of the pool itself are imported
+later, in the pool's process only.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class PoolActor:
         self._thread = PoolThread()
         self._epoch: OpenPool | None = None
         self._opening: asyncio.Task[OpenPool] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._sessions: dict[str, asyncio.Event] = {}
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
     async def attach(self, wanted: Config | None) -> bool:
-        """Open the pool with the first driver, and return True for that one; compare configurations with later ones.
+        """Open the pool for its first driver, and return True for it; compare the configurations of later drivers.
 
         Raises:
-            ConfigMismatch; PoolStopped: the pool is about to end.
+            ConfigMismatch: the configurations differ. PoolStopped: the pool is about to end.
         """
         if self._stopping.is_set():
-            await self._silence()
+            await self._all_calls_answered()
             raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
         if wanted is not None:
             wanted.refuse_other(self._name, self._config)
@@ -69,13 +69,13 @@ class PoolActor:
         return first
 
     async def address(self) -> Address:
-        """Return the address of this epoch of the pool, for peers without Ray; only processes of the cluster get it."""
+        """Return the address of this epoch of the pool, for connections. Only processes of the cluster get it."""
         return (await self._opened()).service.address
 
     async def next_epoch(self, known: str | None = None) -> str:
-        """Wait for another epoch of the pool than the named one, and return it.
+        """Wait until the pool's epoch differs from the known one, and return it.
 
-        Return "" when the pool stops; fail when it ends without that.
+        Return "" when the pool stops. The call fails when the pool's process ends.
         """
         epoch = (await self.address()).epoch
         if known not in (None, epoch):
@@ -86,13 +86,13 @@ class PoolActor:
     # --- sessions
 
     async def attended(self, session: str) -> None:
-        """Return when a session has ended, or the pool stops; the reference belongs to the session's process."""
+        """Wait until a session has ended, or the pool stops. The session's process owns the reference to this call."""
         await self._sessions.setdefault(session, asyncio.Event()).wait()
 
     async def attend(self, session: str, alive: Sequence[Any]) -> None:
-        """Return when a session has ended, or the pool stops.
+        """Wait until a session has ended, or the pool stops; then handle the session's end.
 
-        `alive` is the reference that `attended` gave: waiting for it fails with its owner.
+        `alive` is the reference to the call of `attended`: a wait for it fails when its owner has ended.
         """
         stopping = asyncio.ensure_future(self._stopping.wait())
         owner = asyncio.ensure_future(_existence(alive[0]))
@@ -104,23 +104,23 @@ class PoolActor:
         try:
             await owner
         except RayActorError:
-            pass  # it is the pool that had ended: nobody knows more of the session
+            pass  # an earlier process of the pool had ended: this says nothing of the session
         except RayError:
             self._sessions.pop(session, asyncio.Event()).set()
             self._thread.post((await self._opened()).service.session_ended, session)
 
     async def hold(self, session: str, epoch: str, refs: Sequence[Any]) -> None:
-        """Hold objects that a session is going to name over its connection. life: the epoch that the session knows."""
+        """Hold objects that a session is going to name over its connection. epoch: the epoch that the session knows."""
         opened = await self._opened()
-        if epoch == opened.service.address.epoch:  # else Ray repeats what an earlier epoch was asked
+        if epoch == opened.service.address.epoch:  # else Ray repeats a call to an earlier epoch
             await self._thread.run(_done(opened.backend.objects.hold, session, refs))
 
     # --- the pool's opening
 
     async def _opened(self) -> OpenPool:
-        """Return the pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
+        """Return the pool. The first call opens it, not __init__, since Ray runs __init__ outside the event loop."""
         if self._epoch is None:
-            if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
+            if self._opening is None:  # in a new context: Ray cancels all work that a cancelled call began
                 context = contextvars.Context()
                 self._opening = asyncio.get_running_loop().create_task(self._open(), context=context)
             self._epoch = await asyncio.shield(self._opening)
@@ -136,25 +136,25 @@ class PoolActor:
 
         epoch = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
         context = contextvars.Context()
-        self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(epoch), context=context)
-        self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
+        self._reporting = asyncio.get_running_loop().create_task(self._report_metrics(epoch), context=context)
+        self._reporting.add_done_callback(lambda task: task.cancelled() or task.result())  # the loop logs an error
         return epoch
 
-    async def _tell_metrics(self, epoch: OpenPool) -> None:
+    async def _report_metrics(self, epoch: OpenPool) -> None:
         """Report metrics to Ray now and then, until the pool stops."""
         from kaas.pool.observing.metrics import metrics
         from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
 
-        told = RayMetrics(self._name)
+        reported = RayMetrics(self._name)
         while not self._stopping.is_set():
-            told.tell(metrics(await self._thread.run(_done(epoch.service.measured))))
+            reported.tell(metrics(await self._thread.run(_done(epoch.service.measured))))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), EVERY_S)
 
     # --- invocations
 
     async def register(self, spec: bytes, task: bytes) -> None:
-        """Make a function known; a second call changes nothing."""
+        """Register a function; a second call changes nothing."""
         service = (await self._opened()).service
         await self._thread.run(_done(service.registry.register, spec, task))
 
@@ -164,7 +164,7 @@ class PoolActor:
         return (await self._thread.run(service.function(key))).introduction
 
     async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
-        """Run one invocation: the output's value, or a tuple of several in declared order."""
+        """Run one invocation; return the output's value, or a tuple of several in declared order."""
         self._open_calls += 1
         try:
             task = ray.get_runtime_context().get_task_id
@@ -177,30 +177,30 @@ class PoolActor:
                 outputs = await self._thread.ask(epoch.service.invoke, invocation, (message,), refs)
             return outputs[0] if len(outputs) == 1 else outputs
         except KaasError as error:
-            raise _told(error) from error.__cause__
+            raise _without_frames(error) from error.__cause__
         finally:
             self._answered()
 
     async def materialise(self, key: bytes) -> Any:
-        """Return the array of an output that stays on a device, once a program asks or the output had to leave.
+        """Return the array of an output that stays on a device, after a program asked for it or it was evicted.
 
-        The pool calls this itself, so that it owns the result, and Ray knows which processes can name it.
+        The pool calls this itself, so that it owns the result, and Ray knows which processes have a reference.
         """
         epoch = await self._opened()
         return await self._thread.run(epoch.service.residents.value(key))
 
     async def wanted(self, key: bytes) -> None:
-        """Take in that a program waits for the array of `materialise`."""
+        """Write back an output, since a program waits for the array of `materialise`."""
         epoch = await self._opened()
         await self._thread.run(epoch.keeping.wanted(key))
 
     # --- eTasks
 
     async def register_etask(self, spec: bytes, code: bytes) -> None:
-        """Make an eTask known; a second call changes nothing."""
+        """Register an eTask; a second call changes nothing."""
         self._thread.post((await self._opened()).backend.etasks.register, spec, code)
 
-    @ray.method(max_task_retries=0)  # what it runs may change the world
+    @ray.method(max_task_retries=0)  # an eTask may have side effects
     async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one call of an eTask, and return its value."""
         self._open_calls += 1
@@ -208,7 +208,7 @@ class PoolActor:
             epoch = self._epoch or await self._opened()
             return await self._thread.run(epoch.call(message, refs))
         except KaasError as error:
-            raise _told(error) from error.__cause__
+            raise _without_frames(error) from error.__cause__
         finally:
             self._answered()
 
@@ -217,18 +217,18 @@ class PoolActor:
     async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[SessionListener]]) -> None:
         """Open a server in this process, until it has drained or its caller has ended.
 
-        The caller asks for it in each epoch.
+        The caller calls this again in each epoch.
         """
         self._open_calls += 1
         try:
-            ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
+            ended = self._sessions.setdefault(session, asyncio.Event())  # the session may end while this waits
             epoch = await self._opened()
-            asks = asyncio.ensure_future(ended.wait())
+            session_end = asyncio.ensure_future(ended.wait())
             opening = partial(opener, epoch.service, epoch.backend)
             serving = asyncio.ensure_future(self._thread.ask(epoch.session_listeners.serve, session, opening))
-            await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
-            asks.cancel()
-            if not self._stopping.is_set():  # else it sees that, and tells all who wait
+            await asyncio.wait((serving, session_end), return_when=asyncio.FIRST_COMPLETED)
+            session_end.cancel()
+            if not self._stopping.is_set():  # else the server sees that the pool stops, and answers its clients
                 self._thread.post(epoch.session_listeners.end, session)
             await serving
         finally:
@@ -239,10 +239,11 @@ class PoolActor:
         return (await self._session_listener(session)).endpoint
 
     async def reload(self, session: str, settings: Any) -> None:
-        """Have a server take changed settings."""
+        """Let a server apply changed settings."""
         self._thread.post((await self._session_listener(session)).reload, settings)
 
     async def drain(self, session: str, reason: str) -> None:
+        """Let a server refuse further requests, and end."""
         self._thread.post((await self._session_listener(session)).drain, reason)
 
     async def _session_listener(self, session: str) -> SessionListener:
@@ -257,24 +258,28 @@ class PoolActor:
             service = (await self._opened()).service
             await self._thread.run(service.cache_command(message, refs))
         except KaasError as error:
-            raise _told(error) from error.__cause__
+            raise _without_frames(error) from error.__cause__
         finally:
             self._answered()
 
     async def status(self) -> Status:
+        """Return the pool's status."""
         return await self._thread.run(_done((await self._opened()).service.status))
 
     async def pardon(self, function: str) -> bool:
+        """Forget faults, as `Quarantine.pardon` does."""
         return await self._thread.run(_done((await self._opened()).service.pool.pardon, function))
 
     async def trace(self, seconds: float) -> bytes:
+        """Return a trace of the requests of the next seconds."""
         return await self._thread.run((await self._opened()).service.trace(seconds))
 
     async def stats(self, reset: bool) -> Stats:
+        """Return the statistics since the last reset. reset: begin anew."""
         return await self._thread.run(_done((await self._opened()).service.stats, reset))
 
     async def stop(self) -> bool:
-        """Answer all waiting calls, end the executors and forget. The caller then ends this actor.
+        """Answer all waiting calls, end the executors and clear the store. The caller then ends this actor.
 
         Return False, and do nothing, if a server keeps the pool.
         """
@@ -287,7 +292,7 @@ class PoolActor:
             ended.set()
         await self._thread.run(service.stop())
         await self._thread.run(service.clients.answered())
-        await self._silence()
+        await self._all_calls_answered()
         return True
 
     def _answered(self) -> None:
@@ -295,28 +300,28 @@ class PoolActor:
         if not self._open_calls:
             self._all_answered.set()
 
-    async def _silence(self) -> None:
+    async def _all_calls_answered(self) -> None:
         """Wait until all waiting calls have their replies."""
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
 
 
-def _told(error: KaasError) -> KaasError:
-    """Return an error as a program sees it by Ray, without the pool's own frames, which would bury the message."""
+def _without_frames(error: KaasError) -> KaasError:
+    """Return an error for a program on Ray, without the pool's own frames, which would hide the message."""
     return error.with_traceback(None)
 
 
 async def _done(function: Callable[..., T], *args: Any) -> T:
-    """Return the result of a function, in the loop where this is awaited."""
+    """Return the result of a function that is called in the loop of the coroutine."""
     return function(*args)
 
 
 async def _existence(ref: Any) -> None:
-    """Wait until a reference has a value; raise its error instead."""
+    """Wait until a reference has a value, or raise its error."""
     await ref
 
 
 def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
-    """Return the ids of a Ray task's outputs, by position: caches know an output by the id of its ObjectRef."""
+    """Return the ids of a Ray task's outputs, by position. An output's key in caches is the id of its ObjectRef."""
     return {position: task + (position + 1).to_bytes(4, "little") for position in positions}

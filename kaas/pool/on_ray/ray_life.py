@@ -22,22 +22,22 @@ class OpenPool:
         self.backend = backend
         self.keeping = KeptOutputs(service, own, references)
         self.session_listeners = SessionListeners()
-        self._turns = Sequencer()
+        self._sequencer = Sequencer()
 
     async def call(self, message: bytes, refs: Sequence[Any]) -> Any:
         """Run one call of an eTask."""
         header = specs.decode_etask_call(message)
-        await self._turns.take(header.caller, header.number)
+        await self._sequencer.take(header.caller, header.number)
         etask = await self.backend.etasks.get(header.function)
         ready = None if header.ready else self.backend.readiness.of(refs)
         return await self.service.pool.submit(etask.call(header, message, refs), ready)
 
 
 async def opened(name: str, config: Config, own: Any, node: str, host: str, again: bool) -> OpenPool:
-    """Open a pool in the loop where it lives from now on.
+    """Open a pool in the current event loop.
 
     Raises:
-        KaasError
+        KaasError: the pool cannot be opened.
     """
     backend = RayBackend(name, config, own, node, host, again)
     service = await Service.open(name, config, backend, opened_store(config.store, name))

@@ -1,4 +1,4 @@
-"""Which referenced objects exist, without fetching them and without blocking."""
+"""Finds out which referenced objects exist, without a fetch and without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Exist = Callable[[Sequence[Any], int, float], tuple[list[Any], list[Any]]]
 """(references, how many are enough, seconds to wait) -> (those that exist, the others)."""
 
 POLL_S = 0.01
-"""How long a wait goes on before newly added references join it."""
+"""Duration of one wait. References that are added meanwhile join the next wait."""
 
 
 class Readiness:
@@ -25,7 +25,7 @@ class Readiness:
         self._thread: threading.Thread | None = None
 
     def of(self, refs: Sequence[Any]) -> asyncio.Future[list[None]] | None:
-        """Return None if all exist, else a future that ends when they do. To be called in the event loop."""
+        """Return None if all objects exist, else a future that ends when they do. Call it in the event loop."""
         unique = list(dict.fromkeys(refs))
         _, missing = self._exist(unique, len(unique), 0)
         if not missing:
@@ -58,7 +58,7 @@ class Readiness:
         try:
             done, rest = self._exist(refs, 1, POLL_S)
             return done + self._exist(rest, len(rest), 0)[0] if done and rest else done
-        except Exception:  # noqa: BLE001 - the executor, which needs the objects, will say what is wrong with them
+        except Exception:  # noqa: BLE001 - the executor reports the error when it reads the objects
             return refs
 
     def _wanted(self) -> list[Any]:

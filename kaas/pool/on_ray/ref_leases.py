@@ -1,4 +1,4 @@
-"""References that programs name in messages outside Ray: Ray brought them here once, and the pool holds them."""
+"""References that programs name in messages outside Ray. Ray carried each of them here once; the pool holds them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kaas.pool.on_ray.readiness import Readiness
 from kaas.wire.messages import Attachment, Named
 
 HOLD_LIMIT_S = 30.0
-"""How long a request waits until the pool holds what it names, of which another message tells."""
+"""Longest wait of a request for its objects, which another message brings."""
 
 
 @dataclass(slots=True)
 class _Lease:
-    """A held reference. count: holds less drops; a drop may overtake its hold, and then it is negative."""
+    """A held reference. count: number of holds minus drops; negative while a drop has overtaken its hold."""
 
     ref: Any
     count: int = 0
 
 
 class SessionRefs:
-    """The references of each session: a program that cannot name an object to Ray cannot have it here.
+    """The references of each session. A program gets only objects to which it has a reference of Ray.
 
-    Of one event loop.
+    Belongs to one event loop.
     """
 
     def __init__(self, readiness: Readiness) -> None:
@@ -35,20 +35,21 @@ class SessionRefs:
         self._coming: dict[tuple[str, bytes], list[asyncio.Future[None]]] = {}
 
     def hold(self, session: str, refs: Sequence[Any]) -> None:
-        """Hold references for a session, which has to drop them as often."""
+        """Hold references for a session. The session must drop a reference as often as it has held it."""
         held = self._sessions.setdefault(session, {})
         for ref in refs:
             key = ref.binary()
             entry = held.setdefault(key, _Lease(ref))
             entry.ref = ref
             self._count(session, key, entry, 1)
-            if entry.count <= 0:  # this one was dropped already: who waits names it by one that is to come
+            if entry.count <= 0:  # dropped already: a waiting request needs a later hold
                 continue
             for wait in self._coming.pop((session, key), []):
                 if not wait.done():
                     wait.set_result(None)
 
     def drop(self, session: str, keys: Iterable[bytes]) -> None:
+        """Undo one hold of each of these references."""
         held = self._sessions.setdefault(session, {})
         for key in keys:
             self._count(session, key, held.setdefault(key, _Lease(None)), -1)
@@ -63,13 +64,13 @@ class SessionRefs:
             del self._sessions[session][key]
 
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
-        """Return None if a session holds all of these, else a wait for the others, at last with an InvalidRequest."""
+        """Return None if a session holds all of these, else a wait for the others; it fails after HOLD_LIMIT_S."""
         missing = [item.key for item in named if not self._holds(session, item.key)]
         if not missing:
             return None
         loop = asyncio.get_running_loop()
         waits: dict[bytes, asyncio.Future[None]] = {key: loop.create_future() for key in missing}
-        for key, wait in waits.items():  # at once, since they may come before a caller awaits this
+        for key, wait in waits.items():  # at once: the objects may come before the caller awaits
             self._coming.setdefault((session, key), []).append(wait)
         return self._come(session, waits)
 
@@ -78,7 +79,7 @@ class SessionRefs:
             async with asyncio.timeout(HOLD_LIMIT_S):
                 await asyncio.gather(*waits.values())
         except TimeoutError as error:
-            raise InvalidRequest("the pool has not been told of the objects that a request names") from error
+            raise InvalidRequest("the pool does not hold the objects that a request names") from error
         finally:
             for key, wait in waits.items():
                 self._forget(session, key, wait)
@@ -101,18 +102,19 @@ class SessionRefs:
         return self._sessions[session][named.key].ref
 
     def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
-        """Return None if all exist, else a future that ends when they do."""
+        """Return None if all objects exist, else a future that ends when they do."""
         return self._readiness.of(refs)
 
     async def keep(self, session: str, attached: Sequence[Attachment], frames: Sequence[Any]) -> None:  # noqa: ARG002
         """Refuse values.
 
         Raises:
-            InvalidRequest: objects come by Ray.
+            InvalidRequest: always, since Ray carries objects.
         """
-        raise InvalidRequest("a pool on Ray holds what Ray's object store has, and no values")
+        raise InvalidRequest("a pool on Ray holds objects of Ray's object store, and no values")
 
     def session_ended(self, session: str) -> None:
+        """Drop all references of a session."""
         self._sessions.pop(session, None)
         for key in [key for key in self._coming if key[0] == session]:
             del self._coming[key]

@@ -1,4 +1,4 @@
-"""Large results where they arrive: the value, or the error of one that ended with its pool."""
+"""Large results in the process that receives them: the value, or an error if the value ended with its pool."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kaas.errors import ResultLost
 
 
 def fetched(ref: Any) -> Any:
-    """Return the value of a reference that stands for itself in a message.
+    """Return the value of a reference that takes the place of the value in a message.
 
-    Ray calls this while it unpickles, where an error that is raised would lose its type. An error that is the value
-    keeps its type: Ray raises it from ray.get and await, and for a task that has the value as its argument.
+    Ray calls this while it unpickles, where a raised error would lose its type. A returned error keeps its type: Ray
+    raises it from ray.get and await, and for a task that has the value as its argument.
     """
     try:
         return ray.get(ref)

@@ -24,10 +24,10 @@ def _hold_for_ever() -> None:
 
 async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | None = None) -> list[int]:
     """The order in which calls go on that come in this one, some of them with time for others in between."""
-    line, done = Sequencer(), list[int]()
+    order, done = Sequencer(), list[int]()
 
     async def call(number: int) -> None:
-        await line.take("caller", number)
+        await order.take("caller", number)
         done.append(number)
 
     tasks = []
@@ -62,12 +62,12 @@ def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.Mo
     assert asyncio.run(taken([2, 1, 3], [False] * 3, cancelled=1)) == [2, 3]
 
 
-def test_callers_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_are_ordered_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> int:
-        line = Sequencer()
+        order = Sequencer()
         monkeypatch.setattr(sequencer, "CALLERS", 2)
         for caller in "abcd":
-            await line.take(caller, 0)
-        return len(line._lines)
+            await order.take(caller, 0)
+        return len(order._callers)
 
     assert asyncio.run(scenario()) == 2
