@@ -1,4 +1,4 @@
-"""`kaas code`: which code a server takes from remote clients."""
+"""`kaas code`: the code that a server accepts from remote clients."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Files = Annotated[
 
 @app.command()
 def signer(
-    file: Annotated[Path, typer.Argument(dir_okay=False, help="of the key, which is to be kept secret")] = SIGNER,
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="of the key; keep it secret")] = SIGNER,
 ) -> None:
-    """Make a key that signs code; servers that trust it take that code from any client."""
+    """Make a key that signs code. Servers that trust the key accept the signed code from any client."""
     from kaas.server.peers.signing import new_signer
 
     public = new_signer(file)
@@ -45,9 +45,9 @@ def signer(
 def sign(
     files: Files,
     key: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="of the signer")] = SIGNER,
-    to: Annotated[Path, typer.Option(dir_okay=False, help="signatures, beside those that are there")] = SIGNATURES,
+    to: Annotated[Path, typer.Option(dir_okay=False, help="file to which the signatures are added")] = SIGNATURES,
 ) -> None:
-    """Sign the kTasks of these files, for clients to send along."""
+    """Sign the kTasks of these files. Clients send the signatures to servers."""
     from kaas.server.peers.signing import sign as signature
     from kaas.server.peers.signing import signer as opened
     from kaas.server.peers.signing import write_signatures
@@ -60,7 +60,7 @@ def sign(
 
 @app.command()
 def hashes(files: Files) -> None:
-    """The keys of the kTasks of these files, for a server's `code: {hashes: [...]}`."""
+    """Print the keys of the kTasks of these files, for a server's `code: {hashes: [...]}`."""
     for file in files:
         for task in _tasks(file):
             console.print(f"{task.key}  {file}", highlight=False, markup=False)
@@ -68,8 +68,10 @@ def hashes(files: Files) -> None:
 
 @app.command()
 def libraries(files: Files) -> None:
-    """The hashes of the libraries of these files, for a server's `code: {libraries: [...]}`: clients then choose what
-    their kernels are launched with, and which memory they reach."""
+    """Print the hashes of the libraries of these files, for a server's `code: {libraries: [...]}`.
+
+    Clients then choose the launch parameters of the kernels, and so the memory that the kernels reach.
+    """
     for file in files:
         found = [Library.from_file(file)] if _is_image(file) else [each for t in _tasks(file) for each in t.libraries]
         for library in dict.fromkeys(found):
@@ -88,7 +90,7 @@ def _tasks(file: Path) -> list[KTask]:
         return [variant.task for variant in CompiledModel.load(file).variants]
     if _is_image(file):
         raise InvalidRequest(
-            f"{file} is a code image and no kTask: it does not say what its kernels are launched with. Give the kTask, "
+            f"{file} is a code image and no kTask: it has no launch parameters of its kernels. Give the kTask, "
             "as `task.to_json()` writes it, or a model; `kaas code libraries` prints the hash of an image's library"
         )
     return [KTask.from_json(file.read_bytes())]

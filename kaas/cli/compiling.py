@@ -1,4 +1,4 @@
-"""`kaas compile`: a model's file becomes a .kaas file, by a compiler that is installed beside KaaS."""
+"""`kaas compile`: compiles a model's file to a .kaas file, with a compiler that is installed separately."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ console = Console(emoji=False)
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """An example of an input that says its shape only."""
+    """An example of an input that has a shape only."""
 
     shape: tuple[int, ...]
     dtype: None = None
 
 
 class CompileStep(Protocol):
-    """What a compiler says of its progress."""
+    """A compiler's report of its progress."""
 
     stage: str
     done: int
@@ -52,7 +52,7 @@ def compile_model(
         list[str] | None, typer.Option("--shape", help="name=1x384, of an input whose sizes the model leaves open")
     ] = None,
     tune: Annotated[int, typer.Option(min=0, help="trials of schedules to run on this machine's GPU")] = 0,
-    compiler: Annotated[str | None, typer.Option(help="which, where several are installed")] = None,
+    compiler: Annotated[str | None, typer.Option(help="name, if several are installed")] = None,
 ) -> None:
     """Compile a model: a kTask for each batch size, their kernels and the constants, in one .kaas file."""
     target_file = output or Path(model.stem + ".kaas")
@@ -70,7 +70,8 @@ def compile_model(
 
 
 def _chosen(name: str | None) -> EntryPoint:
-    """
+    """Return the compiler of this name, or the only compiler.
+
     Raises:
         MissingPackage: no compiler is installed. InvalidRequest: none of this name, or several and no name.
     """
@@ -104,7 +105,7 @@ def _shaped(text: str) -> tuple[str, Shaped]:
 
 @contextmanager
 def _bars() -> Iterator[Callable[[CompileStep], None]]:
-    """A bar for each stage, on stderr if that is a terminal."""
+    """Show a bar for each stage, on stderr if it is a terminal."""
     columns: tuple[Any, ...] = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[detail]}"),

@@ -1,4 +1,4 @@
-"""`kaas demo`: three clients of weights 1, 1 and 2 share four devices, one of whose executors is killed meanwhile.
+"""`kaas demo`: three clients of weights 1, 1 and 2 share four devices, and one executor is killed meanwhile.
 
 The kTask is the N-nearest-neighbours search of the KaaS paper (Algorithm 1, Figure 4): a large constant adjacency
 matrix, small inputs, three kernels repeated. Every result is compared with NumPy's.
@@ -35,16 +35,20 @@ WEIGHTS = {"ann": 1, "bob": 1, "cy": 2}
 SOFTWARE_DEVICES = 4
 DEVICE_BYTES = 256 << 20
 MODEL = softgpu.Model(kernels={"matmul": softgpu.Takes(3e-3)})
-"""Kernels run for real on a software device; that this one also takes a GPU's time lets two cores play four devices."""
+"""Kernels run on software devices. `matmul` also waits for a GPU's time, so that two cores can act as four devices."""
 SHOWN_EVERY_S = 0.25
 STAGES = {"queue": "queue", "copy_in": "in", "kernels": "kernels", "copy_out": "out", "request": "all"}
-"""The stages that are shown, and what their columns are called."""
+"""The stages that are shown, and the titles of their columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the demonstration is. seconds: how long the clients compete. in_flight: requests of each at a time,
-    enough that each always has some waiting. searches: different ones of each client."""
+    """The size of the demonstration.
+
+    Fields:
+        seconds: duration of the competition. searches: number of different searches of each client.
+        in_flight: requests of each client at a time, enough that each client always has waiting requests.
+    """
 
     seconds: float = 8.0
     vertices: int = 256
@@ -56,14 +60,14 @@ class Size:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the clients' requests, by client."""
+    """The number of right and wrong results, by client."""
 
     right: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
     wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
 
 
 def build(size: Size) -> kaas.KTask:
-    """Each iteration: X ← A·(X − V), V ← V + X."""
+    """Return the kTask. Each iteration: X ← A·(X − V), V ← V + X."""
     n, k, count = size.vertices, size.width, size.vertices * size.width
     kernels = library("nearest_neighbours")
     a = kaas.Buffer("A", (n, n), "float32")
@@ -79,7 +83,7 @@ def build(size: Size) -> kaas.KTask:
 
 
 def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
-    """The same in NumPy."""
+    """Return the output of the kTask, computed by NumPy."""
     v = np.zeros_like(x)
     for _ in range(iterations):
         x, v = a @ (x - v), v + x
@@ -87,11 +91,11 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
 
 
 def run(size: Size | None = None, console: Console | None = None, *, ray: bool = True) -> bool:
-    """Run the demonstration and print what happened; whether every result was right. ray: on what the pool runs."""
+    """Run the demonstration, and print its results. Return True if all were right. ray: the pool runs on Ray."""
     size, console = size or Size(), console or Console(emoji=False)
     began = perf_counter()
     with console.status("starting Ray and the pool" if ray else "starting the pool"):
-        kaas.init(config=_config(), ray=ray, name=f"demo {token_hex(4)}")  # one that it may shut down again
+        kaas.init(config=_config(), ray=ray, name=f"demo {token_hex(4)}")  # an own pool, which it may shut down again
     try:
         started_s = perf_counter() - began
         console.print(_announcement(size, ray))
@@ -117,13 +121,15 @@ def _config() -> kaas.Config:
 
 
 def _compete(size: Size, console: Console) -> tuple[Tally, Stats, Status]:
-    """All clients at once, each in a thread as if it were a program of its own, and a kill when half of the time is up;
-    the figures are those of the time in which all of them competed."""
+    """Run all clients at once, each in a thread like a separate program, and kill an executor after half of the time.
+
+    The figures are of the time in which all clients competed.
+    """
     tally, over = Tally(), Event()
     with ThreadPoolExecutor(len(WEIGHTS)) as threads:
         searches = list(threads.map(lambda client: _Search.of(client, size), WEIGHTS))
         for search in searches:
-            search.once()  # what is prepared once is not what clients compete for
+            search.once()  # the first call prepares the function, and is not a part of the competition
         kaas.stats(reset=True)
         clients = [threads.submit(search.follow, tally, over) for search in searches]
         try:
@@ -137,8 +143,10 @@ def _compete(size: Size, console: Console) -> tuple[Tally, Stats, Status]:
 
 
 def _watch(seconds: float, tally: Tally, console: Console) -> None:
-    """Show the shares while the clients compete, and kill an executor in the middle: for so long, and on a slow machine
-    until another has come in its place."""
+    """Show the shares while the clients compete, and kill an executor in the middle.
+
+    On a slow machine this goes on until another executor has replaced the killed one.
+    """
     began, kill = perf_counter(), _Kill(seconds / 2)
     with Live(console=console, auto_refresh=False) as live:
         while (passed := perf_counter() - began) < seconds or not kill.over:
@@ -150,10 +158,10 @@ def _watch(seconds: float, tally: Tally, console: Console) -> None:
 
 @dataclass(slots=True)
 class _Kill:
-    """SIGKILL for an executor when its time has come, and what becomes of the device.
+    """SIGKILL for an executor at some time, and the replacement of the executor.
 
     Fields:
-        due_s: when. story: for the user. over: whether it is told to its end.
+        due_s: time of the signal. story: for the user. over: the executor was replaced, or cannot be.
     """
 
     due_s: float
@@ -180,7 +188,7 @@ class _Kill:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One client's searches of a graph of its own. answers: what NumPy makes of each start."""
+    """One client's searches of its own graph. answers: NumPy's result of each start."""
 
     client: str
     function: kaas.Function
@@ -205,15 +213,15 @@ class _Search:
         self.function.call(X=self.starts[0]).result()
 
     def follow(self, tally: Tally, over: Event) -> None:
-        """Keep as many requests in flight as may be until it is over, and count which results are right."""
-        flying: deque[tuple[kaas.Future, Matrix]] = deque()
+        """Keep `in_flight` requests in flight until the competition is over, and count the right and wrong results."""
+        in_flight: deque[tuple[kaas.Future, Matrix]] = deque()
         numbers = iter(_endless(len(self.starts)))
-        while flying or not over.is_set():
-            while len(flying) < self.in_flight and not over.is_set():
+        while in_flight or not over.is_set():
+            while len(in_flight) < self.in_flight and not over.is_set():
                 number = next(numbers)
-                flying.append((self.function.call(X=self.starts[number]), self.answers[number]))
-            if flying:
-                call, answer = flying.popleft()
+                in_flight.append((self.function.call(X=self.starts[number]), self.answers[number]))
+            if in_flight:
+                call, answer = in_flight.popleft()
                 right = bool(np.allclose(call.result(), answer, rtol=1e-3, atol=1e-5))
                 (tally.right if right else tally.wrong)[self.client] += 1
 

@@ -1,4 +1,4 @@
-"""The commands that take a file, which holds a kTask or a model: `kaas inspect`, `check` and `run`."""
+"""The commands on a file of a kTask or a model: `kaas inspect`, `check` and `run`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GivenFile = Annotated[
     typer.Argument(exists=True, dir_okay=False, help="a kTask as KTask.to_json writes it, or a model (.kaas)"),
 ]
 Outcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
-"""Outputs, seconds of each stage, what each kernel took."""
+"""Outputs, seconds of each stage, times of the kernels."""
 
 
 def inspect(file: GivenFile) -> None:
@@ -68,22 +68,22 @@ def run(
     loaded = _load(file)
     taken = loaded.inputs if isinstance(loaded, CompiledModel) else tuple(buffer.name for buffer in loaded.inputs)
     arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input", taken).items()}
-    told = _pairs(scalars, "--scalar")
+    scalar_texts = _pairs(scalars, "--scalar")
     if isinstance(loaded, CompiledModel):
-        if told:
-            raise InvalidRequest(f"model {loaded.name!r} has no scalars", scalar=next(iter(told)))
+        if scalar_texts:
+            raise InvalidRequest(f"model {loaded.name!r} has no scalars", scalar=next(iter(scalar_texts)))
         outcome = (_model_here if local else _model_on_ray)(loaded, arrays, profile)
     else:
-        values = {name: _scalar(loaded, name, text) for name, text in told.items()}
+        values = {name: _scalar(loaded, name, text) for name, text in scalar_texts.items()}
         outcome = (_task_here if local else _task_on_ray)(loaded, arrays, values, profile)
-    _tell(outcome, output)
+    _print(outcome, output)
 
 
 # --- reading
 
 
 def _load(path: Path) -> KTask | CompiledModel:
-    """What the file holds; its bytes decide."""
+    """Return the kTask or model of a file, by its content."""
     if model_file.is_model(path):
         return CompiledModel.load(path)
     data = path.read_bytes()
@@ -96,7 +96,7 @@ def _load(path: Path) -> KTask | CompiledModel:
 
 
 def _pairs(entries: Sequence[str] | None, option: str, names: Sequence[str] = ()) -> dict[str, str]:
-    """Values by name. names: if there is only one, it may be left out."""
+    """Return the values of an option by name. names: if there is only one, the option may leave it out."""
     pairs = {}
     for entry in entries or ():
         name, separator, value = entry.partition("=")
@@ -123,7 +123,7 @@ def _read(path: Path) -> Any:
 
 
 def _scalar(task: KTask, name: str, text: str) -> Any:
-    """The text as a value of the scalar's kind; names and ranges are checked where all scalars are."""
+    """Return a text as a value of the scalar's kind. The run checks names and ranges."""
     kind = task.scalars.get(name, "")
     try:
         if kind == "boolean":
@@ -181,18 +181,18 @@ def _collected(task: KTask, refs: Any) -> Outcome:
     outputs = {name: ref.future().result() for name, ref in zip(names, refs, strict=True)}
     stats = program.stats()
     stages = {entry.stage: entry.p50_s for entry in stats.stages if entry.function == task.label}
-    told = (entry for entry in stats.kernels if entry.function == task.label)
+    kernels = (entry for entry in stats.kernels if entry.function == task.label)
     return (
         outputs,
         stages,
-        tuple(KernelTime(entry.symbol, entry.index, entry.total_s, entry.launches) for entry in told),
+        tuple(KernelTime(entry.symbol, entry.index, entry.total_s, entry.launches) for entry in kernels),
     )
 
 
-# --- telling
+# --- printing
 
 
-def _tell(outcome: Outcome, folder: Path | None) -> None:
+def _print(outcome: Outcome, folder: Path | None) -> None:
     outputs, stages, kernels = outcome
     for name, array in outputs.items():
         console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
@@ -207,7 +207,7 @@ def _tell(outcome: Outcome, folder: Path | None) -> None:
 
 
 def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
-    """What all launches of each symbol took together, the dearest first."""
+    """Return the total time of each symbol's launches, longest first."""
     launches: defaultdict[str, int] = defaultdict(int)
     seconds: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
@@ -222,12 +222,12 @@ def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
 
 
 def _symbols() -> Column:
-    """A column of kernels. Compilers give long names, and all of each is shown."""
+    """Return a column of kernels. It folds long names of compilers, and shows all of each."""
     return Column("kernel", overflow="fold")
 
 
 def _save(folder: Path, name: str, array: Any) -> None:
-    """An array as name.npy; of a dtype that NumPy's format lacks (bfloat16, float8), the bytes as unsigned integers."""
+    """Save an array as name.npy; a dtype that NumPy's format lacks (bfloat16, float8) as unsigned integers."""
     import numpy as np
 
     if Path(name).name != name:
@@ -259,7 +259,7 @@ def _show(model: CompiledModel) -> None:
 
 
 def _launch_table(variants: Sequence[Variant]) -> Table:
-    """How often each variant launches each kernel, and how, where they first do."""
+    """Return the number of launches of each kernel by each variant, with the dimensions of the first launch."""
     launches: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(variants))
     first: dict[str, str] = {}
     for number, variant in enumerate(variants):

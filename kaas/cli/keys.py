@@ -1,4 +1,4 @@
-"""`kaas keys`: who may speak to a server from afar."""
+"""`kaas keys`: the clients that a server accepts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ Secret = Annotated[Path | None, typer.Option(dir_okay=False, help="the client's 
 @app.command()
 def new(
     name: Name,
-    folder: Annotated[
-        Path, typer.Option(file_okay=False, help="of the server's keys, made if it is not there")
-    ] = FOLDER,
+    folder: Annotated[Path, typer.Option(file_okay=False, help="of the server's keys; made if need be")] = FOLDER,
     to: Secret = None,
 ) -> None:
-    """Let a new client in: the server's folder gets its public key, and a file for the client its secret one.
+    """Add a client: write its public key to the server's folder, and its secret key to a file for the client.
 
-    A server that runs knows it within a second."""
+    A running server accepts the client within a second.
+    """
     from kaas.server.peers.keys import new_client
 
     secret_file = to or Path(f"{name}.toml")
-    _tell_secret(secret_file, new_client(folder, name, secret_file))
+    _print_secret(secret_file, new_client(folder, name, secret_file))
 
 
-def _tell_secret(secret_file: Path, own: OwnKeys) -> None:
+def _print_secret(secret_file: Path, own: OwnKeys) -> None:
     console.print(f"{escape(str(secret_file))} is for {escape(own.name)} and nobody else")
     console.print(f"the server's public key, which it has in it: {own.server_key}", highlight=False, markup=False)
 
@@ -49,24 +48,24 @@ def _tell_secret(secret_file: Path, own: OwnKeys) -> None:
 def list_(
     folder: Known = FOLDER, json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False
 ) -> None:
-    """Show the clients that a server lets in, those that were revoked, and files that let nobody in."""
+    """Show the clients that a server accepts, the revoked clients, and files that are not valid keys."""
     import msgspec
 
     from kaas.server.peers.revoking import listed
 
     clients, wrong, revoked = listed(folder)
     if json:
-        told = {"clients": clients, "revoked": revoked, "wrong": [error.message for error in wrong]}
-        print(msgspec.json.encode(told).decode())
+        listing = {"clients": clients, "revoked": revoked, "wrong": [error.message for error in wrong]}
+        print(msgspec.json.encode(listing).decode())
         return
     table = Table("client", "public key", "administrator", "quotas", "revoked")
     for client in clients:
         quotas = {name: value for name, value in msgspec.structs.asdict(client.quotas).items() if value is not None}
-        said = ", ".join(f"{name} {value:g}" for name, value in quotas.items())
-        table.add_row(escape(client.name), escape(client.public_key), "yes" if client.administrator else "", said, "")
+        limits = ", ".join(f"{name} {value:g}" for name, value in quotas.items())
+        table.add_row(escape(client.name), escape(client.public_key), "yes" if client.administrator else "", limits, "")
     for each in revoked:
-        how = f"{each.revoked}, purged" if each.purge else each.revoked
-        table.add_row(escape(each.name), escape(each.public_key), "", "", how)
+        revoked_at = f"{each.revoked}, purged" if each.purge else each.revoked
+        table.add_row(escape(each.name), escape(each.public_key), "", "", revoked_at)
     Console(width=max(console.width, 140), emoji=False).print(table)
     for error in wrong:
         console.print(f"[red]lets nobody in:[/] {escape(error.message)}")
@@ -76,9 +75,9 @@ def list_(
 def revoke(
     name: Name,
     folder: Known = FOLDER,
-    purge: Annotated[bool, typer.Option("--purge", help="what it has at the server goes too")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="also remove the client's data at the server")] = False,
 ) -> None:
-    """Let a client in no more. A server that runs puts it out within a second."""
+    """Revoke a client. A running server disconnects it within a second."""
     from kaas.server.peers.revoking import revoke as revoked
 
     revoked(folder, name, purge=purge)
@@ -88,8 +87,8 @@ def revoke(
 
 @app.command()
 def rotate(name: Name, folder: Known = FOLDER, to: Secret = None) -> None:
-    """Give a client another pair of keys: it keeps what it has at the server, and its old key lets nobody in."""
+    """Give a client a new pair of keys. It keeps its data at the server, and its old key is refused."""
     from kaas.server.peers.revoking import rotate as rotated
 
     secret_file = to or Path(f"{name}.toml")
-    _tell_secret(secret_file, rotated(folder, name, secret_file))
+    _print_secret(secret_file, rotated(folder, name, secret_file))

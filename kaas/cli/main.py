@@ -1,4 +1,4 @@
-"""The `kaas` command: thin wrappers that print what the library returns."""
+"""The `kaas` command: thin wrappers that print the results of the library."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def kaas(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=0.5, help="for which the clients compete")] = 8.0,
-    vertices: Annotated[int, typer.Option(min=32, help="of each client's graph")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.5, help="duration of the competition")] = 8.0,
+    vertices: Annotated[int, typer.Option(min=32, help="size of each client's graph")] = 256,
     ray: OnRay = True,
 ) -> None:
-    """Three clients of weights 1, 1 and 2 share four devices, one loses its executor; checked against NumPy."""
+    """Let three clients of weights 1, 1 and 2 share four devices, kill one executor, and check results with NumPy."""
     from kaas.cli.demo import Size, run
 
     if not run(Size(seconds, vertices), console, ray=ray):
@@ -63,11 +63,11 @@ def demo(
 
 
 def main() -> None:
-    """The command's entry: an error of KaaS, or of a file that was named, is one line and exit status 1."""
+    """Run the command. An error of KaaS, or of a file argument, is printed as one line; the exit status is then 1."""
     try:
         app()
-    except KaasError as error:  # first: some are an OSError too
-        original = getattr(error, "cause", error)  # what Ray raises is a class made of its own error and ours
+    except KaasError as error:  # first: some KaasErrors are OSErrors too
+        original = getattr(error, "cause", error)  # Ray raises a class that derives from its own error and from ours
         Console(stderr=True, soft_wrap=True, emoji=False).print(
             f"[red]{type(original).__name__}[/]: {escape(error.message)}"
         )

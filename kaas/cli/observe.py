@@ -1,4 +1,4 @@
-"""`kaas status`, `stats`, `trace` and `usage`: what a pool is and does, and what clients of a server have used."""
+"""`kaas status`, `stats`, `trace`, `usage` and `pardon`: reports of a pool, and the usage of a server's clients."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ console = Console(emoji=False)
 
 EitherPool = Annotated[
     bool | None,
-    typer.Option("--ray/--no-ray", help="a pool on Ray, or one without, as of a server; else whichever runs here"),
+    typer.Option("--ray/--no-ray", help="a pool on Ray, or a pool without; by default the pool that runs here"),
 ]
 
 
 class GroupBy(Enum):
-    """What usage is summed up by."""
+    """The key of sums of usage."""
 
     CLIENT = "client"
     FUNCTION = "function"
@@ -51,12 +51,12 @@ def status(address: Address = "auto", name: PoolNamed = "kaas", ray: EitherPool 
 
 def stats(
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="count from here on, for everybody")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="begin new statistics, for all readers")] = False,
     address: Address = "auto",
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
-    """Show where the requests of a running pool spent their time, and what its caches did."""
+    """Show the time of each stage of a running pool's requests, and the use of its caches."""
     import msgspec
 
     from kaas.api.program import stats as pool_stats
@@ -79,34 +79,35 @@ def _show(tables: Iterable[Shown]) -> None:
 
 
 def _print_whole(table: Table) -> None:
-    """As wide as it is, since a figure that lacks digits is wrong."""
+    """Print a table in full width, since a truncated figure is wrong."""
     needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
     Console(width=max(console.width, needed), emoji=False).print(table)
 
 
 def trace(
-    seconds: Annotated[float, typer.Option(min=0.001, help="for which requests are taken down")] = 10.0,
-    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="where the trace goes")] = Path("trace.json"),
+    seconds: Annotated[float, typer.Option(min=0.001, help="duration of the record")] = 10.0,
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="file of the trace")] = Path("trace.json"),
     address: Address = "auto",
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
-    """Take down what the requests of a running pool do, for https://ui.perfetto.dev or chrome://tracing."""
+    """Record the requests of a running pool, for https://ui.perfetto.dev or chrome://tracing."""
     from kaas.api.attached import current_session
     from kaas.pool.observing.tracing import chrome
 
     attach_either(name, address, ray)
-    with out.open("wb") as file:  # before anybody waits for what could not be written
+    with out.open("wb") as file:  # first: the file may not be writable
         file.write(chrome(current_session().trace(seconds)))
     console.print(f"{out}: {seconds:g} s of pool {name}", markup=False, highlight=False, soft_wrap=True)
 
 
 def attach_either(name: str, address: str, ray: bool | None) -> None:
-    """Attach to a pool that runs, and say on stderr on which Ray that is. ray: None for a pool without Ray, if one of
-    this name runs on this machine.
+    """Attach to a running pool; print the address of its Ray on stderr.
+
+    ray: None attaches to a pool without Ray if a pool of this name runs on this machine, else to a pool on Ray.
 
     Raises:
-        NotInitialized
+        NotInitialized: no such pool runs.
     """
     from kaas.api.program import attach
     from kaas.pool.on_processes.names import PoolName, running_names
@@ -133,16 +134,19 @@ def attach_either(name: str, address: str, ray: bool | None) -> None:
 
 def usage(
     folder: Annotated[
-        Path | None, typer.Argument(exists=True, file_okay=False, help="the server's state, instead of asking it")
+        Path | None,
+        typer.Argument(exists=True, file_okay=False, help="the server's state folder, instead of the server"),
     ] = None,
-    by: Annotated[GroupBy, typer.Option(help="what is summed up")] = GroupBy.CLIENT,
+    by: Annotated[GroupBy, typer.Option(help="sum up by client or by function")] = GroupBy.CLIENT,
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
     keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of the client that asks")] = None,
     config: Annotated[Path, typer.Option(dir_okay=False, help="the server's, which names its state")] = SERVER_CONFIG,
 ) -> None:
-    """Show what clients have used: of a server on this machine by its state, or of one that is asked; it tells
-    administrators of all."""
+    """Show the usage of a server's clients: from its state folder on this machine, or from the server itself.
+
+    A server shows the usage of all clients to administrators only.
+    """
     import msgspec
 
     from kaas.server.usage.usage_file import read_usage
@@ -170,7 +174,7 @@ def pardon(
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
     keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of an administrator")] = None,
 ) -> None:
-    """Let a function run again that is in quarantine: of a pool here, or of a server that is asked."""
+    """Let a function in quarantine run again, in a pool of this machine or cluster, or at a server."""
     if server is not None:
         from kaas import Client
 
@@ -187,9 +191,10 @@ def pardon(
 
 
 def _state(config: Path) -> Path:
-    """
+    """Return the state folder of a server's configuration.
+
     Raises:
-        InvalidRequest, InvalidConfig
+        InvalidRequest: there is no configuration, or it names no folder. InvalidConfig: it is malformed.
     """
     from kaas.server.config.serve_config import read_file
 

@@ -1,4 +1,4 @@
-"""`kaas simulate` and `kaas replay`: what a policy decides, in virtual time or told what a pool has recorded."""
+"""`kaas simulate` and `kaas replay`: a policy's decisions in virtual time, or on the recorded events of a pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 console = Console(emoji=False)
 
 ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
-Policy = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the one that is said there")]
+Policy = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the file's policy")]
 Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
 Rows = Annotated[int, typer.Option(min=0, help="dispatches to show")]
 
@@ -41,12 +41,13 @@ def replay(
         int | None, typer.Option(min=1, help="simulate the recorded requests on so many devices, and compare nothing")
     ] = None,
     scenario: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="write them there, as a scenario of that, and run nothing")
+        Path | None,
+        typer.Option(dir_okay=False, help="write the recorded requests there, as a scenario, and run nothing"),
     ] = None,
     json: Json = False,
     rows: Rows = 20,
 ) -> None:
-    """Tell a fresh policy the events of a pool, and compare its decisions with the pool's."""
+    """Give a new policy the recorded events of a pool, and compare its decisions with the recorded ones."""
     from kaas.scheduling import recording
 
     if devices is not None or scenario is not None:
@@ -60,20 +61,20 @@ def replay(
         else:
             _simulate(made, policy, json, rows)
         return
-    told = recording.replay(record, None if policy is None else _found(policy))
-    counts = f"{told.epochs} lives, {told.events} events, {told.decisions} decisions"
-    if told.difference is None:
+    replayed = recording.replay(record, None if policy is None else _found(policy))
+    counts = f"{replayed.epochs} lives, {replayed.events} events, {replayed.decisions} decisions"
+    if replayed.difference is None:
         console.print(f"[green]identical[/]: {counts}")
         return
-    found = told.difference
+    found = replayed.difference
     console.print(f"[red]different[/] at line {found.line}, after {counts}")
-    for name, said in (("event", found.event), ("expected", found.expected), ("got", found.got)):
-        console.print(f"{name}: {escape(str(said))}", soft_wrap=True)
+    for name, value in (("event", found.event), ("expected", found.expected), ("got", found.got)):
+        console.print(f"{name}: {escape(str(value))}", soft_wrap=True)
     raise typer.Exit(1)
 
 
 def _found(policy: str) -> str | PolicyFactory:
-    """The policy that is said; modules of one's own are looked for where the command is run, too."""
+    """Return the policy of an option; the search of modules includes the current folder."""
     from kaas.scheduling.policy_choice import choose_policy
 
     sys.path.insert(0, "")
@@ -101,22 +102,22 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> 
 
 
 def tables(result: Simulated, rows: int) -> Iterator[Table]:
-    """The summary, then up to so many dispatches and as many rejections."""
+    """Yield the summary, then the first dispatches and the first rejections. rows: limit of each."""
     yield _figures(result.summary, len(result.rejected))
     yield _clients(result.summary)
     if result.dispatches[:rows]:
-        told = Table(
+        table = Table(
             "request", "device", "at (s)", "start", "evicted", title=_title("dispatches", result.dispatches, rows)
         )
         for each in result.dispatches[:rows]:
             evicted = escape(", ".join(each.evicted))
-            told.add_row(str(each.request), str(each.device), f"{each.at_s:.6g}", each.start, evicted)
-        yield told
+            table.add_row(str(each.request), str(each.device), f"{each.at_s:.6g}", each.start, evicted)
+        yield table
     if result.rejected[:rows]:
-        told = Table("request", "at (s)", "reason", title=_title("rejected", result.rejected, rows))
+        table = Table("request", "at (s)", "reason", title=_title("rejected", result.rejected, rows))
         for refused in result.rejected[:rows]:
-            told.add_row(str(refused.request), f"{refused.at_s:.6g}", escape(refused.reason))
-        yield told
+            table.add_row(str(refused.request), f"{refused.at_s:.6g}", escape(refused.reason))
+        yield table
 
 
 def _figures(summary: Summary, rejected: int) -> Table:

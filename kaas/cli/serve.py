@@ -21,15 +21,17 @@ SERVER_CONFIG = Path("kaas.yaml")
 """The name of a server's configuration in docs/serve.md."""
 
 READY = "kaas serves at"
-"""The beginning of the line that it prints once it can be reached; the endpoint follows."""
+"""The beginning of the line that a server prints once it can be reached; the endpoint follows."""
 
 
 def serve(
     config: Annotated[Path | None, typer.Option(dir_okay=False, help="YAML, as docs/serve.md describes it")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no keys: all on this machine may use it")] = False,
-    check: Annotated[bool, typer.Option("--check", help="look at the configuration, and serve nothing")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="no keys: every program of this machine may use it")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="check the configuration, and serve nothing")] = False,
 ) -> None:
-    """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
+    """Serve remote clients until SIGTERM or Ctrl-C; then answer the open requests, and end."""
     from kaas.code.providers import BUILD
     from kaas.pool.loop import PoolLoop
     from kaas.server.config.serve_check import check_all, check_host, check_names, check_sizes
@@ -38,13 +40,13 @@ def serve(
     from kaas.server.server_log import configure
 
     if config is None and not insecure and SERVER_CONFIG.is_file():
-        # which others may have put there, and which names code that the server runs
+        # never by default: others may have put the file there, and it names code that the server runs
         message = (
             f"kaas serve takes no {SERVER_CONFIG} by itself: --config {SERVER_CONFIG} takes the one that lies here"
         )
         raise InvalidConfig(message, field="config")
     if config is not None:
-        sys.path.append(str(config.absolute().parent))  # behind all else: steps and policies of one's own lie there
+        sys.path.append(str(config.absolute().parent))  # last: the configuration's own steps and policies are there
 
     def checked() -> Settings:
         found = read(config, insecure=insecure)
@@ -62,7 +64,7 @@ def serve(
     configure(settings.log)
     tell(settings)
     if not settings.code.build:
-        os.environ[BUILD] = "0"  # of all processes that this one starts
+        os.environ[BUILD] = "0"  # for all processes that this one starts
     if settings.ray:
         check_ray()
         from kaas.server.running.ray_server import serve as run
@@ -72,10 +74,10 @@ def serve(
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
         Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
     with asyncio.Runner(loop_factory=PoolLoop) as runner:
-        told = partial(print, READY, flush=True)
-        runner.run(run(settings, told, checked))
+        ready = partial(print, READY, flush=True)
+        runner.run(run(settings, ready, checked))
     sys.stdout.flush()
-    os._exit(0)  # whatever threads there are
+    os._exit(0)  # without waiting for threads
 
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -86,9 +88,10 @@ State = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="the s
 
 @app.command()
 def check(folder: State) -> None:
-    """Look through a state folder; nothing is changed. Exit status 1: something is wrong.
+    """Check a state folder, and change nothing. Exit status 1: the folder is damaged.
 
-    A server sets aside what is damaged when it starts, and serves the rest."""
+    A server sets damaged entries aside when it starts, and serves the rest.
+    """
     from kaas.server.state.state_check import check as checked
 
     found = checked(folder)
@@ -103,9 +106,9 @@ def check(folder: State) -> None:
 @app.command()
 def backup(
     folder: State,
-    to: Annotated[Path, typer.Argument(help="a folder that is made: state: in a configuration may name it")],
+    to: Annotated[Path, typer.Argument(help="a new folder; state: in a configuration may name it")],
 ) -> None:
-    """Copy a state folder as it is at one moment, while its server runs or not."""
+    """Copy a state folder as it is at one moment. Its server may run meanwhile."""
     from kaas.server.state.backup import back_up
 
     uploads = back_up(folder, to)

@@ -23,11 +23,11 @@ def _hold_for_ever() -> None:
 
 
 async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | None = None) -> list[int]:
-    """The order in which calls go on that come in this one, some of them with time for others in between."""
-    order, done = Sequencer(), list[int]()
+    """Return the order in which calls go on that arrive in this order. pauses: other tasks run after the call."""
+    calls, done = Sequencer(), list[int]()
 
     async def call(number: int) -> None:
-        await order.take("caller", number)
+        await calls.take("caller", number)
         done.append(number)
 
     tasks = []
