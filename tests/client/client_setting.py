@@ -1,4 +1,4 @@
-"""A client and the fake server that it speaks to, and what tests have it ask."""
+"""A client, its fake server, and the requests of tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(server: FakeServer) -> Iterator[kaas.Client]:
 
 
 def asked(server: FakeServer, number: int) -> None:
-    """So many Invokes have come."""
+    """Wait until so many Invokes have come."""
     server.until(lambda: len(server.of(protocol.Invoke)) >= number)
 
 

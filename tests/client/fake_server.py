@@ -1,4 +1,4 @@
-"""A server that answers as a test tells it to: a ROUTER on a thread that speaks `kaas.wire.protocol`."""
+"""A server that replies as a test wants: a ROUTER on a thread that speaks `kaas.wire.protocol`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Socket = zmq.Socket[bytes]
 
 
 class FakeServer:
-    """It doubles what comes as float32, and knows each function whose kTask it was given.
+    """A server that doubles inputs as float32, and knows each function whose kTask it received.
 
     Fields:
         heard: messages, as they came. silent: Invokes are heard and not answered. lacking: until so many bytes of an
@@ -30,11 +30,11 @@ class FakeServer:
     """
 
     def __init__(self, limits: protocol.Limits = LIMITS) -> None:
-        self.limits, self.life, self.port = limits, "first", 0
+        self.limits, self.epoch, self.port = limits, "first", 0
         self.heard: list[Any] = []
         self.silent = False
         self.failing: list[protocol.Failure] = []  # one for each of the next Invokes
-        self.putting: list[bytes] = []  # values that take the place of one after the next Gets of it
+        self.putting: list[bytes] = []  # values that replace an object after its next Gets
         self.breaks_after: int | None = None  # bytes of an upload
         self.uploads: dict[str, bytearray] = {}
         self.objects: dict[str, tuple[protocol.Put, bytes]] = {}
@@ -55,7 +55,7 @@ class FakeServer:
     # --- what tests have it do
 
     def order(self, do: Callable[[], Any]) -> None:
-        """Done on its thread when this returns."""
+        """Call a function on the server's thread, and wait for its end."""
         done = threading.Event()
 
         def ordered() -> None:
@@ -70,22 +70,22 @@ class FakeServer:
         self.order(self._bind)
 
     def stop(self) -> None:
-        """All connections break, and there are no more."""
+        """Break all connections, and accept no more."""
         self.order(self._unbind)
 
-    def again(self, life: str) -> None:
-        """As if it had ended and started, or the connections had broken if life is the same."""
-        self.life = life
+    def again(self, epoch: str) -> None:
+        """Act as if the server had restarted, or as if its connections had broken if the epoch is the same."""
+        self.epoch = epoch
         self.order(self._unbind)
         self.unanswered.clear()
         self.order(self._bind)
 
     def say(self, message: Any) -> None:
-        """To all who have said Hello last."""
+        """Send a message to all peers of the newest Hellos."""
         self.order(lambda: self._send(self._last, message))
 
     def answer_all(self) -> None:
-        """What it was silent about."""
+        """Reply to the requests without a reply."""
 
         def answer() -> None:
             asked, self.unanswered = self.unanswered, []
@@ -121,7 +121,7 @@ class FakeServer:
     def _unbind(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket.context.term()  # and the port is free again
+            self._socket.context.term()  # frees the port
             self._socket = None
 
     def _run(self) -> None:
@@ -141,7 +141,7 @@ class FakeServer:
                         self._unbind()
                         return
                     order()
-                break  # the socket may be another now
+                break  # the socket may have been replaced
 
     def _send(self, identity: bytes, message: Any, frames: Sequence[bytes] = ()) -> None:
         if self._socket is not None:
@@ -154,7 +154,7 @@ class FakeServer:
         match message:
             case protocol.Hello():
                 self._last = identity
-                self._send(identity, protocol.Welcome(protocol.VERSION, self.life, "tester", self.limits))
+                self._send(identity, protocol.Welcome(protocol.VERSION, self.epoch, "tester", self.limits))
             case protocol.Invoke():
                 if self.failing:
                     self._send(identity, replace(self.failing.pop(0), number=message.number))

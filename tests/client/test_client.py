@@ -1,4 +1,4 @@
-"""kaas.Client and kaas.AsyncClient: what they ask runs once to their users' eyes, whatever becomes of connections."""
+"""kaas.Client and kaas.AsyncClient: each call runs once for their users, whatever happens to connections."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_could_never_be_open_is_refused(server: FakeServer, client: kaas.Cl
 
 def test_an_input_that_no_message_carries_is_refused(server: FakeServer, client: kaas.Client) -> None:
     server.limits = protocol.Limits(1, LIMITS.credit_bytes, 4 * WIDTH - 1)
-    for _ in range(2):  # and takes no credit
+    for _ in range(2):  # a refused call takes no credit
         with pytest.raises(RequestTooLarge, match="put it there first"):
             client.call(TASK, {"x": ONES})
 

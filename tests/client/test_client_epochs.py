@@ -1,4 +1,4 @@
-"""A client whose connection, server or own life ends: what was asked runs once, or ends with an error."""
+"""The end of a client's connection, server or process: each request runs once, or ends with an error."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.patience import PATIENCE_S
 __all__ = ["client", "server"]
 
 
-# --- connections and lives
+# --- connections and epochs
 
 
-@pytest.mark.parametrize("life", ["first", "second"])
-def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, life: str) -> None:
+@pytest.mark.parametrize("epoch", ["first", "second"])
+def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, epoch: str) -> None:
     function = client.register(TASK)
     server.silent = True
     futures = [client.call(function, {"x": ONES * n}, deadline_s=60.0) for n in range(3)]
     asked(server, 3)
     server.silent = False
-    server.again(life)
+    server.again(epoch)
     assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
     first, second = server.of(protocol.Invoke)[:3], server.of(protocol.Invoke)[3:]
     assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
@@ -69,7 +69,7 @@ def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas
     before = client.call(function, {"x": ONES})
     asked(server, 1)
     server.say(protocol.Goodbye("it ends"))
-    assert client.status() == {"asked": "status"}  # Goodbye came before its answer
+    assert client.status() == {"asked": "status"}  # Goodbye came before the reply
     after = client.call(function, {"x": 2 * ONES})
     server.answer_all()
     assert (before.result(PATIENCE_S) == 2).all()
@@ -175,7 +175,7 @@ def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, clie
 
 
 def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
-    """Nobody has them any more, once threads that have nothing to do have ended: each may still begin the next."""
+    """Assert that calls are garbage, after the client's idle threads have ended: each may start the next before."""
     for name in ("kaas-connection", "kaas-answers", "kaas-later"):
         for thread in threading.enumerate():
             if thread.name == name:

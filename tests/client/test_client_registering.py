@@ -1,4 +1,4 @@
-"""What a client registers and uploads: only what the server lacks, and from where it broke off."""
+"""A client uploads only the content that the server lacks, and resumes an interrupted upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client comes to its server: what it makes of those who hang up, and what is left if it is closed meanwhile."""
+"""Attempts to connect to a server: peers that hang up, and clients that are closed meanwhile."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import Open, client_keys
 
 GREETING_BYTES = 10
-"""The part of a peer's greeting that comes before it has heard anything."""
+"""The part of a peer's greeting that it sends before it receives anything."""
 TORN_OFF = struct.pack("ii", 1, 0)
 STATUS = {"asked": "status"}
 
 
 class HangsUp:
-    """Lets in whoever comes, and ends the connection once something has come.
+    """Accepts each connection, and ends it once data have come.
 
     Fields:
         came: how many.
@@ -50,7 +50,7 @@ class HangsUp:
         while True:
             connected, _ = self._socket.accept()
             with connected:
-                if not connected.recv(GREETING_BYTES):  # it is `close` that came
+                if not connected.recv(GREETING_BYTES):  # `close` has connected
                     return
                 self.came += 1
                 if self._torn_off:
@@ -98,7 +98,7 @@ def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
 
 
 def replaced(server: FakeServer, *, torn_off: bool) -> None:
-    """For a while somebody is in its place who hangs up: more often than it takes to give up on a stranger."""
+    """For a while another peer hangs up in the server's place, more often than a new client tolerates."""
     other = HangsUp(server.port, torn_off=torn_off)
     until(lambda: other.came > HANG_UPS)
     other.close()
@@ -122,7 +122,7 @@ def test_a_server_that_was_met_is_looked_for_further(
 def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, torn_off: bool, share: float
 ) -> None:
-    """One that ends connections in good order cannot be told from it, but by what comes within a share of patience."""
+    """A peer that closes connections in order looks like a server with another key, unless a server comes in time."""
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
     monkeypatch.setattr(connecting, "HANG_UPS_SHARE", share)
     server.stop()
@@ -135,7 +135,7 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NO_LISTENER), ("n" * 64, NO_HOST)])
 def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
-    """No host has a name so long: nobody is asked for it."""
+    """No host has a name so long, so no resolver is asked."""
     server.stop()
     endpoint = ServerEndpoint(f"tcp://{host}:{server.port}", None, 0.0)
     with pytest.raises(Unreachable) as raised:
@@ -147,7 +147,7 @@ def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: s
 def test_who_looks_for_a_server_in_vain_says_where(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, while it goes on looking: whoever has given a wrong port need not wait to its end."""
+    """One warning while attempts go on: a user with a wrong port need not wait for the time limit."""
     monkeypatch.setattr(connecting, "LOG_AFTER_S", 0.0)
     server.stop()
     stopped, attempts = threading.Event(), [0]
@@ -180,7 +180,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def over(endpoint: ServerEndpoint) -> None:
-    """Nothing is left of it."""
+    """Wait until the endpoint has released its context."""
     until(lambda: endpoint._context.closed)
     with pytest.raises(NotInitialized):
         endpoint.connect(token_hex(16), threading.Event(), lambda: None)
@@ -200,7 +200,7 @@ def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolEx
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
-    """With whoever says nothing; as if for ever. tells: whether whoever connects is stopped as well."""
+    """Close while a silent peer is connected. tells: the attempt is stopped as well."""
     monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint, stopped = ServerEndpoint(address_of(silent), None, PATIENCE_S), threading.Event()

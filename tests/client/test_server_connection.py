@@ -1,4 +1,4 @@
-"""What a client says of a server that does not let it in, or is another."""
+"""Errors of a client for a server that refuses it, or is not the expected one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alice(tmp_path: Path) -> OwnKeys:
 
 @pytest.fixture
 def opened(tmp_path: Path, alice: OwnKeys) -> Iterator[Open]:  # noqa: ARG001
-    """A door for one connection of alice."""
+    """A listener for one connection of alice."""
     opened = Open(Keys(tmp_path / "keys"), connections=1)
     echo(opened)
     yield opened
@@ -72,6 +72,6 @@ def test_a_server_with_another_key(opened: Open, alice: OwnKeys) -> None:
 def test_a_server_without_keys(alice: OwnKeys) -> None:
     unlocked = Open(None)
     try:
-        assert refusal(unlocked, curve(alice)) in (WRONG_PEER, HUNG_UP)  # either end may be the first to see it
+        assert refusal(unlocked, curve(alice)) in (WRONG_PEER, HUNG_UP)  # either peer may detect it first
     finally:
         unlocked.close()

@@ -1,4 +1,4 @@
-"""The pool's service over a fake exchange: a test sends what programs send, and sees what they get."""
+"""The pool's service over a fake router: a test sends the messages of programs, and sees their replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTPUT = b"output"
 
 @dataclass(frozen=True)
 class Ref:
-    """What stands for an ObjectRef."""
+    """Takes the place of an ObjectRef."""
 
     key: bytes
 
@@ -45,13 +45,13 @@ X = Ref(b"x" * 28)
 
 
 class FakePeer(str):
-    """The other end of a line."""
+    """The peer of a connection."""
 
     pid, shares = 1, True
 
 
 class FakeRouter:
-    """Sockets that keep what is sent."""
+    """A router that keeps the messages sent."""
 
     address = messages.Address("life", "node", "ipc://nowhere")
 
@@ -74,7 +74,7 @@ class FakeRouter:
 
 
 class FakeExecutors:
-    """Keeps what is for executors."""
+    """Keeps the messages for executors."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, Any]] = []
@@ -90,7 +90,7 @@ class FakeExecutors:
 
 
 class FakeGround:
-    """What a pool stands on, made of nothing. Objects whose keys are in `missing` do not exist yet."""
+    """A fake backend. Objects whose keys are in `missing` do not exist yet."""
 
     node, host, again = "node", None, False
 
@@ -112,7 +112,7 @@ class FakeGround:
 
 
 class Stage:
-    """A pool, and the programs that talk to it."""
+    """A pool and its programs."""
 
     def __init__(self, pool: Service, backend: FakeGround) -> None:
         self.service = pool
@@ -134,13 +134,13 @@ class Stage:
         await self.say(peer, Submit(number, attached), invocation(**options))
 
     def answers(self) -> list[tuple[Any, Any]]:
-        """What was sent since it was last asked, each message with its peer."""
+        """Return the messages sent since the last call, each with its peer."""
         sent = [(peer, header) for peer, header, _ in self.router.sent]
         self.router.sent.clear()
         return sent
 
     def error(self) -> KaasError:
-        """The one that was sent, alone."""
+        """Return the only message that was sent."""
         [(_, header, frames)] = self.router.sent
         assert isinstance(header, CallFailure)
         self.router.sent.clear()
@@ -155,7 +155,7 @@ def invocation(ref: Any = None, value: Any = None, **caller: Any) -> bytes:
 
 
 class RefStore:
-    """What packing needs: refs are `Ref`, none of which is known to be complete."""
+    """The session of packing: references are `Ref`, and none is known to be complete."""
 
     def is_ref(self, value: Any) -> bool:
         return isinstance(value, Ref)
@@ -169,7 +169,7 @@ Scenario = Callable[[Stage], Awaitable[None]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a scenario on a pool with one device and a program `p` of session `s`, which has registered its function."""
+    """Run a scenario on a pool with one device and a program `p` of session `s`, which has registered its function."""
     monkeypatch.setattr(service, "Router", FakeRouter)
 
     def run(scenario: Scenario, **config: Any) -> None:

@@ -27,7 +27,7 @@ RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 
 
 class FakeWorkers:
-    """A transport whose workers do as the test says."""
+    """A transport whose workers follow the test."""
 
     def __init__(self, info: WorkerInfo = INFO) -> None:
         self.info = info
@@ -112,7 +112,7 @@ class FakeWorkers:
 
 
 async def settle() -> None:
-    """Let everything happen that can."""
+    """Let the loop run until nothing more happens."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -123,7 +123,7 @@ def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3)
 
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool ends workers right at its run limit."""
+    """Let the pool end workers right at its run limit, without a grace."""
     monkeypatch.setattr(core, "GRACE_S", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Memory and objects that programs name in what they send: held while a request needs them, and no longer."""
+"""Memory and objects that programs attach to messages: the pool holds them while a request needs them, not longer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
 
 
 def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
-    """What tells of them travels another way."""
+    """Another message brings the objects."""
 
     async def scenario(stage: Stage) -> None:
         stage.backend.objects.hold("other", [X])
@@ -119,7 +119,7 @@ def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pyt
 
 
 def test_holds_are_counted(play: Callable[..., None]) -> None:
-    """A drop may overtake the hold that it takes back."""
+    """A drop may overtake its hold."""
 
     async def scenario(stage: Stage) -> None:
         objects = stage.backend.objects
@@ -137,7 +137,7 @@ def test_holds_are_counted(play: Callable[..., None]) -> None:
 
 
 def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play: Callable[..., None]) -> None:
-    """A call is cancelled and another names the same object, before the pool hears of either hold."""
+    """A call is cancelled, and another names the same object, before the pool receives either hold."""
 
     async def scenario(stage: Stage) -> None:
         await stage.say("p", Drop([X.key]))

@@ -1,4 +1,4 @@
-"""Programs that speak to the pool over its sockets: what they send becomes requests, and each gets its answer."""
+"""Programs that connect to the pool's sockets: their messages become requests, and each gets its reply."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_number_again_while_it_runs_is_the_same_request(play: Callable[
         stage.workers.reply([OUTPUT])
         await settle()
         assert stage.answers() == [("p", CallResult(1))]
-        await stage.submit(1)  # it was answered, and is forgotten
+        await stage.submit(1)  # it has its reply, and is forgotten
         assert len(stage.workers.runs) == 2
 
     play(scenario)
@@ -73,14 +73,14 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.greet("q", incarnation="2")
-        await stage.submit(2, peer="p")  # which counts no more
+        await stage.submit(2, peer="p")  # ignored, as an earlier connection
         await stage.submit(1, peer="q")
         stage.workers.reply([OUTPUT])
         await settle()
         assert stage.answers() == [("q", CallResult(1))]
         assert len(stage.workers.runs) == 1
         assert stage.router.forgotten == ["p"]
-        await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
+        await stage.greet("q", incarnation="2")  # again, after a reconnection
         assert stage.router.forgotten == ["p"]
 
     play(scenario)

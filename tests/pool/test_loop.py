@@ -1,4 +1,4 @@
-"""The pool's thread: what another loop has it do, comes back, is cancelled and fails there as here."""
+"""The pool's thread: results, errors and cancellations of its work reach the loop that waits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_who_cancels_the_wait_cancels_the_work(there: PoolThread) -> None:
 
 
 def test_cancelled_before_it_began(there: PoolThread) -> None:
-    """The order of what is posted is kept, so that the work is there when it is cancelled."""
+    """Posted calls keep their order, so a cancellation comes after the begin of its work."""
     ended = threading.Event()
 
     def begin() -> asyncio.Future[None]:

@@ -1,4 +1,4 @@
-"""The pool as its callers see it, over workers made of futures: those by Ray, and what is common to all."""
+"""The pool's service over workers made of futures: calls by Ray, and the behaviour common to all callers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_end_forgets_what_passes(play: Callable[..., None]) -> None:
 
 
 def test_from_another_loop(play: Callable[..., None]) -> None:
-    """As Ray's calls come: the answer crosses, and so does the end of the wait."""
+    """Calls come from another loop, as Ray's do: the reply returns there, and a cancelled wait cancels the call."""
 
     async def scenario(stage: Stage) -> None:
         here = PoolThread()

@@ -1,4 +1,4 @@
-"""What else takes requests for a pool, from when somebody asks for it until it has drained, or nobody does any more."""
+"""Servers in the pool's process, from the first call of their session until they have drained or it has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kaas.pool.session_listeners import SessionListeners
 from tests.patience import PATIENCE_S
 
 
-class Door:
+class FakeListener:
     endpoint = "there"
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Door:
         self.leave.set()
 
     def reload(self, settings: object) -> None:
-        """It has none."""
+        """Ignore settings."""
 
     async def left(self) -> None:
         await self.leave.wait()
@@ -33,7 +33,7 @@ class Door:
         self.closed = True
 
 
-async def opening(listener: Door) -> Door:
+async def opening(listener: FakeListener) -> FakeListener:
     return listener
 
 
@@ -42,42 +42,44 @@ async def opening(listener: Door) -> Door:
     [lambda session_listeners, _: session_listeners.end("a"), lambda _, listener: listener.drain("enough")],
     ids=["gone", "drained"],
 )
-def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[SessionListeners, Door], None]) -> None:
-    async def life() -> None:
-        session_listeners, listener = SessionListeners(), Door()
-        opened = asyncio.ensure_future(session_listeners.opened("a"))  # it is asked for before it is there
+def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(
+    end: Callable[[SessionListeners, FakeListener], None],
+) -> None:
+    async def scenario() -> None:
+        session_listeners, listener = SessionListeners(), FakeListener()
+        opened = asyncio.ensure_future(session_listeners.opened("a"))  # before the server is open
         await asyncio.sleep(0)
         serving = session_listeners.serve("a", lambda: opening(listener))
         assert (await opened).endpoint == "there"
         end(session_listeners, listener)
         await serving
         assert listener.closed
-        session_listeners.end("a")  # it knows it no more
+        session_listeners.end("a")  # the session has no server any more
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
-    """The pool, which is on another thread, hears of the end as soon as of the wish."""
-    session_listeners, listener, there = SessionListeners(), Door(), PoolThread()
+    """The task is cancelled before the pool's thread begins it."""
+    session_listeners, listener, there = SessionListeners(), FakeListener(), PoolThread()
 
-    async def life() -> None:
+    async def scenario() -> None:
         serving = asyncio.ensure_future(there.ask(session_listeners.serve, "a", lambda: opening(listener)))
         await asyncio.sleep(0)
         there.post(session_listeners.end, "a")
         there.start()
         await asyncio.wait_for(serving, PATIENCE_S)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
     there.close()
     assert listener.closed
 
 
 def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
-    async def fails() -> Door:
+    async def fails() -> FakeListener:
         raise InvalidConfig("no such port", field="listen.port")
 
-    async def life() -> None:
+    async def scenario() -> None:
         session_listeners = SessionListeners()
         waits: list[Awaitable[object]] = [asyncio.ensure_future(session_listeners.opened("a"))]
         await asyncio.sleep(0)
@@ -85,12 +87,12 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, InvalidConfig)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
-    async def life() -> None:
-        session_listeners, listener = SessionListeners(), Door()
+    async def scenario() -> None:
+        session_listeners, listener = SessionListeners(), FakeListener()
         asked = asyncio.ensure_future(session_listeners.opened("a"))
         await asyncio.sleep(0)
         session_listeners.end("a")
@@ -103,12 +105,12 @@ def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await again
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def life() -> None:
-        session_listeners, listener = SessionListeners(), Door()
+    async def scenario() -> None:
+        session_listeners, listener = SessionListeners(), FakeListener()
         given_up, waits = (
             asyncio.ensure_future(session_listeners.opened("a")),
             asyncio.ensure_future(session_listeners.opened("a")),
@@ -125,4 +127,4 @@ def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: 
             await session_listeners.opened("a")
         assert not session_listeners._entries
 
-    asyncio.run(life())
+    asyncio.run(scenario())

@@ -42,7 +42,7 @@ Scenario = Callable[[Pool, FakeWorkers, list[Any]], Awaitable[None]]
 
 
 class Told(FirstComeFirstServed):
-    """Keeps what it heard and decided."""
+    """Keeps its events and decisions."""
 
     def __init__(self, story: list[Any], devices: Sequence[PhysicalDevice]) -> None:
         super().__init__(devices)
@@ -55,7 +55,7 @@ class Told(FirstComeFirstServed):
 
 
 def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: Any) -> None:
-    """The scenario also gets what the policy heard and decided."""
+    """Run a scenario, which also gets the policy's events and decisions."""
     story: list[Any] = []
 
     async def main() -> None:
@@ -97,7 +97,7 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
 def test_a_survivor_serves_whom_it_was_started_for() -> None:
     async def scenario(_pool: Pool, _workers: FakeWorkers, story: list[Any]) -> None:
         adopted = WorkerAdopted(story[0].time_s, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes, "ann", "f")
-        assert story[:2] == [adopted, StopWorker(7)]  # this policy lets executors serve everybody
+        assert story[:2] == [adopted, StopWorker(7)]  # with this policy, executors serve all clients
 
     play(scenario, Survivor(StartWorker(7, WorkerKind.EXECUTOR, 0, "ann", "f"), INFO, {}))
 

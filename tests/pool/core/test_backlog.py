@@ -1,4 +1,4 @@
-"""What is granted to clients can change while a pool runs; what they have queued, and have had, stays."""
+"""Clients' settings can change while a pool runs; their queued requests and charges stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy is told that a request took of its device, and how devices look that a policy never uses."""
+"""The device seconds that policies receive for requests, and the status of devices that a policy never uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GONE: list[WorkerGone] = []
 
 
 class Hearing:
-    """Takes down what requests took, and how workers ended."""
+    """Records the device seconds of requests, and the ends of workers."""
 
     def handle(self, event: Event) -> list[Decision]:
         if isinstance(event, RequestDone):
@@ -46,7 +46,7 @@ def nothing_heard() -> None:
 
 @pytest.mark.parametrize(("occupied_s", "device_s"), [(2.0, 2.0), (None, RECORD.device_s)])
 def test_a_request_took_all_that_it_kept_from_others(occupied_s: float | None, device_s: float) -> None:
-    """Its kernels are a part of it; of an eTask the whole call is told as device time."""
+    """Kernels are a part of a kTask's time; the whole call of an eTask is device time."""
     record = msgspec.structs.replace(RECORD, occupied_s=occupied_s)
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -77,9 +77,9 @@ def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch:
 @pytest.mark.parametrize(
     ("reply", "charged"),
     [
-        (WorkerReply(error=LOST), True),  # alone on the device, so it has ended it itself
+        (WorkerReply(error=LOST), True),  # alone on the device, so the request is at fault
         (WorkerReply(error=DeadlineExceeded("ran too long"), lost="ran too long"), True),
-        (None, False),  # its worker was killed, and it runs again
+        (None, False),  # its worker was killed, and the request runs again
     ],
 )
 def test_a_request_that_ends_its_worker_is_charged_for_its_run(reply: WorkerReply | None, charged: bool) -> None:

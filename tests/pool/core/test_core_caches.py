@@ -1,4 +1,4 @@
-"""The pool's core carries out orders about caches: of programs, for pins, and of a policy."""
+"""The pool's core carries out cache commands of programs, pins, and decisions of a policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["no_grace"]
 
 
 class Listening(FirstComeFirstServed):
-    """Keeps what it hears of the devices' caches."""
+    """Keeps the events about the devices' caches."""
 
     heard: list[Residency]
 
@@ -231,7 +231,7 @@ def test_a_pin_that_fails_is_none() -> None:
 
 
 class Eager(FirstComeFirstServed):
-    """Prefetches what every request reads, and evicts what has come."""
+    """Prefetches the inputs of each request, and evicts the loaded objects."""
 
     def handle(self, event: Event) -> list[Decision]:
         match event:

@@ -1,4 +1,4 @@
-"""The pool's core with requests beside each other on a worker: how they end, and what a lost device costs each."""
+"""The pool's core with parallel requests on a worker: their ends, and their charges for a lost device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_slot_of_a_worker_runs_a_request() -> None:
 
 
 class StopsItsWorker(FirstComeFirstServed):
-    """Once it runs a second request."""
+    """Stops a worker when the second request arrives."""
 
     def handle(self, event: Event) -> list[Decision]:
         stop: list[Decision] = [StopWorker(0)] if isinstance(event, RequestArrived) and event.request == 1 else []

@@ -1,4 +1,4 @@
-"""Who is to blame for the end of a worker: neighbours run again alone, and what goes wrong alone is a request's own."""
+"""Requests of a worker that ended: those that ran in parallel run again alone; one that ran alone is at fault."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_verdicts(beside: int, alone: bool, pure: bool, retries: int, verdict: V
 
 
 class Careful:
-    """One worker after the other, and nothing beside who is to be alone; keeps what it hears of requests."""
+    """Fills one worker after the other, runs retries alone, and keeps the events of requests."""
 
     heard: list[Any]
 
@@ -140,7 +140,7 @@ def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_ow
 def test_a_death_beside_others_costs_no_retry_and_one_alone_does() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call(name, retries=1))) for name in "ab"]
-        for worker in range(4):  # beside each other, and then in turn
+        for worker in range(4):  # in parallel, and then one by one
             workers.die(worker, "killed")
             await settle()
         error = await failure_of(tasks[0])
@@ -236,7 +236,7 @@ def test_suspects_of_a_function_in_quarantine_are_not_run_again() -> None:
         tasks = [await begin(pool.submit(poison())) for _ in range(2)]
         workers.reply(WorkerReply(error=LOST))
         await settle()
-        assert pool.status().quarantined == ()  # nobody knows whose fault that was
+        assert pool.status().quarantined == ()  # the fault is not known to be of one request
         workers.reply(WorkerReply(error=LOST))
         errors = [type(await failure_of(task)) for task in tasks]
         assert errors == [DeviceLost, Quarantined]
@@ -404,7 +404,7 @@ def test_a_client_that_changes_its_function_after_each_fault_is_run_no_more_and_
 
 
 def charged(pool: Pool, each: WorkerCall) -> tuple[asyncio.Task[Any], list[float]]:
-    """A request that runs, and the device seconds of it, once it has ended."""
+    """Return a running request, and the device seconds of it after its end."""
     request, found = pool.begin(each), list[float]()
 
     async def end() -> Any:
@@ -482,7 +482,7 @@ def test_queues_have_limits() -> None:
         queued.cancel()
         await settle()
         full = await begin(pool.submit(replace(call(), client="dave")))
-        workers.die(0, "killed")  # what ran is queued again, beyond all limits
+        workers.die(0, "killed")  # the running requests are queued again, beyond all limits
         await settle()
         assert isinstance(await failure_of(await begin(pool.submit(call()))), QueueFull)
         for task in (*others, full, running):
@@ -501,7 +501,7 @@ def test_everything_is_released_when_the_pool_ends_workers(monkeypatch: pytest.M
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         error = await failure_of(await begin(pool.submit(poison())))
         assert isinstance(error, DeadlineExceeded)
-        assert pool.status().quarantined == ()  # it was the process that did not answer
+        assert pool.status().quarantined == ()  # the process did not reply: not the function's fault
         assert (workers.killed, pool._backlog._total) == ([0], 0)
 
     careful(scenario, run_limit_s=0.02, faults_allowed=0)

@@ -1,4 +1,4 @@
-"""Which runs the pool's one timer ends, and when."""
+"""The pool's one timer ends runs at their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, b
 def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(WorkerCall("ktask", "a", None, 0)))
-        pool._runs.limits.check()  # which then waits for the kTask, and it has some time more
+        pool._runs.limits.check()  # which then waits for the kTask's limit, with its grace
         error = await failure_of(await begin(pool.submit(etask("a"))))
         assert isinstance(error, DeadlineExceeded)
         assert workers.killed == [1]

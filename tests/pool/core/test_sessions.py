@@ -1,4 +1,4 @@
-"""Programs that end: what they had queued goes, what they had running ends, and clients that only they had are gone."""
+"""Programs that end: their queued requests are removed, their runs end, and clients of theirs only are forgotten."""
 
 from __future__ import annotations
 

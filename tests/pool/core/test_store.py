@@ -1,4 +1,4 @@
-"""What outlives a pool's process: entries of a store, the functions and the accounts that a pool makes of them."""
+"""The state that outlives a pool's process: entries of a store, and the functions and accounts made of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 def reopened(store: SqliteStore) -> SqliteStore:
-    """As the next process of a pool gets it, while the one that was killed has never closed it."""
+    """Open a store as the next process of a pool does, after a kill without `close`."""
     again: SqliteStore = pickle.loads(pickle.dumps(store))
     again.open()
     return again
@@ -52,7 +52,7 @@ def test_entries_are_there_for_the_next_process(store: SqliteStore) -> None:
 
 
 def test_a_loss_of_power_damages_nothing(store: SqliteStore) -> None:
-    """By what SQLite promises of these two: the newest changes may be lost."""
+    """With these two settings, SQLite may lose the newest changes, and no more."""
     connection = store._connection
     assert connection is not None
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

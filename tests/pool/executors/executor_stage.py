@@ -1,4 +1,4 @@
-"""The way to the executors over a fake exchange: a test says what executors say, and sees what they get."""
+"""The transport of executors over a fake router: a test sends the executors' messages, and sees those that they get."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PEER = FakePeer()
 
 
 class FakeRouter:
-    """sent: to whom, the header, the frames. files: what lay in those that went with the last message."""
+    """A router that keeps messages. sent: peer, header, frames. files: contents of the last message's files."""
 
     address = ADDRESS
 
@@ -84,7 +84,7 @@ class FakeRouter:
 
 
 class FakeHosts:
-    """has: what it supplies. parcels: what can be collected, by number."""
+    """Hosts of a test. has: the values that they provide. deferred_results: by number."""
 
     def __init__(self) -> None:
         self.started: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class FakeHosts:
     async def collect(self, worker: int, deferred: int, count: int) -> Sequence[Any]:
         assert worker == START.worker
         if deferred not in self.deferred_results:
-            raise WorkerLost("gone with its parcels")
+            raise WorkerLost("gone with its deferred results")
         assert len(self.deferred_results[deferred]) == count
         return self.deferred_results.pop(deferred)
 
@@ -125,7 +125,7 @@ class FakeHosts:
 
 
 class Stage:
-    """Executors with worker 3 on device 1, and all that they talk to."""
+    """Executors with worker 3 on device 1, with fakes of the router and the hosts."""
 
     def __init__(self) -> None:
         self.router, self.hosts = FakeRouter(), FakeHosts()

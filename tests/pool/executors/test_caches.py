@@ -1,4 +1,4 @@
-"""The way to the executors carries orders about their caches, and brings back what they kept."""
+"""The transport of executors carries cache commands, and brings back kept outputs."""
 
 from __future__ import annotations
 

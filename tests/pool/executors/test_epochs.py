@@ -1,4 +1,4 @@
-"""Executors start, end and survive their pool: all that was asked of each fails with it or goes on."""
+"""Executors start, end and survive their pool: their calls fail with them, or go on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_survivors_bring_what_they_run_and_know() -> None:
         stage.hosts.adoptions = [adoption(slot1=Orphan("bob", "f", "f of bob"))]
         finding = await begin(stage.executors.survivors())
         stage.greet()
-        stage.say(messages.Orphaned(1, RECORD))  # before anybody knows what it is
+        stage.say(messages.Orphaned(1, RECORD))  # before the pool has adopted the executor
         stage.hosts.adopting.set()
         (survivor,) = await finding
         assert (survivor.start, survivor.info, survivor.cached) == (START, INFO, (b"x",))
@@ -92,7 +92,7 @@ def test_survivors_bring_what_they_run_and_know() -> None:
         assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Survived())
         assert await stage.executors.run(3, 1, call) == WorkerReply(record=RECORD)
         await stage.run(small())
-        assert stage.router.headers() == [RunInvocation(1, 0)]  # it had met the function
+        assert stage.router.headers() == [RunInvocation(1, 0)]  # the executor knows the function already
 
     play(scenario, opened=False)
 
@@ -123,7 +123,7 @@ def test_a_survivor_without_a_line_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_each_worker_is_reached_the_way_of_its_kind() -> None:
     class Told:
-        """Gives the name of what was called."""
+        """Returns the name of the called method."""
 
         def __init__(self, name: str) -> None:
             self.name = name

@@ -1,4 +1,4 @@
-"""What the pool's core does otherwise for workers of eTasks."""
+"""Behaviour of the pool's core that differs for workers of eTasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.pool.fake_workers import play as play_core
 
 
 class SlowToClose(FakeWorkers):
-    """Workers that take until told to put things in order."""
+    """Workers whose `stop` ends when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The way to the executors, over an exchange that keeps what it is given."""
+"""The transport of executors, over a router that keeps messages."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(Payload(LARGE, [MESSAGE]))
         stage.say(ExecutorReply(1, RECORD, deferred=7))
-        with pytest.raises(WorkerLost, match="gone with its parcels"):
+        with pytest.raises(WorkerLost, match="gone with its deferred results"):
             await run
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""What the pool knows of the outputs that stay on devices: until their arrays come back, or are lost."""
+"""The outputs that stay on devices, until their arrays come back or are lost."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_worker_had_is_lost_with_it() -> None:
         one, other = keep(residents, b"1"), keep(residents, b"2", worker=1)
         residents.worker_left(0)
         assert await one == ("lost", b"1")
-        assert await keep(residents, b"3") == ("lost", b"3")  # its answer was still on the way
+        assert await keep(residents, b"3") == ("lost", b"3")  # its reply was still on the way
         residents.lost(b"2")
         assert await other == ("lost", b"2")
 

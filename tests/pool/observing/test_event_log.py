@@ -1,4 +1,4 @@
-"""What becomes of devices is told with its cause: in the status, in figures, and when a pool starts."""
+"""Losses of devices are reported with their cause: in the status, in metrics, and when a pool starts."""
 
 from __future__ import annotations
 

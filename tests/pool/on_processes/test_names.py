@@ -1,4 +1,4 @@
-"""Pools without Ray are found by their names, those that were killed are not, and nobody else's folder is trusted."""
+"""Running pools without Ray are found by their names, killed ones are not; folders of other users are refused."""
 
 from __future__ import annotations
 

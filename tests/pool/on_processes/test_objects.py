@@ -1,4 +1,4 @@
-"""What programs have a pool without Ray hold: there once, and as long as somebody refers to it."""
+"""Objects that a pool without Ray holds: each exists once, as long as there is a reference to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = np.random.default_rng(0).bytes(AT_ONCE_BYTES + 1)
 
 def keep(objects: HeldObjects, session: str, *values: bytes | Named, together: bool = False, block: Block | None = None
 ) -> bytes:  # fmt: skip
-    """Have values held, by frames or by the block; gives the last key."""
+    """Let the pool hold values, from frames or a Block; return the last key."""
     keys = [value.key if isinstance(value, Named) else key_of(value) for value in values]
     whole = key_of_all(keys) if together else None
     frames: list[Any] = [encode_keep(KeepObjects(keys, whole))]
@@ -71,7 +71,7 @@ def test_a_value_is_there_once_for_all_and_goes_with_the_last() -> None:
     assert values(objects, key) == [SMALL]
     objects.drop("a", [key, key_of(b"never there")])
     used = weakref.ref(first)
-    assert values(objects, key) == [SMALL]  # by a request, say
+    assert values(objects, key) == [SMALL]  # for example by a request
     del first
     assert gone(objects, key)
     assert used() is None
@@ -94,7 +94,7 @@ def test_values_come_in_shared_memory_too() -> None:
     lease = outbox.put(LARGE)
     key = keep(objects, "a", LARGE, block=lease.block)
     lease.release()
-    outbox.put(bytes(len(LARGE)))  # over what was there
+    outbox.put(bytes(len(LARGE)))  # overwrites released memory
     assert values(objects, key) == [LARGE]
 
 
@@ -133,7 +133,7 @@ def test_each_executor_sees_its_own_gpu(
 
 
 def test_what_is_held_travels_by_ray_too() -> None:
-    """Beside what Ray has, if a policy wants both at a time."""
+    """An executor of Ray gets held objects too, if a call has objects of both kinds."""
     objects, inbox = HeldObjects(), Inbox()
     one = asyncio.run(objects.hold(key_of(SMALL), SMALL))
     both = objects.together([one, asyncio.run(objects.hold(key_of(OTHER), OTHER))])

@@ -1,4 +1,4 @@
-"""Waiting for references: nobody is kept waiting by another's, and what nobody waits for is forgotten."""
+"""Waits for references: no wait delays another, and references without a wait are forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of calls that overtake each other on their way."""
+"""Calls that overtake each other go on in their order."""
 
 from __future__ import annotations
 
