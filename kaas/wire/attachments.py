@@ -9,12 +9,12 @@ from kaas.wire.connections.shared_memory import part
 from kaas.wire.messages import ExecutorAttachment, Filed, Framed, Named
 
 Get = Callable[[Any, Mapping[bytes, Any]], Any]
-"""The object of a reference of whoever keeps them, waited for, or the value itself. With it go outputs that were made
-anew, by key; it raises InputLost for one that is not among them."""
+"""Returns the object of a reference, for which it waits, or a value itself. Its second argument has outputs that were
+computed anew, by key; it raises InputLost for a lost output that is not among them."""
 
 
 def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a Get
-    """Return a value as it is: where objects travel themselves."""
+    """Return a value as it is: for requests whose objects travel themselves."""
     return value
 
 
@@ -22,7 +22,7 @@ class ObjectParts(NamedTuple):
     """An object that came over the connection: its bytes or, of a tuple of constants, those of each entry.
 
     Fields:
-        frames: all after the header that the items point into.
+        frames: all frames after the header; the items point into them.
     """
 
     items: Sequence[Framed | Filed]
@@ -33,7 +33,7 @@ class Attachments:
     """The objects of one request, as `kaas.wire.packing` gets them.
 
     Fields:
-        made: outputs that were made anew for it, by key.
+        made: outputs that were computed anew for the request, by key.
     """
 
     __slots__ = ("_constants", "_frames", "_get", "_items", "_objects", "_supply", "made")
@@ -48,7 +48,7 @@ class Attachments:
     ) -> None:
         """
         Args:
-            frames: those behind the header. supply: brings what the items name, one object for each. constants:
+            frames: those behind the header. supply: returns the objects of the items, one for each. constants:
                 positions of those that are tuples of constants.
         """
         self._items = items
@@ -63,7 +63,7 @@ class Attachments:
         """Return the object of an item, or of a reference that is none of the items.
 
         Raises:
-            InputLost; what fetching it raises.
+            InputLost; the error of fetching the object.
         """
         if isinstance(item, Framed | Filed):
             return _read(item, self._frames)

@@ -1,6 +1,6 @@
-"""Errors as bytes on sockets, without pickle: their reader imports nothing and runs nothing for it.
+"""Errors as bytes on sockets, without pickle: a reader imports and runs nothing to decode them.
 
-The exception is a foreign cause, which stays pickled bytes until a reader opens it that trusts its origin.
+The exception is a foreign cause, which stays pickled bytes until a reader that trusts its origin opens it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 from kaas.errors import KaasError, declared, opened, sealed_cause
 
 CAUSES_AT_MOST = 16
-"""In a chain of errors, each the cause of the one before it; what lies deeper is left out."""
+"""Errors of a chain, each the cause of the error before it; deeper causes are left out."""
 DEPTH_AT_MOST = 32
-"""Of lists, tuples and dicts in a field, one in the other; what lies deeper becomes its repr, as do such keys."""
+"""Depth of lists, tuples and dicts in a field; a deeper value becomes its repr, as do such keys."""
 
 _TUPLE = 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
-    """classes: the error's and those above it, as (module, name). cause: an error of ours, or a sealed one."""
+    """classes: the error's and those above it, as (module, name). cause: a KaasError, or a sealed foreign error."""
 
     classes: list[tuple[str, str]]
     message: str
@@ -31,15 +31,14 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_error(error: KaasError) -> bytes:
-    """With its class, message, fields and causes. What msgpack has no form for becomes its repr."""
+    """Return an error's class, message, fields and causes as bytes. Values that msgpack cannot hold become reprs."""
     return msgspec.msgpack.encode(_encoded(error, CAUSES_AT_MOST))
 
 
 def decode_error(data: bytes | memoryview, *, open_cause: bool = True) -> KaasError:
-    """The error, of the first of its classes that is known here: one of `kaas.errors`, or of any module that has been
-    imported already.
+    """Return the error, of the first of its classes that is known here: a class of a module that is imported already.
 
-    open_cause: whether a foreign cause is made anew; it is unpickled. If not, it stays sealed in the error.
+    open_cause: unpickle a foreign cause. If False, the cause stays sealed in the error.
     """
     try:
         return _decoded(_decoder.decode(data), open_cause)
@@ -76,12 +75,12 @@ def _carried(value: Any, depth: int = DEPTH_AT_MOST) -> Any:
 def _shown(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - of a foreign class
+    except Exception as error:  # noqa: BLE001 - a foreign class may raise anything
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
 
 
 def _text(text: str) -> str:
-    """As UTF-8 has it: a name of a file may hold what no text does."""
+    """Return the text as UTF-8 can carry it: a file's name may hold bytes that are no text."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -101,7 +100,7 @@ def _made(encoded: _Encoded) -> KaasError:
             known = {field: value for field, value in encoded.fields.items() if field in declared(cls)}
             try:
                 return cls(encoded.message, **known)
-            except Exception:  # noqa: BLE001 - a foreign class, which is made in another way
+            except Exception:  # noqa: BLE001 - a foreign class, with a constructor of its own
                 continue
     return KaasError(encoded.message)
 

@@ -18,17 +18,17 @@ SMALL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """Stands for an argument that was given by reference: its position among the references beside the call."""
+    """Stands for an argument that was given by reference: its position among the references attached to the call."""
 
     position: int
 
 
 class _NotSmall(Exception):
-    """Too many bytes, or something in it that only Ray may carry."""
+    """The value has too many bytes, or an object in it that only Ray may carry."""
 
 
 class _Limited(io.BytesIO):
-    """Takes so much and no more, so that no large value is pickled to find out that it is large."""
+    """Raises _NotSmall beyond SMALL_BYTES, so that a large value is not pickled whole to find out its size."""
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > SMALL_BYTES:
@@ -36,7 +36,7 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
-_RayPickler: Any = cloudpickle.Pickler  # which has no types
+_RayPickler: Any = cloudpickle.Pickler  # has no types
 
 
 class _Pickler(_RayPickler):  # type: ignore[misc]
@@ -48,15 +48,15 @@ class _Pickler(_RayPickler):  # type: ignore[misc]
 
 
 def packed(value: Any) -> list[bytes]:
-    """The pickle of a small value and its arrays' buffers, for `kaas.wire.outputs.unpacked`; else nothing.
+    """Return the pickle of a small value and its arrays' buffers, for `kaas.wire.outputs.unpacked`; [] of a larger one.
 
     Raises:
-        What pickling it raises.
+        The errors of pickling the value.
     """
     buffers: list[bytes] = []
     room = SMALL_BYTES
 
-    def aside(buffer: pickle.PickleBuffer) -> bool:
+    def keep_buffer(buffer: pickle.PickleBuffer) -> bool:
         nonlocal room
         raw = buffer.raw()
         room -= raw.nbytes
@@ -67,31 +67,31 @@ def packed(value: Any) -> list[bytes]:
 
     written = _Limited()
     try:
-        _Pickler(written, protocol=5, buffer_callback=aside).dump(value)
+        _Pickler(written, protocol=5, buffer_callback=keep_buffer).dump(value)
     except _NotSmall:
         return []
     return [written.getvalue(), *buffers]
 
 
 def pickled(value: Any) -> bytes:
-    """With the code of what no module holds.
+    """Return a value's pickle, with the code of functions and classes that no module holds.
 
     Raises:
-        What pickling it raises.
+        The errors of pickling the value.
     """
     data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     return data
 
 
 def stored(value: Any) -> Any:
-    """A reference to it, in Ray's store."""
+    """Put a value into Ray's store; return its reference."""
     return ray.put(value)
 
 
 def split(args: Sequence[Any], kwargs: Mapping[str, Any], first: int) -> tuple[Any, list[Any]]:
-    """Arguments with an Argument for each that is a reference, and these references.
+    """Return the arguments with an Argument in place of each reference, and the references.
 
-    first: how many other references go before them.
+    first: the number of other references that go before them.
     """
     refs: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What stands for an object that a pool without Ray holds, in the program that put it there."""
+"""The reference to an object that a pool without Ray holds, in the program that put the object there."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from kaas.ktask.request import check_fit
 
 
 class HeldRef:
-    """What `kaas.put` gives without Ray: an input for any number of calls. The pool lets go of the object when nobody
-    refers to this any more."""
+    """The result of `kaas.put` without Ray: an input for any number of calls.
+
+    The pool releases the object when the program has no reference to this any more."""
 
     __slots__ = ("__weakref__", "_key", "dtype", "nbytes", "shape")
 
     def __init__(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> None:
-        """dtype, shape: None: plain bytes, good for every buffer."""
+        """dtype, shape: None for plain bytes, which fit every buffer of their size."""
         self._key = key
         self.nbytes = nbytes
         self.dtype = dtype
         self.shape = shape
 
     def binary(self) -> bytes:
-        """What names it: its content does."""
+        """Return the object's key, a hash of its content."""
         return self._key
 
     def hex(self) -> str:
         return self._key.hex()
 
     def check_fit(self, buffer: Buffer, offset_bytes: int | None) -> None:
-        """Whether it can be an input.
+        """Check that the object fits a buffer.
 
         Raises:
             WrongDtype, WrongSize, WrongShape

@@ -1,4 +1,4 @@
-"""Files of CURVE keys, which only their user may read: a client's own pair, and what all of them share.
+"""Files of CURVE keys, which only their user may read: a client's own pair, and code for all kinds of key files.
 
 `server.peers.keys` has the files of a server's folder.
 """
@@ -18,7 +18,7 @@ from kaas.errors import InvalidConfig
 
 LARGEST_FILE_BYTES = 64 << 10
 OWNER = "keys.owner"
-"""The field of errors that say that others may read or write a file of keys."""
+"""The field of errors about a file of keys that others may read or write."""
 
 _OTHERS = 0o077
 
@@ -26,14 +26,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Both as Z85 text. public_key is for clients, secret_key for no other process."""
+    """A server's pair, as Z85 text. public_key is for clients, secret_key for no other process."""
 
     public_key: str
     secret_key: str
 
 
 class OwnKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client has: its pair, and the public key of its server."""
+    """A client's pair, and the public key of its server."""
 
     name: str
     public_key: str
@@ -42,7 +42,7 @@ class OwnKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def own_keys(path: Path) -> OwnKeys:
-    """A client's.
+    """Return the keys of a client.
 
     Raises:
         InvalidConfig: the file is not there, may be read by others, or makes no sense.
@@ -57,7 +57,7 @@ def own_keys(path: Path) -> OwnKeys:
 
 
 def _is_servers(path: Path) -> bool:
-    """Return True if a file is what a server knows of a client: it has a name and no secret."""
+    """Return True if a file is a server's file about a client: it has a name and no secret."""
     try:
         fields = msgspec.toml.decode(_read_private(path))
     except (InvalidConfig, msgspec.DecodeError):
@@ -66,6 +66,11 @@ def _is_servers(path: Path) -> bool:
 
 
 def pair_of(path: Path, kind: type[T]) -> T:
+    """Return the keys of a file.
+
+    Raises:
+        InvalidConfig: as `load`; or a key is malformed, or the two keys are not of one pair.
+    """
     pair = load(path, kind)
     public_key, secret_key = pair.public_key, pair.secret_key  # type: ignore[attr-defined]
     for field, key in (("public_key", public_key), ("secret_key", secret_key)):
@@ -83,7 +88,7 @@ def check_key(path: Path, field: str, key: str) -> None:
 
 
 def is_key(key: object) -> bool:
-    """Whether it is one half of a pair, as text."""
+    """Return True if a value is a CURVE key, as text."""
     alphabet = z85.Z85CHARS.decode()
     return isinstance(key, str) and len(key) == 40 and all(letter in alphabet for letter in key)
 
@@ -98,7 +103,7 @@ def load(path: Path, kind: type[T]) -> T:
 def _read_private(path: Path) -> bytes:
     """
     Raises:
-        InvalidConfig: it is not there, no file, another user's, or others may read or write it.
+        InvalidConfig: the file is not there, no file, another user's, or others may read or write it.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -123,17 +128,17 @@ def check_owner(path: Path, found: os.stat_result, mode: str) -> None:
 
 
 def write_new(path: Path, fields: dict[str, str | bool], there: str = "") -> None:
-    """A new file, which is there with all it says or not at all.
+    """Write a new file, completely or not at all.
 
     Args:
-        there: what to do if there is one.
+        there: advice for the error if the file exists.
 
     Raises:
-        InvalidConfig: there is one, or there can be none.
+        InvalidConfig: the file exists, or cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    said = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
-    lines = "".join(f"{name} = {value}\n" for name, value in said.items())  # no such value has a quote
+    texts = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
+    lines = "".join(f"{name} = {value}\n" for name, value in texts.items())  # no such value has a quote
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -12,16 +12,16 @@ import msgspec
 from kaas.wire.specs import RunRecord
 
 VERSION = 1
-"""Of these messages; a peer of another version is refused."""
+"""The version of these messages; a peer of another version is refused."""
 
 
 class Address(msgspec.Struct, frozen=True):
     """The address of a pool in one of its epochs, and the keys for it.
 
     Fields:
-        epoch: a new one for each process of the pool. node: where it runs. path: of its socket, for peers on that node.
-        tcp: for all others; "" if no peer comes from other nodes. server_key: the pool's CURVE key, public. public_key,
-            secret_key: the pair that lets a peer in; only peers that may come get it.
+        epoch: a new one for each process of the pool. node: where the pool runs. path: of its socket, for peers on that
+            node. tcp: for all other peers; "" if no peer comes from other nodes. server_key: the pool's CURVE key,
+            public. public_key, secret_key: the pair that lets a peer in; only peers that may come get it.
     """
 
     epoch: str
@@ -37,7 +37,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """An object by its identity, by which caches know it: 28 bytes of an ObjectRef, or bytes that a pool gave it."""
+    """An object by its key in caches: 28 bytes of an ObjectRef, or bytes that a pool gave it."""
 
     key: bytes
 
@@ -74,7 +74,7 @@ class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 Attachment = Named | Framed | Block
 ExecutorAttachment = Named | Framed | Filed
-"""The same in messages to an executor."""
+"""An attachment of a message to an executor."""
 
 
 # --- greetings
@@ -84,8 +84,8 @@ class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The first message of a peer. role: "client" or "executor". name: a session's id, or a worker's number as text.
 
     Fields:
-        incarnation: which of its connections this is; messages of an earlier one of the same name are ignored.
-        probe: memory of its own with the content of the second frame, which shows if the pool can read it.
+        incarnation: names this connection of the peer; messages of an earlier one of the same name are ignored.
+        probe: memory of the peer with the content of the second frame, by which the pool sees that it can read it.
     """
 
     version: int
@@ -126,7 +126,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """No caller waits for this Submit or PoolQuery any more. There is no reply, but for Release."""
+    """No caller waits for this Submit or PoolQuery any more. The only reply is Release."""
 
     number: int
 
@@ -134,8 +134,8 @@ class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=12):
 class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """Any other call of the pool. Frames: depend on it (`kaas.pool.clients`). The reply is CallResult or CallFailure.
 
-    `what` is "status", "stats", "pardon", "upkeep", "stop" (the frame b"0" replies that it goes on, as its server keeps
-    it) or "hold".
+    `what` is "status", "stats", "pardon", "upkeep" (a cache command), "stop" (the frame b"0" replies that the pool goes
+    on, since it is a server's) or "hold".
     """
 
     number: int
@@ -169,12 +169,12 @@ class CallFailure(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A request that ended with held, or that was cancelled, no longer runs."""
+    """A request that ended with `held`, or that was cancelled, no longer runs."""
 
     number: int
 
 
-# --- pool to executor; numbers are the pool's, one for each thing that is asked
+# --- pool to executor; numbers are the pool's, a new one for each request
 
 
 class RegisterFunction(msgspec.Struct, frozen=True, array_like=True, tag=30):
@@ -210,7 +210,7 @@ class CacheDecision(msgspec.Struct, frozen=True, array_like=True, tag=33):
 
 
 class WriteBackOutput(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """Write kept outputs back: each is announced by WrittenBack before the ExecutorReply."""
+    """Write kept outputs back. WrittenBack announces each of them before the ExecutorReply."""
 
     number: int
     keys: Sequence[bytes]
@@ -228,7 +228,7 @@ class ProvideObjects(msgspec.Struct, frozen=True, array_like=True, tag=36):
 
     Fields:
         objects: for each attachment of the request its values, one for each entry if it is a tuple of constants.
-        error: the objects cannot be had; the second frame is why.
+        error: the objects cannot be had; the second frame is the error.
     """
 
     number: int
@@ -250,8 +250,8 @@ class ExecutorReply(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
     Fields:
         lost: why the device is lost, "" if it is not. failed: the frame is an error. deferred: the number under which
-        outputs
-            wait to be collected; None if they are the frames, in declared order but for those that stay on the device.
+            the outputs wait to be collected; None if the frames are the outputs, in declared order but for those that
+            stay on the device.
     """
 
     number: int
@@ -262,13 +262,13 @@ class ExecutorReply(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 class RequestObjects(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """The cache lacks objects that this request names: send all that it names, by Ray or by ProvideObjects."""
+    """The cache lacks objects that a request names: the pool sends all that it names, by Ray or by ProvideObjects."""
 
     number: int
 
 
 class WrittenBack(msgspec.Struct, frozen=True, array_like=True, tag=42):
-    """A kept output has come back. deferred: the number under which its array waits to be collected."""
+    """A kept output was written back. deferred: the number under which its array waits to be collected."""
 
     key: bytes
     deferred: int

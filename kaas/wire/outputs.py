@@ -45,7 +45,7 @@ class StoredOutput:
 
 
 class Packed:
-    """A small value of any kind, packed by `kaas.wire.etask_values`: it is made only where it arrives."""
+    """A small value of any kind, packed by `kaas.wire.etask_values` and unpacked only where it arrives."""
 
     __slots__ = ("_parts",)
 
@@ -57,18 +57,20 @@ class Packed:
 
 
 def unpacked(parts: Sequence[bytes]) -> Any:
-    """A value from its pickle and the buffers beside it; its arrays are read-only."""
+    """Return a value from its pickle and its arrays' buffers; the arrays are read-only."""
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def array_of(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The array of these bytes, read-only like everything that comes out of Ray."""
+    """Return the array of these bytes, read-only like every array from Ray."""
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(shape)
 
 
 def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
-    """How frames, one for each output, become the output's array, or a named tuple of several: the frames' own memory,
-    and read-only as these are."""
+    """Return a function that makes frames, one for each output, the output's array, or a named tuple of several arrays.
+
+    The arrays are views of the frames, and read-only as these are.
+    """
     layouts = [(buffer.shape, numpy_dtype(buffer.dtype)) for buffer in buffers]
     if len(layouts) == 1:
         ((only_shape, only_dtype),) = layouts
@@ -79,10 +81,12 @@ def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """How to make an output anew that ended with its executor; what it takes lives as long as a program can name it.
+    """The way to compute an output anew that was lost with its executor.
+
+    Its inputs are kept for as long as a program can name the output.
 
     Fields:
-        message, refs: the invocation, without anything to keep. output: which one of how many outputs.
+        message, refs: the invocation, without outputs to keep. output: the position among so many outputs.
     """
 
     message: bytes
@@ -92,7 +96,7 @@ class Lost:
 
 
 class InputLost(Exception):
-    """An input of a request is Lost. key: of the output in the cache of the device that had it."""
+    """An input of a request is Lost. key: of the output, in the cache of the device that had it."""
 
     def __init__(self, key: bytes, lost: Lost) -> None:
         super().__init__("the executor that had it ended")

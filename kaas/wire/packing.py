@@ -1,4 +1,4 @@
-"""An invocation as one message with references beside it: packed by the driver, unpacked by the executor."""
+"""An invocation as one message with attached references: packed by the driver, unpacked by the executor."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kaas.wire.held_ref import HeldRef
 
 
 class ObjectSink(Protocol):
-    """What packing needs of where objects are."""
+    """The store of objects, as packing uses it."""
 
     def is_ref(self, value: Any) -> bool: ...
 
     def put(self, value: Any) -> Any: ...
 
     def complete(self, refs: Sequence[Any]) -> bool:
-        """Whether all exist already, as far as can be told without waiting."""
+        """Return True if all objects are known to exist already; do not wait."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Who invokes and under what conditions."""
+    """The client of an invocation, and its conditions."""
 
     client: str
     deadline_s: float | None = None
@@ -46,11 +46,11 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSignature:
-    """A kTask of a function as its callers see it: the inputs they give, and what is bound already.
+    """A kTask of a function as its callers see it: the inputs to give, and the constants that are bound.
 
     Fields:
-        given: the inputs that travel. layouts: their NumPy dtypes and shapes.
-        taken: those that callers give, in order: the same, but for a model's inputs that no kernel reads.
+        given: the inputs that are sent. layouts: their NumPy dtypes and shapes.
+        taken: the inputs that callers give, in order: `given`, and a model's inputs that no kernel reads.
         variant: the kTask is a model's, for inputs of exactly these shapes.
     """
 
@@ -66,7 +66,7 @@ class FunctionSignature:
     def of(
         cls, task: KTask, bindings: Sequence[wire.Binding] = (), inputs: Sequence[Buffer] | None = None
     ) -> FunctionSignature:
-        """inputs: of a model's variant, all that callers give."""
+        """inputs: of a model's variant, all inputs that callers give; None for a kTask that is no variant."""
         spec = wire.FunctionSpec(task.key, tuple(bindings))
         bound = {binding.buffer for binding in bindings}
         given = {buffer.name: buffer for buffer in task.inputs if buffer.name not in bound}
@@ -76,11 +76,12 @@ class FunctionSignature:
 
     @property
     def inputs(self) -> tuple[Buffer, ...] | None:
-        """As `of` takes them."""
+        """Return the argument `inputs` of `of`."""
         return tuple(self.taken.values()) if self.variant else None
 
     def check_names(self, names: Sequence[str]) -> None:
-        """
+        """Check the names of given inputs.
+
         Raises:
             MissingInput, UnexpectedInput
         """
@@ -99,7 +100,7 @@ class FunctionSignature:
 def bind(
     task: KTask, constants: Mapping[str, Any] | None, store: ObjectSink
 ) -> tuple[FunctionSignature, tuple[Any, ...]]:
-    """The signature of a kTask with constants, and the tuple of objects behind them, each object once.
+    """Return the signature of a kTask with constants, and the tuple of their objects, each object once.
 
     Raises:
         InvalidRequest, UnexpectedInput, WrongSize, WrongDtype, NotContiguous
@@ -113,7 +114,7 @@ def bind(
 def bind_variants(
     variants: Sequence[Variant], constants: Mapping[str, Any], store: ObjectSink
 ) -> tuple[tuple[FunctionSignature, ...], tuple[Any, ...]]:
-    """The signatures of a model's variants, and the tuple of objects that all of them find their constants in.
+    """Return the signatures of a model's variants, and the tuple of objects that has the constants of all of them.
 
     Raises:
         InvalidRequest, WrongSize, WrongDtype, NotContiguous
@@ -155,7 +156,7 @@ def choose_signature(
     named: Mapping[str, Any],
     store: ObjectSink,
 ) -> tuple[FunctionSignature, Mapping[str, Any]]:
-    """Which of a function's signatures is for these inputs, and those of them that it reads, by name.
+    """Return the signature of a function that is for these inputs, and the inputs that it reads, by name.
 
     Raises:
         InvalidRequest, MissingInput, UnexpectedInput, NoVariant, UndecidedVariant, NotContiguous
@@ -181,12 +182,12 @@ def pack(
     constants: Any = None,
     awaited: Sequence[Any] = (),
 ) -> tuple[bytes, list[Any]]:
-    """The message of an invocation and the references that go beside it.
+    """Return the message of an invocation and the references attached to it.
 
     constants: the reference to the function's constants; awaited: further references that must be complete first.
 
     Raises:
-        InvalidRequest: whatever is wrong and can be seen without the referenced objects.
+        InvalidRequest: any error that can be seen without the referenced objects.
     """
     inputs = mapping(signature.task, "inputs", inputs)
     if inputs.keys() != signature.given.keys():
@@ -219,7 +220,7 @@ def pack(
 
 
 def kept(task: KTask, keep: bool | tuple[str, ...]) -> tuple[int, ...]:
-    """Positions of the outputs that stay on the device: all, none, or those of these names.
+    """Return the positions of the outputs that stay on the device: all, none, or those of these names.
 
     Raises:
         InvalidRequest
@@ -238,7 +239,7 @@ def kept(task: KTask, keep: bool | tuple[str, ...]) -> tuple[int, ...]:
 
 
 class Packing:
-    """Inputs sorted into values in the message and references beside it."""
+    """Inputs sorted into values in the message and references attached to it."""
 
     def __init__(self, store: ObjectSink) -> None:
         self._store = store
@@ -253,7 +254,7 @@ class Packing:
         dtype, shape = layout
         fits = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
         if fits and value.flags.c_contiguous and self._inline_bytes + value.nbytes <= wire.INLINE_INPUT_BYTES:
-            self._inline_bytes += value.nbytes  # nearly always: nothing is left to be checked
+            self._inline_bytes += value.nbytes  # nearly always: nothing is left to check
             self.values.append((buffer.name, value.tobytes()))
             return
         self._add(buffer, value)
@@ -281,10 +282,12 @@ class Packing:
 def unpack(
     invocation: wire.Invocation, spec: wire.FunctionSpec, refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> dict[str, InputSource]:
-    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for.
+    """Return the sources of an invocation's inputs, as the executor takes them.
+
+    get: returns the object of a reference, and waits for it.
 
     Raises:
-        InputFailed: a value that travels beside the message could not be had.
+        InputFailed: an attached value could not be had.
     """
     sources = {name: InputSource(value=data) for name, data in invocation.values}
     for item in invocation.objects:
@@ -316,10 +319,10 @@ def _by_value(buffer: str, ref: Any, get: Callable[[Any], Any]) -> memoryview:
 
 
 def unpack_objects(
-    upkeep: wire.CacheCommandSpec, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
+    command: wire.CacheCommandSpec, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> list[InputSource]:
-    """The objects that an CacheCommandSpec is about."""
-    if not upkeep.objects:
+    """Return the sources of the objects that a cache command is about."""
+    if not command.objects:
         return []
     if not specs:
         return [InputSource(key=refs[0].binary(), fetch=_ObjectFetch(get, refs[0]))]
@@ -334,7 +337,7 @@ def unpack_objects(
 def unpack_keyed(
     loads: Sequence[wire.KeyedObject], refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> list[InputSource]:
-    """The objects that a policy wants loaded."""
+    """Return the sources of the objects that a policy wants loaded."""
     constants = {item.ref: _Constants(get, refs[item.ref]) for item in loads if item.entry is not None}
     return [
         InputSource(key=item.key, fetch=_ObjectFetch(get, refs[item.ref]))
@@ -345,7 +348,7 @@ def unpack_keyed(
 
 
 def constant_key(ref: Any, entry: int) -> bytes:
-    """What caches know one of a function's constants by."""
+    """Return the key of one of a function's constants in caches."""
     return bytes(ref.binary()) + entry.to_bytes(4, "little")
 
 
@@ -359,7 +362,7 @@ class _ObjectFetch:
 
 
 class _Constants:
-    """The tuple of a function's constants, fetched at most once in a request and only when some entry is missed."""
+    """The tuple of a function's constants, fetched at most once in a request and only when the cache lacks an entry."""
 
     def __init__(self, get: Callable[[Any], Any], ref: Any) -> None:
         self.ref = ref

@@ -1,8 +1,7 @@
-"""What remote clients and a server say to each other: the first frame of each message is one of these, in msgpack.
+"""Messages between remote clients and a server: the first frame of each message is one of these, in msgpack.
 
-A header is a map with an "op"; what it is about stands in the frames behind it, as raw bytes. A field that has its
-default may be left out, and fields that a reader does not know mean nothing to it. docs/protocol.md specifies all this
-for other languages.
+A header is a map with an "op"; its values stand in the frames behind it, as raw bytes. A field that has its default may
+be left out, and a reader ignores fields that it does not know. docs/protocol.md specifies all this for other languages.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from typing import Any
 import msgspec
 
 VERSION = 1
-"""Of this protocol; a server refuses others."""
+"""The version of this protocol; a server refuses others."""
 CHUNK_BYTES = 1 << 20
-"""Of a large upload or download, in one message."""
+"""Bytes of a large upload or download in one message."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, omit_defaults=True):
     pass
 
 
-# --- client to server. number: the client's own, a new one for each question; its answer has the same
+# --- client to server. number: the client's own, a new one for each request; the reply has the same number
 
 
 class Hello(_Message, frozen=True):
-    """The first message, and the first after each break of the connection. session: 32 hex digits, of this program as
-    long as it lives: the server then knows its requests again."""
+    """The first message, and the first after each break of the connection. session: 32 hex digits, the same for as long
+    as the program runs: by it the server recognizes the program's requests."""
 
     version: int
     session: str
@@ -35,9 +34,9 @@ class Hello(_Message, frozen=True):
 
 class Upload(_Message, frozen=True):
     """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each
-    image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: counts for nothing
-    (it was of a library; kTasks are signed now, see Register). The answer is Uploaded, whose offset says from where
-    on this client has not sent it yet."""
+    image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: ignored (it was of
+    a library; kTasks are signed now, see Register). The reply is Uploaded, whose offset is where the bytes begin that
+    this client has not sent yet."""
 
     number: int
     hash: str
@@ -47,7 +46,7 @@ class Upload(_Message, frozen=True):
 
 
 class Chunk(_Message, frozen=True):
-    """Frame: the bytes from offset on, of an upload that has begun. The answer is Uploaded."""
+    """Frame: the bytes from offset on, of an upload that has begun. The reply is Uploaded."""
 
     number: int
     hash: str
@@ -57,27 +56,27 @@ class Chunk(_Message, frozen=True):
 class Register(_Message, frozen=True):
     """Frame: the kTask (`kaas.wire.sent_ktasks`), which names its libraries by hash. constants: names of this client's
     objects, by buffer. name: under which it can be invoked, instead of one of the same name; "" for none but its key.
-    The answer is Registered."""
+    The reply is Registered."""
 
     number: int
     name: str = ""
     constants: dict[str, str] = {}
     before: str = ""
-    """Of the server's cTasks: which one makes the inputs out of those that come."""
+    """The server's cTask that makes the inputs out of those that the client sends."""
     after: str = ""
-    """Which one makes the outputs out of the kTask's."""
+    """The server's cTask that makes the outputs out of the kTask's."""
     signature: bytes = b""
-    """Ed25519 over b"kaas ktask " and the kTask's key, for servers that want one."""
+    """Ed25519 over b"kaas ktask " and the kTask's key, for servers that require a signature."""
 
 
 class Functions(_Message, frozen=True):
-    """What this client has registered. The answer is Listed."""
+    """List the functions that this client has registered. The reply is Listed."""
 
     number: int
 
 
 class Unregister(_Message, frozen=True):
-    """The answer is Done."""
+    """Forget a function of this client. The reply is Done."""
 
     number: int
     function: str
@@ -85,7 +84,7 @@ class Unregister(_Message, frozen=True):
 
 class Put(_Message, frozen=True):
     """Give a value that was uploaded, or is the frame, a name among this client's objects, instead of one of the same
-    name. The answer is Done."""
+    name. The reply is Done."""
 
     number: int
     name: str
@@ -95,7 +94,7 @@ class Put(_Message, frozen=True):
 
 
 class Get(_Message, frozen=True):
-    """The answer is Value. offset, bytes: which part."""
+    """Fetch a part of an object: `bytes` bytes from offset on. The reply is Value."""
 
     number: int
     name: str
@@ -104,14 +103,14 @@ class Get(_Message, frozen=True):
 
 
 class Delete(_Message, frozen=True):
-    """The answer is Done."""
+    """Delete an object of this client. The reply is Done."""
 
     number: int
     name: str
 
 
 class Objects(_Message, frozen=True):
-    """What this client has put. The answer is Listed."""
+    """List the objects that this client has put. The reply is Listed."""
 
     number: int
 
@@ -127,9 +126,9 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Invoke(_Message, frozen=True):
     """Run a function. key: of idempotency, 1 to 64 bytes of text: a request with the same key is the same request, in
-    this server's epoch and the next: it is not run again to the client's eyes, and all who ask get its answer. store:
-    names under which outputs are put instead of coming, by output. trace: a W3C traceparent. The answer is Result or
-    Failure; then the client has to say Received."""
+    this server's epoch and the next: for the client it runs once, and each Invoke with the key gets its reply. store:
+    names under which outputs are put instead of sent, by output. trace: a W3C traceparent. The reply is Result or
+    Failure; the client then has to send Received."""
 
     number: int
     function: str
@@ -142,20 +141,20 @@ class Invoke(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """No caller waits for this Invoke any more. The answer, if it has none, is Failure."""
+    """No caller waits for this Invoke any more. If it has no reply yet, the reply is Failure."""
 
     number: int
 
 
 class Received(_Message, frozen=True):
-    """These answers have come: they take no more of the client's credit."""
+    """These replies have come: they take no more of the client's credit."""
 
     numbers: tuple[int, ...]
 
 
 class Ask(_Message, frozen=True):
     """what: "status", "stats", "usage", "health" (frame b"canary" runs one kTask), or, of an administrator, "drain" and
-    "pardon" (frame: the key of a function in quarantine, as status has it, or the key of a kTask). Reply answers."""
+    "pardon" (frame: the key of a function in quarantine, as status has it, or a kTask's key). The reply is Reply."""
 
     number: int
     what: str
@@ -165,8 +164,8 @@ class Ask(_Message, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What this client may. requests: that it may have open, unanswered or not yet received. credit_bytes: that their
-    inputs and outputs may have in all. frame_bytes: of one message. The rest: quotas, None for none."""
+    """The limits of this client. requests: open requests, without a reply or with one not yet acknowledged.
+    credit_bytes: their inputs and outputs in all. frame_bytes: of one message. The rest: quotas, None for none."""
 
     requests: int
     credit_bytes: int
@@ -181,7 +180,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Welcome(_Message, frozen=True):
-    """life: a new one for each process of the server: what was open in another is to be asked again."""
+    """life: the server's epoch, a new one for each of its processes: requests open in another are to be sent again."""
 
     version: int
     life: str
@@ -190,7 +189,7 @@ class Welcome(_Message, frozen=True):
 
 
 class Uploaded(_Message, frozen=True):
-    """Up to offset it is there."""
+    """The server has the bytes before offset."""
 
     number: int
     offset: int
@@ -207,15 +206,15 @@ class Registered(_Message, frozen=True):
 
 
 class Listed(_Message, frozen=True):
-    """Of each entry: what is known of it."""
+    """entries: a map of facts for each function or object."""
 
     number: int
     entries: list[dict[str, Any]]
 
 
 class Value(_Message, frozen=True):
-    """Frame: the part of the value that was asked for. bytes, hash (SHA-256, hex): of the whole; parts that differ in
-    it are of two values of one name."""
+    """Frame: the requested part of the value. bytes, hash (SHA-256, hex): of the whole; parts with different hashes are
+    of two values of one name."""
 
     number: int
     dtype: str
@@ -225,7 +224,7 @@ class Value(_Message, frozen=True):
 
 
 class Result(_Message, frozen=True):
-    """Frames: the outputs, but for those that are stored. outputs: names of those that came, in the frames' order.
+    """Frames: the outputs, but for those that are stored. outputs: names of those that are sent, in the frames' order.
     trace: the traceparent of the server's span, where Invoke had one."""
 
     number: int
@@ -245,8 +244,8 @@ class Reply(_Message, frozen=True, tag="told"):
 
 
 class Failure(_Message, frozen=True):
-    """The answer to whatever went wrong. number: 0 if nothing can be said of which question. error: the class's name,
-    as in `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when it may be asked again, if that can help."""
+    """The reply to a request that failed. number: 0 if the request cannot be told. error: the class's name, as in
+    `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when the request may be sent again, if that helps."""
 
     number: int
     error: str
@@ -257,7 +256,7 @@ class Failure(_Message, frozen=True):
 
 
 class Goodbye(_Message, frozen=True):
-    """The server takes nothing more from now on: what is open is still answered. Sent when it drains."""
+    """The server drains: it takes no more requests from now on, and still replies to open ones."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What an invocation gives for an output that stays on the device: a handle that fetches the array when asked."""
+"""The value of an output that stays on the device: a handle that fetches the array on request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from kaas.wire.outputs import InputLost, Lost
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resident:
-    """An output that stays on the device (`keep=True`): the value of its ObjectRef. A kTask takes the ObjectRef, and
-    finds the output there; everybody else takes the array, with `get` or as an argument of a NumPy function.
+    """An output that stays on the device (`keep=True`): the value of its ObjectRef.
+
+    A kTask takes the ObjectRef, and finds the output on the device. Python code takes the array, with `get` or as an
+    argument of a NumPy function.
 
     Fields:
         shape, dtype, nbytes: of the output. device: index of the device on which it was made.
@@ -26,18 +28,19 @@ class Resident:
     nbytes: int
     device: int
     key: bytes = field(repr=False)
-    """Of the output in the device's cache."""
+    """The output's key in the device's cache."""
     _value: Any = field(repr=False)
-    """Reference to the array, complete once a program has asked for it, or to a Lost. It keeps both alive, and no more:
-    no count is kept of the processes that can name an output."""
+    """Reference to the array, complete once a program has requested it, or to a Lost. It alone keeps both
+    alive: the processes that can name an output are not counted."""
     _pool: Any = field(repr=False)
 
     def get(self) -> Any:
-        """The array, read-only. Copied to the host by the first who asks; waits for that. If the executor that had the
-        output has ended, the invocation runs again.
+        """Return the array, read-only. The first call copies it to the host, and waits for that.
+
+        If the executor that had the output has ended, the invocation runs again.
 
         Raises:
-            ResultLost: the pool has ended, or the invocation failed this time; `__cause__` says how.
+            ResultLost: the pool has ended, or the invocation failed this time; `__cause__` is its error.
         """
         value = self._array_or_lost()
         if not isinstance(value, Lost):
@@ -50,7 +53,7 @@ class Resident:
             raise self._result_lost(error) from error
 
     def here(self) -> Any:
-        """As `get`, for an executor, which must not wait for a request of others.
+        """Return the array, for an executor, which must not wait for another request.
 
         Raises:
             InputLost; ResultLost: the pool has ended.

@@ -20,19 +20,19 @@ MOST_OUTPUTS = 1 << 10
 MOST_DIMENSIONS = 32
 MOST_IMAGES = 64
 NAME_BYTES = 200
-"""Of one kTask or library from a remote client, at most; what is larger could keep the server busy for long."""
+"""Limits of one kTask or library from a remote client: a larger one could keep the server busy for long."""
 _LONGEST_HEADER = 32
 """Bytes of an image's kind and size."""
 
 
 def encode_task(task: KTask) -> bytes:
-    """What a Register carries: the kTask without its code."""
+    """Return a kTask without its code, as Register carries it."""
     return msgspec.msgpack.encode({"kaas": codec.FORMAT, **codec.content(task)})
 
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A kTask whose libraries are yet to be found. libraries: their hashes, each once. kernels: how many it has."""
+    """A kTask whose libraries are not found yet. libraries: their hashes, each once. kernels: the number of kernels."""
 
     data: bytes | memoryview = field(repr=False)
     libraries: tuple[str, ...]
@@ -40,13 +40,14 @@ class SentTask:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As `codec.content` gives it. Every kernel becomes dozens of objects here, and none before."""
+        """Return the content as `codec.content` does. Only here every kernel becomes dozens of objects."""
         content = _decode(self.data)
         content.pop("kaas", None)
         return content
 
     def built(self, libraries: Mapping[str, Library]) -> KTask:
-        """
+        """Return the kTask with its libraries.
+
         Raises:
             InvalidGraph, InvalidCode
         """
@@ -54,12 +55,13 @@ class SentTask:
             return KTask(*codec.from_content(self.content, libraries))
         except KaasError:
             raise
-        except Exception as error:  # a stranger wrote it: whatever is wrong with it, it is no kTask
+        except Exception as error:  # the bytes are a remote client's: any error means that they are no kTask
             raise InvalidGraph(f"this is no encoded kTask: {type(error).__name__}: {error}") from error
 
 
 def decode_task(data: bytes | memoryview) -> SentTask:
-    """
+    """Check the limits of an encoded kTask; return it.
+
     Raises:
         InvalidGraph
     """
@@ -78,14 +80,14 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     ):
         if number > limit:
             raise InvalidGraph(f"a remote client's kTask has at most {limit} {what}, not {number}")
-    if len((sent.name or "").encode()) > NAME_BYTES:  # it is in usage, statistics and the log, whatever becomes of it
+    if len((sent.name or "").encode()) > NAME_BYTES:  # the name stands in usage, statistics and the log
         raise InvalidGraph(f"a remote client's kTask has a name of at most {NAME_BYTES} bytes of UTF-8")
     libraries = tuple(dict.fromkeys(entry.kernel.library for entry in sent.kernels))
     return SentTask(data, libraries, len(sent.kernels))
 
 
 def with_code(task: bytes, libraries: Mapping[str, Library]) -> bytes:
-    """What `KTask.to_msgpack` gives, out of what `encode_task` gives: a kTask of many kernels is not read here.
+    """Return the bytes of `KTask.to_msgpack` from those of `encode_task`, without decoding the kTask.
 
     Args:
         libraries: of the kTask, by hash, in the order in which its kernels first name them.
@@ -108,7 +110,7 @@ class _SentKTask(msgspec.Struct, gc=False):
 
 
 class _Task(msgspec.Struct):
-    """As much of an encoded kTask as must be known before the rest is looked at."""
+    """The parts of an encoded kTask that are checked before the rest is decoded."""
 
     buffers: list[_Buffer]
     kernels: list[_SentKTask]
@@ -121,13 +123,13 @@ _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _decode_head = msgspec.msgpack.Decoder(_Task).decode
 _encode = msgspec.msgpack.Encoder().encode
 _FEW_FIELDS = 0x80
-"""What the first byte of a msgpack map begins with that has at most 15 fields."""
+"""The upper bits of the first byte of a msgpack map with at most 15 fields."""
 
 # --- libraries
 
 
 def encode_library(library: Library) -> bytes:
-    """What is uploaded: the bytes whose SHA-256 is the library's hash."""
+    """Return the bytes to upload; their SHA-256 is the library's hash."""
     return b"".join(part for image in library.images for part in (_header(image), image.data))
 
 
@@ -136,7 +138,7 @@ def _header(image: Image) -> bytes:
 
 
 def decode_images(data: bytes | memoryview) -> tuple[Image, ...]:
-    """The inverse of `encode_library`, of images that were not looked into yet.
+    """Invert `encode_library`. The images themselves are not checked.
 
     Raises:
         CorruptImage
@@ -163,7 +165,7 @@ def _images(data: memoryview) -> Iterator[Image]:
 
 
 def _announced(begin: bytes) -> tuple[str, int, int]:
-    """Kind and size of the image that begins so, and where its data do."""
+    """Return kind and size of the image that begins so, and the offset of its data."""
     parts: Sequence[bytes] = begin.split(b":", 2)
     if len(parts) != 3 or not (parts[0].isalpha() and parts[1].isdigit()):
         raise CorruptImage("this is no encoded library: of each image it has `kind:bytes:` and then the data")

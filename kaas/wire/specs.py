@@ -15,7 +15,7 @@ INLINE_OUTPUT_BYTES = 100_000
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
-    """A constant of a function: which entry of its tuple of constants, and from where on for a View."""
+    """A constant of a function: the entry of its tuple of constants, and for a View the offset in it."""
 
     buffer: str
     entry: int
@@ -25,8 +25,8 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
     """A kTask with the names of its constants; their values travel with each invocation, as one reference.
 
-    owner: a remote client, whose function it is alone: what another one makes of the same kTask does not
-    bring it into quarantine. "" for the programs that have a pool together.
+    owner: the remote client that alone owns the function: the quarantine of another client's function of the same
+    kTask does not hold for it. "" for programs that share a pool.
     """
 
     task_key: str
@@ -35,7 +35,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        """SHA-256, hex; of a kTask without constants that has no owner, the kTask's own key."""
+        """Return a SHA-256, hex; of a kTask without constants and owner the kTask's own key."""
         if self.owner:
             return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
         if not self.bindings:
@@ -46,8 +46,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
 class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
     """An input by reference.
 
-    ref: position among the references beside the message. shared: the object has a name, so caches may keep it; if not,
-    it is a value that was too large for the message, and holds exactly the buffer's bytes.
+    ref: position among the references attached to the message. shared: the object has a name, so caches may keep it. If
+    False, it is a value that was too large for the message, and holds exactly the buffer's bytes.
     """
 
     buffer: str
@@ -57,7 +57,7 @@ class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Invocation(msgspec.Struct, frozen=True, array_like=True):
-    """What `kaas.invoke` sends to the pool, and the pool, unchanged, to an executor."""
+    """The message of `kaas.invoke` to the pool, and, unchanged, of the pool to an executor."""
 
     function: str
     client: str
@@ -71,19 +71,22 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     constants: int | None
     """Position of the reference to the function's constants."""
     profile: bool = False
-    """Run without the graph, and tell what each kernel takes."""
+    """Run without the graph, and report the time of each kernel."""
     keep: tuple[int, ...] = ()
     """Positions of the outputs that stay on the device."""
     session: str = ""
-    """Of the program that sent it: its requests end with it. "" if they do not."""
+    """The session of the program that sent it: the request ends with the session. "" if it does not."""
 
 
 class CacheCommandSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
-    a function's constants, if there is one, and then those that must be complete first.
+    """A program's command to the caches of one device, or of all devices.
 
-    action: "prefetch", "pin", "unpin" or "flush". functions: their kTasks are meant and their constants, which they
-    share; none with a reference: that object; none without: everything. objects: whether a reference is there.
+    Attached are the reference to the object or to a function's constants, if there is one, and then references that
+    must be complete first.
+
+    action: "prefetch", "pin", "unpin" or "flush". functions: the command is about their kTasks and the constants that
+    they share; if empty, about the object of the reference, or without one about everything. objects: True if a
+    reference is attached.
     """
 
     action: str
@@ -103,18 +106,18 @@ class KeyedObject(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheDecisionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What the policy wants of one device's cache: objects to load, and keys of objects to drop."""
+    """A decision of the policy about one device's cache: objects to load, and keys of objects to drop."""
 
     loads: list[KeyedObject]
     drops: list[bytes]
 
 
 RunRecord = RunStats
-"""What the executor measured, as the pool hears it."""
+"""The executor's measurements, as the pool gets them."""
 
 
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A Python function or class as the pool knows it. path: where the program that defined it looks for modules."""
+    """A Python function or class as the pool knows it. path: of the modules of the program that defined it."""
 
     key: str
     label: str
@@ -124,9 +127,9 @@ class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
 class ETaskCall(msgspec.Struct, frozen=True, array_like=True):
     """A call of an eTask, from the driver through the pool to a worker, unchanged.
 
-    caller, number: which program calls, and how many calls it had made before.
+    caller, number: the calling program, and the number of calls that it had made before.
     method: of the instance, "" to call the function or the instance itself. arguments: packed (`wire.etask_values`);
-    if empty, behind the first of the references beside the message.
+    if empty, behind the first of the references attached to the message.
     """
 
     function: str
@@ -141,8 +144,10 @@ class ETaskCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ETaskFailure(msgspec.Struct, frozen=True, array_like=True):
-    """What was raised, for an error that is made where it can be understood. cause: the exception, pickled; empty if it
-    cannot travel. by_input: it was raised by the task of an argument, and the function did not run."""
+    """An exception of the function, of which the caller's process makes an error.
+
+    cause: the exception, pickled; empty if it cannot be pickled. by_input: the task of an argument raised it, and the
+    function did not run."""
 
     message: str
     error_type: str
@@ -152,7 +157,7 @@ class ETaskFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What an eTask worker replies. value: packed; empty if it goes through the store, or there is none."""
+    """The reply of an eTask worker. value: packed; empty if it goes through the store, or there is none."""
 
     value: list[bytes]
     seconds: float
@@ -160,7 +165,7 @@ class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def without_keep(message: bytes) -> bytes:
-    """An Invocation whose outputs all come back, from any sender."""
+    """Return an Invocation without a session and without outputs to keep: all of them come back."""
     return encode(msgspec.structs.replace(decode_invocation(message), keep=(), session=""))
 
 

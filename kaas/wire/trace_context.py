@@ -1,4 +1,4 @@
-"""W3C trace context: what a caller says of the trace that its request belongs to, and what goes on from there."""
+"""W3C trace context: the caller's trace that a request belongs to, and the request's own span in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _KNOWN_FLAGS = 0x03
-"""Sampled, and random: others are not passed on."""
+"""Sampled, and random: other flags are not passed on."""
 
 
 class TraceContext(NamedTuple):
@@ -25,16 +25,16 @@ class TraceContext(NamedTuple):
 
     @property
     def traceparent(self) -> str:
-        """For those that this request asks in its turn, and for the caller."""
+        """Return the header for requests that this request sends, and for the caller."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
 
 def continued(traceparent: str) -> TraceContext:
-    """A new span of the caller's trace, or of a new one if that makes no sense (W3C Trace Context, 3.2.2.3)."""
+    """Return a new span of the caller's trace, or of a new one if that is malformed (W3C Trace Context, 3.2.2.3)."""
     found = _PARENT.fullmatch(traceparent)
     if found is not None:
         version, trace_id, parent_id, flags, more = found.groups()
-        told = version != "ff" and (version != "00" or more is None)
-        if told and trace_id.strip("0") and parent_id.strip("0"):
+        valid = version != "ff" and (version != "00" or more is None)
+        if valid and trace_id.strip("0") and parent_id.strip("0"):
             return TraceContext(trace_id, token_hex(8), parent_id, int(flags, 16) & _KNOWN_FLAGS)
     return TraceContext(token_hex(16), token_hex(8), "", 0x01)

@@ -24,7 +24,7 @@ class FakeLine:
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:  # noqa: ARG002 - as a Line's
         if self.closed:
-            raise ConnectionLost("this line is closed")
+            raise ConnectionLost("this connection is closed")
         self.sent.append(header)
 
     def close(self) -> None:

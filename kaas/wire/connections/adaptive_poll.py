@@ -1,4 +1,4 @@
-"""Waiting for events of a connection: asleep, or awake if one is likely to come soon."""
+"""Waiting for events of a connection: asleep, or spinning if an event is likely to come soon."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from time import monotonic
 
 SOON_S = 1e-3
-"""A wait is short if it ends within this."""
+"""A wait that ends within this time is short."""
 AWAY_S, ASLEEP_S = 0.3e-3, 0.25
-"""Who yields, and is away for longer than the first, is on a processor that others want, and sleeps for the second."""
+"""A thread that yields and is away for longer than the first shares its processor: it does not spin for the second."""
 
 
 class AdaptivePoll:
-    """An edge-triggered epoll, of whose events each reaches one thread, however many wait.
+    """An edge-triggered epoll. Each event reaches one thread, however many wait.
 
     To wake a thread of an idle processor takes 20 to 50 μs, or more on a virtual machine, and the threads that hand a
-    request on meanwhile are moved between processors. So after a short wait the next one begins awake, as KVM does for
-    a guest (halt polling) and CUDA by default for a device: for as long as a short wait may last, in one thread, which
-    yields to whatever else can run.
+    request on meanwhile are moved between processors. So after a short wait the next wait begins by spinning, as KVM
+    does for a guest (halt polling) and CUDA by default for a device. One thread spins, for as long as a short wait may
+    last, and yields to all other threads that can run.
     """
 
     def __init__(self, files: Iterable[int]) -> None:
@@ -28,7 +28,7 @@ class AdaptivePoll:
         self._epoll = select.epoll()
         for file in files:
             self._epoll.register(file, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
-        self._awake = threading.Lock()
+        self._spinning = threading.Lock()
         self._soon = False
         self._asleep_until_s = 0.0
 
@@ -36,17 +36,17 @@ class AdaptivePoll:
         """Return the events of one file. idle: this process does nothing else, so no thread waits for Python's lock."""
         began_s = monotonic()
         found: list[tuple[int, int]] = []
-        if idle and self._soon and began_s >= self._asleep_until_s and self._awake.acquire(blocking=False):
+        if idle and self._soon and began_s >= self._asleep_until_s and self._spinning.acquire(blocking=False):
             try:
                 found = self._look(began_s)
             finally:
-                self._awake.release()
+                self._spinning.release()
         [(_, events)] = found or self._epoll.poll(None, 1)
         self._soon = monotonic() - began_s < SOON_S
         return events
 
     def _look(self, now_s: float) -> list[tuple[int, int]]:
-        """Return the event that comes while a short wait may last."""
+        """Spin for as long as a short wait may last; return the event that comes, if one does."""
         end_s = now_s + SOON_S
         while now_s < end_s:
             os.sched_yield()

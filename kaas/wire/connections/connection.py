@@ -18,20 +18,20 @@ from kaas.wire.messages import FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
 
 LARGE_BYTES = 64 << 10
 """Frames from here on are not copied on their way through a process: the sender's memory goes out as it is, and must
-stay as it is until the answer; a receiver has a read-only view of what came in."""
+stay as it is until the reply. A receiver has a read-only view of the memory that the frame came into."""
 
 PROBE_BYTES = 32
-"""Of a secret in a process's memory, by which the pool knows that memory again."""
+"""Size of a secret in a process's memory. The pool recognizes that memory by the secret."""
 
 ENDED = "the pool's process has ended"
-CLOSED = "this line is closed"
+CLOSED = "this connection is closed"
 
 Frames = list[Any]
-"""Of a message, behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
+"""The frames of a message behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
 
 Sent = TypeVar("Sent")
 Got = TypeVar("Got")
-"""The headers of messages, there and back."""
+"""The headers of messages in the two directions."""
 T = TypeVar("T")
 
 
@@ -111,7 +111,7 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
 
         Args:
             hello: the first message.
-            timeout_s: for the reply.
+            timeout_s: how long to wait for the reply.
             here: the pool is on this machine, and may be able to read Blocks.
 
         Raises:
@@ -132,7 +132,7 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
                     case (Refused(), [error]):
                         raise decode_error(error)
                     case None:
-                        raise ConnectionLost(f"no answer from the pool within {timeout_s:g} s")
+                        raise ConnectionLost(f"no reply from the pool within {timeout_s:g} s")
                     case message:
                         early.append(message)
         finally:

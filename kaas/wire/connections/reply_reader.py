@@ -1,4 +1,4 @@
-"""Which of the threads that wait for replies receives from their connection: one, for itself and for the others.
+"""One of the threads that wait for replies receives from their connection, for itself and for the others.
 
 When its own reply is there, the thread leaves receiving to the next. So a thread that waits alone has its reply without
 any other thread. Only where no thread waits, for callbacks and event loops, there is a thread of its own.
@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost, Got
 
 LATE_AT_MOST = 1000
-"""When the time is up of who receives, so many messages are still taken that have come already."""
+"""A receiving thread whose time is up still takes so many messages that have come already."""
 
 LINGER_S = 10.0
-"""The thread of its own ends when it was not needed for so long: a forgotten client leaves no thread."""
+"""The reader's own thread ends when it was not needed for so long: a forgotten client leaves no thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ReplyReader(Generic[Got]):
         self._take = take
         self._lost = lost
         self._connection: AnyConnection[Any, Got] | None = None
-        self._receiving: int | None = None  # the thread that does
+        self._receiving: int | None = None  # the receiving thread
         self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
         self._watched = _Watched()
@@ -118,11 +118,11 @@ class ReplyReader(Generic[Got]):
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - it is its caller's; the others are called too
+            except Exception:  # noqa: BLE001 - the error is that callback's; the others are called too
                 _log.exception("a callback of a kaas.Future raised")
 
     def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
-        """Return True if there is time left. The thread that has the turn takes it; else the next one has it."""
+        """Wait for the turn to receive; return True if there is time left. A turn not taken goes to the next thread."""
         takes_it = False
         try:
             turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kaas.wire.connections.zmq_listener import ZmqListener
 
 LAST_WORDS_S = 1.0
-"""How long what was sent may still go out when the pool ends."""
+"""How long sent messages may still go out when the pool ends."""
 
 
 class Channel(Protocol):
@@ -65,9 +65,8 @@ class Router:
     Messages of unknown peers, and messages that make no sense, are dropped and counted.
 
     Fields:
-        address: once the router is open. inbox: for Blocks of peers that share. dropped: messages that were not
-        understood, or
-            of unknown peers or to them.
+        address: once the router is open. inbox: for Blocks of peers that share. dropped: the number of messages that
+            were not understood, or that came from unknown peers or went to them.
     """
 
     address: Address
@@ -136,7 +135,7 @@ class Router:
         if self._own_folder is not None:
             self._own_folder.remove()
 
-    # --- what comes
+    # --- received messages
 
     def _take_local(self, channel: Channel, frames: Frames) -> None:
         """Take a message of a local connection. The first one is PeerHello."""
@@ -182,7 +181,7 @@ class Router:
         self._peers.pop(channel, None)
 
     def _can_read(self, hello: PeerHello, frames: Frames) -> bool:
-        """Return True if the pool can read the peer's memory, and the peer shows what lies there: only it knows."""
+        """Return True if the pool can read the peer's memory. The peer proves that it is its memory by its content."""
         if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
             return False
         try:

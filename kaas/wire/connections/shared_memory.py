@@ -22,13 +22,13 @@ import numpy as np
 from kaas.wire.messages import Block
 
 ALIGN_BYTES = 64
-"""Where values begin: as NumPy's and Ray's arrays do, for wide accesses."""
+"""Values begin at multiples of this, as NumPy's and Ray's arrays do, for wide accesses."""
 
 IDLE_AT_MOST = 64
 """Files that a process keeps for later use: it may have open only so many."""
 
 LEASED_AT_MOST = 256
-"""Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
+"""An outbox with this many files is crowded: each takes two descriptors, and a process often may have 1024."""
 
 MAPPED_AT_MOST = 256
 """Files that an inbox keeps mapped for the next time: each takes a descriptor, and no event of a sender's end comes for
@@ -250,8 +250,9 @@ def part(memory: memoryview, offset_bytes: int, nbytes: int) -> memoryview:
 
 
 class _Mapped:
-    """Another process's memory file; unmapped with the last view into it. pid: of the process that it was found in;
-    None if it was received."""
+    """Another process's memory file; unmapped with the last view into it.
+
+    pid: of the process that the file was found in; None if the file was received."""
 
     __slots__ = ("identity", "memory", "pid")
 

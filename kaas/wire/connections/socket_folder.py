@@ -10,7 +10,7 @@ from pathlib import Path
 
 PREFIX = "kaas-pool-"
 _TEMPORARY_BYTES = 64
-"""Of a folder's path: together with ours it must fit into a socket's 107."""
+"""Largest length of the path of the folder above: a socket's whole path has at most 107."""
 
 
 class SocketFolder:
@@ -28,7 +28,7 @@ class SocketFolder:
         file = None
         while file is None:
             self.path = tempfile.mkdtemp(prefix=PREFIX, dir=above)
-            file = _locked(Path(self.path))  # else another process has begun meanwhile, and taken it for left behind
+            file = _locked(Path(self.path))  # None: another process has taken the folder for a left-over one
         self._file = file
 
     def remove(self) -> None:
@@ -47,7 +47,7 @@ def _remove_left(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return a folder's file, locked until it is closed; None if another process has it, or it is gone."""
+    """Return a folder's file, locked until it is closed; None if another process locks it, or it is gone."""
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

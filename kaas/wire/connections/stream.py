@@ -21,13 +21,13 @@ import numpy as np
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 
 CHUNK_BYTES = 64 << 10
-"""That are received at once; a message with more has memory of its own, into which the rest is received."""
+"""Bytes received at once. A longer message has memory of its own, into which the rest is received."""
 FRAMES_AT_MOST = 1 << 16
-"""Of a message; what claims to have more is none."""
+"""Frames of a message; bytes that announce more are no message."""
 FILES_AT_MOST = 250
 """Files with one message: Linux passes on 253 at once (SCM_MAX_FD)."""
 _BUFFERS_AT_ONCE = 512
-"""Of which a system call takes 1024."""
+"""Buffers given to one system call, which takes up to 1024."""
 
 _COUNT = Struct("<I")
 _FILES_SHIFT = 20
@@ -47,7 +47,7 @@ class MessageStream:
 
     Fields:
         unread: the last `read` found bytes, so there may be more; False: what comes now is an event of the socket.
-        drained: the last `read` found less than it had room for: what else was there then is at most the end.
+        drained: the last `read` found less than it had room for: nothing else was there then but perhaps the end.
 
     A thread that is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
     """
@@ -140,7 +140,7 @@ class MessageStream:
         return True
 
     def read(self) -> list[Frames]:
-        """Return the messages that have come, perhaps none; in parts, so that other work has its turn.
+        """Return messages that have come, perhaps none; a call reads one part, so that other work has its turn.
 
         Raises:
             EOFError: the other end has ended, and all that it sent was read.
@@ -176,7 +176,7 @@ class MessageStream:
     def _map(self, map_file: Map, files: Sequence[int]) -> None:
         try:
             self._mapped.extend(map(map_file, files))
-        except OSError as error:  # memory that can shrink, or that this process has no room for
+        except OSError as error:  # the memory can shrink, or this process has no room for it
             raise Malformed from error
         finally:
             close_all(files)
@@ -227,12 +227,12 @@ class MessageStream:
 
 
 class _Large:
-    """A message while it comes, into memory of its own."""
+    """A message that is still coming, into memory of its own."""
 
     __slots__ = ("_memory", "_sizes", "files", "missing")
 
     def __init__(self, sizes: Sequence[int], files: int, begun: bytes) -> None:
-        """files: how many come with it."""
+        """files: how many files come with the message."""
         self.files = files
         try:
             self._memory = np.empty(sum(sizes), np.uint8).data

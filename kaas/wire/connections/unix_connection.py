@@ -27,9 +27,9 @@ class UnixConnection(Connection):
     its owner makes a new one, and sends again.
 
     Threads in `serve` wait for the same edge-triggered epoll. An event wakes one of them, the last that began to wait,
-    and none while a working thread can take it: no thread has to be woken to wait in another's place. The woken thread
-    hears of the end too, if the other side has ended. Without that, a thread that has read less than there was room for
-    has read all that there is, and an event tells of what comes later.
+    and none while a working thread can take it: no thread has to be woken to wait in another's place. The event also
+    reports the end of the other side. Without an end, a thread that has read less than there was room for has read
+    all that there is, and an event reports later bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,11 +54,11 @@ class UnixConnection(Connection):
         self._poll = select.epoll()
         for fd in (self._socket.fileno(), self._bell):
             self._poll.register(fd, select.EPOLLIN)
-        self._users = 1  # who serves, and until it is closed whose it is
-        self._idle = 0  # of those who serve, who take messages and run nothing
+        self._users = 1  # the threads in serve, and the owner until it closes the connection
+        self._idle = 0  # threads in serve that take messages and run nothing
         self._more = -1
-        self._unread, self._ends = True, False  # as far as those who serve have had the event
-        self._serving_poll: AdaptivePoll | None = None  # of those who serve
+        self._unread, self._ends = True, False  # by the events that threads in serve have had
+        self._serving_poll: AdaptivePoll | None = None  # of the threads in serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
@@ -140,7 +140,7 @@ class UnixConnection(Connection):
                     if given is not None:
                         self._idle -= 1
                         self._fill()
-                        if self._arrived or self._lost:  # of which this thread has had the event
+                        if self._arrived or self._lost:  # this thread has had their event
                             os.eventfd_write(self._more, 1)
                         return given
                 idle = self._idle == self._users - 1
@@ -163,7 +163,7 @@ class UnixConnection(Connection):
         return messages.decode_to_peer(header), frames
 
     def _fill(self) -> None:
-        """Read until a message is there, or nothing is left: else no event tells of what comes after it."""
+        """Read until a message is there, or nothing is left: else no event reports later bytes."""
         while not self._arrived and self._unread and not self._lost:
             self._read()
             self._unread = self._ends or not self._stream.drained
@@ -174,14 +174,14 @@ class UnixConnection(Connection):
         except EOFError:
             self._lost = self._lost or ENDED
         except Malformed:
-            self._lost = self._lost or "the pool says what makes no sense"
+            self._lost = self._lost or "the pool sent bytes that are no message"
         except BaseException:
             self._break()
             raise
 
     def _break(self) -> None:
-        """Give the connection up: it is not known how much was sent or received."""
-        self._lost = self._lost or "it was interrupted"
+        """Give the connection up: the number of bytes that were sent or received is not known."""
+        self._lost = self._lost or "a thread was interrupted while it sent or received"
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -197,7 +197,7 @@ class UnixConnection(Connection):
             self._lost = CLOSED
             os.eventfd_write(self._bell, 1)
             with suppress(OSError):  # the pool was faster
-                self._socket.shutdown(socket.SHUT_RDWR)  # who flushes goes on
+                self._socket.shutdown(socket.SHUT_RDWR)  # a flushing thread goes on
         self._leave()
 
     def _leave(self) -> None:

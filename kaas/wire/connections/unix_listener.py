@@ -17,9 +17,9 @@ from kaas.wire.connections.stream import Malformed, MessageStream, close_all
 from kaas.wire.messages import ToPeer
 
 READS = 8
-"""Of one line, before others of the loop have their turn."""
+"""Reads of one connection before other work of the loop has its turn."""
 WAITING_AT_MOST = 128
-"""Who may wait to be let in."""
+"""Peers that may wait to be let in."""
 FULL_S = 0.2
 """How long no peer is let in after this process had no descriptor left for it."""
 
@@ -66,7 +66,7 @@ class UnixListener:
     def _let_in(self) -> None:
         try:
             connected, _ = self._socket.accept()
-        except (BlockingIOError, ConnectionError):  # who came has gone
+        except (BlockingIOError, ConnectionError):  # the peer has gone already
             return
         except OSError:
             self._loop.remove_reader(self._fd)
@@ -108,7 +108,7 @@ class UnixChannel:
             return False
         try:
             gone = self._stream.send(messages.encode(header), frames, files)
-        except ConnectionError:  # what it sent before is read yet
+        except ConnectionError:  # messages that the peer sent before its end are still read
             return False
         if not gone and not self._flushes:
             self._flushes = True
@@ -116,7 +116,7 @@ class UnixChannel:
         return True
 
     def end(self, by_s: float) -> None:
-        """As `UnixListener.close`."""
+        """Close. Sent messages still go out, if the peer takes them by this time."""
         writable = select.poll()
         writable.register(self._fd, select.POLLOUT)
         with suppress(ConnectionError):
@@ -134,7 +134,7 @@ class UnixChannel:
             self._loop.remove_writer(self._fd)
 
     def _read(self) -> None:
-        """Read all that is there, in parts: uvloop tells only once of an end that left something unread (EPOLLERR)."""
+        """Read all that is there, in parts: uvloop reports only once an end that left bytes unread (EPOLLERR)."""
         for _ in range(READS):
             if self._over:
                 return
@@ -148,7 +148,7 @@ class UnixChannel:
             for frames in arrived:
                 try:
                     self._take(self, frames)
-                except Exception as error:  # noqa: BLE001 - of who takes; the next message is none of its business
+                except Exception as error:  # noqa: BLE001 - any error of `take`; the next message is taken too
                     self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
         self._loop.call_soon(self._read)
 

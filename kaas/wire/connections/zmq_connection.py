@@ -19,18 +19,18 @@ from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, Connection, Co
 from kaas.wire.messages import Address, FromPeer, PeerHello, ToPeer
 
 HEARTBEAT_S = 5.0
-"""How often each end asks the other whether it is there; thrice as long without an answer is a no."""
+"""The period of heartbeats at each end. After three periods without a reply the other end counts as gone."""
 
 OUTWARD, INWARD = b"o", b"i"
-"""Behind a line's token, the identities of its two sockets: the one that sends, the one that receives."""
+"""The identity of a socket is its connection's token and one of these: the sending or the receiving socket."""
 
 Socket = zmq.Socket[bytes]
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
-_receive = zmq.backend.Socket.recv  # less than half of the time of what pyzmq lays over it
+_receive = zmq.backend.Socket.recv  # takes less than half of the time of pyzmq's wrapper
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-"""One without detail is a connection that broke too early: ZeroMQ tries again."""
+"""A failed handshake without detail is a connection that broke too early: ZeroMQ tries again."""
 
 
 class ZmqConnection(Connection):
@@ -41,7 +41,7 @@ class ZmqConnection(Connection):
     """
 
     def __init__(self, address: Address, hello: PeerHello) -> None:
-        """hello: for each connection but the first."""
+        """hello: sent on each connection but the first."""
         super().__init__()
         self._hello = hello
         self._context = zmq.Context()
@@ -85,7 +85,7 @@ class ZmqConnection(Connection):
             if self._lost == CLOSED:
                 raise ConnectionLost(CLOSED)
             try:
-                return self._next()  # what came before the end
+                return self._next()  # a message that came before the end
             except zmq.Again:
                 raise ConnectionLost(self._lost) from None
 
@@ -102,7 +102,7 @@ class ZmqConnection(Connection):
             os.eventfd_write(self._bell, 1)
         with self._receiving:
             for socket in (self._in, self._out):
-                socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever to tell one that is gone
+                socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever for a monitor that is gone
             for socket in (*self._monitors, self._in, self._out):
                 socket.close()
             self._context.term()

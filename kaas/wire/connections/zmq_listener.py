@@ -16,7 +16,7 @@ from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.messages import ToPeer
 
 _ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks whether a key may come in (its RFC 27)."""
+"""The address at which ZeroMQ asks whether a peer with a key may come in (its RFC 27)."""
 
 _MORE = int(zmq.SNDMORE)
 
@@ -31,18 +31,18 @@ class ZmqListener:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, greet: Take, take: Take) -> None:
-        """greet: takes what comes on a peer's receiving socket. take: on the other one."""
+        """greet: takes messages from a peer's receiving socket. take: those from its sending socket."""
         self._greet, self._take = greet, take
         self._context: zmq.Context[Socket] = zmq.Context()
         self.server_key, server_secret = zmq.curve_keypair()
         self.public_key, self.secret_key = zmq.curve_keypair()
-        asked = self._context.socket(zmq.REP)
-        asked.bind(_ZAP)  # before the listener: while there are no answers, all peers may come in
-        admitting = ZmqReader(loop, asked, lambda frames: _admit(asked, self.public_key, *frames))
+        admission = self._context.socket(zmq.REP)
+        admission.bind(_ZAP)  # before the listener: while there are no replies, all peers may come in
+        admitting = ZmqReader(loop, admission, lambda frames: _admit(admission, self.public_key, *frames))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)
-        socket.router_mandatory = True  # or a message to no peer would not be noticed
-        socket.router_handover = True  # who connects anew is known before the old connection is missed
+        socket.router_mandatory = True  # else ZeroMQ silently drops a message to a peer that is gone
+        socket.router_handover = True  # a peer may connect again before the loss of its old connection is noticed
         socket.curve_server = True
         socket.curve_secretkey = server_secret
         socket.zap_domain = b"kaas"
@@ -89,8 +89,8 @@ class ZmqChannel:
         return self.listener.send(self.token + INWARD, header, frames)
 
 
-def _admit(asked: Socket, public_key: bytes, version: bytes, number: bytes, *question: bytes) -> None:
-    """Answer a question of ZeroMQ: may a peer with this key come in?"""
-    _domain, _address, _identity, _mechanism, *credentials = question
+def _admit(admission: Socket, public_key: bytes, version: bytes, number: bytes, *request: bytes) -> None:
+    """Reply to ZeroMQ whether a peer with the key of its request may come in."""
+    _domain, _address, _identity, _mechanism, *credentials = request
     knows = credentials == [z85.decode(public_key)]
-    asked.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])
+    admission.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])

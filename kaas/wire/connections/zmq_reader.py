@@ -14,22 +14,22 @@ from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import Socket, receive_frames
 
 TURN, TURN_S = 64, 0.001
-"""Messages that are taken before others of the loop have their turn, and after which time none more are."""
+"""After so many messages, or so much time, other work of the loop has its turn."""
 
 END_S = 1.0
-"""How long the end of a context may take when nothing is left to send."""
+"""The time that the end of a context may take when nothing is left to send."""
 
 _AT_ONCE = int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
-_get = zmq.backend.Socket.get  # pyzmq's layer above takes as long again
+_get = zmq.backend.Socket.get  # pyzmq's wrapper takes twice as long
 
 
 class ZmqReader:
     """A ZeroMQ socket whose messages an event loop takes: `take` is called with the frames of each.
 
-    The socket's file descriptor tells only that something has changed since the socket was last asked. So all messages
-    that are there are taken each time, and the socket is asked again after each send.
+    The socket's file descriptor shows only that the socket has changed since its state was last read. So all messages
+    that are there are taken each time, and the state is read again after each send.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ZmqReader:
                     return
                 if monotonic() >= ends_s:
                     return
-        finally:  # an error in what takes is the loop's to report, and the next message is none of its business
+        finally:  # the loop reports an error of `take`; the next message is taken too
             if self._expected:
                 self._loop.call_soon(self._drain)
 
@@ -85,7 +85,7 @@ def end(context: zmq.Context[Socket], wait_s: float) -> None:
     """Close a context after its sockets, with this time to send what is left.
 
     ZeroMQ (4.3.5) loses count of a connection that breaks while its socket is closed with messages to send, and then
-    waits for it for ever: so it is left alone after a while.
+    waits for it for ever. So this function stops waiting after a while.
     """
     ending = threading.Thread(target=context.term, name="kaas-ends", daemon=True)
     ending.start()

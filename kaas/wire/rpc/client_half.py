@@ -1,4 +1,4 @@
-"""The calls of one program: what is open, what is asked again after a pause, and what no caller waits for any more."""
+"""The calls of one program: open calls, calls to be sent again after a pause, and calls that no caller waits for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ H = TypeVar("H")
 
 
 class ClientHalf(Generic[C, H]):
-    """Events in, what is to be sent or ended out. The adapter guards an object of this class by its lock.
+    """Events in, calls to be sent or ended out. The adapter guards an object of this class by its lock.
 
     C is a call; H is what a call holds until the server's last word: bytes of credit, or leases of shared memory.
 
@@ -118,7 +118,7 @@ class ClientHalf(Generic[C, H]):
         return call
 
     def abandon(self, number: int, first: int, holding: H | None) -> tuple[C | None, bool]:
-        """Return the call if it had not ended, and True if the server is to be told."""
+        """Return the call if it had not ended, and True if the adapter has to send its cancellation."""
         call = self.open.pop(number, None)
         if call is None:
             return self.resting.pop(first, None), False
@@ -140,7 +140,7 @@ class ClientHalf(Generic[C, H]):
     def renewed(self) -> tuple[dict[int, H], list[C]]:
         """Return what abandoned calls held, by number, and the calls that are to be sent, in their order.
 
-        The server that is met again ends abandoned calls when it is told so once more; another one knows none of them.
+        The same server ends abandoned calls when they are cancelled once more; another server knows none of them.
         """
         abandoned, self.abandoned = self.abandoned, {}
         return abandoned, list(self.open.values())

@@ -1,4 +1,4 @@
-"""Answers to requests with a key that may be asked for again: kept for a time, in so many bytes."""
+"""Replies to requests with an idempotency key: kept for a time, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 class IdempotencyCache(Generic[T]):
-    """Of one client, by key; the oldest go first, and those whose time is over when `expire` is called."""
+    """The replies of one client by key. The oldest leave first; `expire` removes those whose time is over."""
 
     def __init__(
         self, limit_bytes: int, limit_s: float, forgotten: Callable[[str, T], object] = lambda _key, _ended: None
     ) -> None:
-        """forgotten: hears of each that is not kept any more."""
+        """forgotten: called with each reply that is no longer kept."""
         self._limit_bytes, self._limit_s, self._forgotten = limit_bytes, limit_s, forgotten
         self._ended: OrderedDict[str, tuple[T, int, float]] = OrderedDict()
         self._nbytes = 0
@@ -28,7 +28,7 @@ class IdempotencyCache(Generic[T]):
         return nbytes <= self._limit_bytes
 
     def add(self, key: str, ended: T, nbytes: int, now_s: float) -> None:
-        """One that is larger than all may be is not kept."""
+        """Keep a reply, unless it alone is larger than the limit."""
         self.forget(key)
         if not self.takes(nbytes):
             self._forgotten(key, ended)

@@ -22,7 +22,7 @@ class WaitState(Enum):
     RUNNING = "there is no reply yet"
     READY = "there is a reply, which is to be sent on the session's next connection"
     SENT = "the reply was sent on the session's newest connection, and is not acknowledged"
-    CLOSED = "acknowledged, or nobody is to get it"
+    CLOSED = "acknowledged, or no session is to get the reply"
 
 
 class WaitEvent(Enum):
@@ -76,7 +76,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def final(self) -> bool:
-        """Return True if the reply is also that to later calls with the key: False of one that may be asked again."""
+        """Return True if later calls with the key get the same reply; False if they run again."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""What a pool without Ray, or a worker, says of itself: status and statistics as bytes, without pickle."""
+"""Status and statistics of a pool without Ray, or of a worker, as bytes, without pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, S
 T = TypeVar("T")
 
 _CLASS = ""
-"""The entry of a map that says of which class it is; without it, it is just a map."""
+"""The entry of a map with the name of its class; a map without the entry is a plain map."""
 _CLASSES = {
     each.__name__: each
     for each in (
@@ -40,28 +40,29 @@ _CLASSES = {
 }
 
 
-def encode(answer: Any) -> bytes:
-    """What in a configuration is code, a policy, say, is there by its name only."""
-    return msgspec.msgpack.encode(_plain(answer))
+def encode(value: Any) -> bytes:
+    """Return a value as bytes. Of code in a configuration, such as a policy, only the name is sent."""
+    return msgspec.msgpack.encode(_plain(value))
 
 
 def decode(data: bytes | memoryview, kind: type[T]) -> T:
-    """
+    """Return an encoded value of this class.
+
     Raises:
-        TypeError: it is no such answer.
+        TypeError: the value is of another class.
     """
-    answer = _made(msgspec.msgpack.decode(data))
-    if not isinstance(answer, kind):
-        raise TypeError(f"an answer is a {kind.__name__}, not {answer!r}")
-    return answer
+    value = _made(msgspec.msgpack.decode(data))
+    if not isinstance(value, kind):
+        raise TypeError(f"the reply is a {kind.__name__}, not {value!r}")
+    return value
 
 
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if is_dataclass(type(value)) and type(value).__name__ in _CLASSES:
-        told = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-        return {_CLASS: type(value).__name__, **told}
+        entries = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {_CLASS: type(value).__name__, **entries}
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence):
@@ -70,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """What was made plain; all that is a sequence there is a tuple."""
+    """Invert `_plain`; every sequence becomes a tuple."""
     if isinstance(value, list):
         return tuple(map(_made, value))
     if not isinstance(value, dict):

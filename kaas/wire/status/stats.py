@@ -1,4 +1,4 @@
-"""Where time and bytes went: counts, totals and quantiles by stage, function, client and tier."""
+"""Statistics of time and bytes: counts, totals and quantiles by stage, function, client and tier."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kaas.wire.status.tables import Shown, as_html, as_text
 class StageStats:
     """Time that requests of one client to one function spent in one stage.
 
-    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (looking for what is there, waiting
-    for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to answer). A server's steps are
-    "before" and "after"; its queue begins when the first has ended. Quantiles are within 2.5 %.
+    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (looking up objects in the caches,
+    waiting for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to reply). A server's steps
+    are "before" and "after"; its queue begins when the first has ended. Quantiles are within 2.5 %.
     """
 
     function: str
@@ -32,7 +32,7 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What one client's requests to one function did in one tier of a device's cache.
+    """Hits, misses and evictions of one client's requests to one function in one tier of a device's cache.
 
     Loads by `kaas.prefetch` and `kaas.pin` count here too, those of objects without a function.
 
@@ -40,7 +40,7 @@ class TierStats:
         device: its index, as in `kaas.status().devices`; each device has rows of its own, of every tier.
         tier: "device", "host" (page-locked memory) or "store" (Ray's object store).
         objects, nbytes: input objects that were found there: hits of this tier.
-        compulsory, capacity: those that were not, since they had never been there, or had been driven out.
+        compulsory, capacity: misses of objects that had never been there, and of objects that had been evicted.
         evictions, evicted_bytes: objects that left to make room.
         seconds: spent bringing objects into this tier; of the store, spent waiting for it.
     """
@@ -64,15 +64,15 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class KernelStats:
-    """What one kernel of a function took of the device in one client's requests with `profile=True`.
+    """The device time of one kernel of a function in one client's requests with `profile=True`.
 
-    Such requests run their kernels one by one, without the graph: this is what each takes alone, and not beside others.
-    In the other figures they count among all requests.
+    Such requests run their kernels one by one, without the graph: the time is that of the kernel alone, not in parallel
+    with others. In the other figures such requests count among all requests.
 
     Fields:
         index, symbol: its place among the kTask's kernels, and its name in the code.
         launches: one for each request and iteration.
-        graph: whether the kernels ran as a graph: they never do here.
+        graph: True if the kernels ran as a graph: they never do here.
     """
 
     function: str
@@ -89,7 +89,7 @@ class KernelStats:
 class OutcomeStats:
     """Requests of one client to one function by how they ended: "succeeded", "cancelled" or the name of the error.
 
-    device is where they ran, None for those that ended in the queue. What the policy wanted of a cache and did not get
+    device is where they ran, None for those that ended in the queue. A decision of the policy about a cache that failed
     has neither function nor client.
     """
 
@@ -105,8 +105,8 @@ class Stats:
     """Everything since the pool started or the last reset.
 
     Fields:
-        kernels: of requests that ran without the graph, to tell.
-        policy_s: seconds that the policy took for its decisions, and its checks. policy_events: what it heard.
+        kernels: of requests that ran without the graph, with `profile=True`.
+        policy_s: seconds that the policy took for its decisions, and its checks. policy_events: events that it got.
     """
 
     since_s: float
@@ -118,14 +118,16 @@ class Stats:
     policy_events: int = 0
 
     def hit_rate(self, *, client: str | None = None) -> float:
-        """The share of input objects found on the device, 0 to 1; nan when there were none. Objects that were loaded
-        ahead of requests count among them."""
+        """Return the share of input objects found on the device, 0 to 1; nan if there were no input objects.
+
+        Objects that were loaded ahead of requests count among them.
+        """
         found = [tier for tier in self.tiers if client in (None, tier.client)]
         total = sum(tier.objects for tier in found)
         return sum(tier.objects for tier in found if tier.tier == "device") / total if total else math.nan
 
     def __str__(self) -> str:
-        """As `kaas stats` shows it."""
+        """Return the tables of `kaas stats`."""
         return as_text(stats_tables(self))
 
     def _repr_html_(self) -> str:
@@ -133,17 +135,17 @@ class Stats:
 
 
 STAGES = {"queue": "queue", "copy_in": "copy in", "kernels": "kernels", "copy_out": "copy out", "request": "all"}
-"""The stages whose median is shown, and what their columns are called."""
+"""The stages whose median is shown, and the names of their columns."""
 
 
 def stats_tables(stats: Stats) -> list[Shown]:
-    """Requests by function and client, the caches by device and tier, and profiled kernels if there are any."""
+    """Return requests by function and client, caches by device and tier, and profiled kernels if there are any."""
     tables = [_requests(stats.stages, stats.outcomes), _caches(stats.tiers)]
     if stats.kernels:
         tables.append(_kernels(stats.kernels))
-    told = f"of {stats.since_s:.1f} s; {stats.policy_events} events took the policy {stats.policy_s * 1e3:.1f} ms"
+    note = f"of {stats.since_s:.1f} s; {stats.policy_events} events took the policy {stats.policy_s * 1e3:.1f} ms"
     last = tables[-1]
-    return [*tables[:-1], Shown(last.title, last.columns, last.rows, (told,))]
+    return [*tables[:-1], Shown(last.title, last.columns, last.rows, (note,))]
 
 
 def _requests(stages: Sequence[StageStats], outcomes: Sequence[OutcomeStats]) -> Shown:
@@ -169,7 +171,7 @@ def _milliseconds(stage: StageStats | None, quantile: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, or those before the point."""
+    """Return three digits, or those before the point."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 

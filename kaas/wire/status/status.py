@@ -1,4 +1,4 @@
-"""What `kaas.status()` shows, and what an executor says of itself when it starts."""
+"""The status that `kaas.status()` returns, and the facts that an executor reports when it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kaas.wire.status.tables import Shown, as_html, as_text
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's process and the device it opened, or, of an eTask, may open: that has no name here."""
+    """A worker's process and its device. The device of an eTask's worker has no name here."""
 
     pid: int
     node: str
@@ -24,13 +24,13 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """What `kaas.pin` keeps on a device.
+    """A function's constants or an object that `kaas.pin` keeps on a device.
 
     Fields:
         target: the function's label, or the ObjectRef in hex.
-        state: "held"; "loading" while an executor that replaces another has not got it yet; "lost" if that could not
-            load it. A lost one is not tried again before the next `kaas.pin`.
-        reason: why it is lost.
+        state: "held"; "loading" while a new executor has not loaded it yet; "lost" if the new executor could not load
+            it. A lost pin is not tried again before the next `kaas.pin`.
+        reason: why the pin is lost.
     """
 
     target: str
@@ -40,14 +40,14 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A device and the worker on it, of several the one that runs, or else the one that came last.
+    """A device and the worker on it: of several workers the running one, or else the newest.
 
     Fields:
         state: "starting", "idle", "busy" or "stopping"; without a worker "lost" if the last one ended by itself, else
-            "unused": the policy has started none, or has stopped it.
-        worker_kind: "executor" or "etask"; "" without a worker. client, serves: whom it serves, and with which eTask.
-        others: further workers that live here, of eTasks. reason: why the last worker ended or could not start, of a
-            device that is "lost" or on which another one is "starting".
+            "unused": the policy has started no worker, or has stopped it.
+        worker_kind: "executor" or "etask"; "" without a worker. client, serves: the client and the eTask
+            that an eTask's worker serves. others: further workers of eTasks on this device. reason: why the last worker
+            ended or could not start, of a device that is "lost" or on which another worker is "starting".
     """
 
     index: int
@@ -66,9 +66,11 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineStatus:
-    """A function or client in quarantine. function: its label; of a client, words that say so. key: what names it
-    exactly: the function's key, or `client:` and the client's name. reason: of its last fault. client: whose request
-    that was."""
+    """A function or client in quarantine.
+
+    function: its label; of a client a text that says so. key: names it exactly: the function's key, or `client:` and
+    the client's name. reason: of its last fault. client: the client of the request that caused this fault.
+    """
 
     function: str
     key: str
@@ -79,8 +81,11 @@ class QuarantineStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A pool at one moment. queued counts the requests that wait for a slot, waiting those that wait for inputs, and
-    abandoned those of the running ones whose callers wait no longer: each has its slot until its kernels end."""
+    """A pool at one moment.
+
+    queued counts the requests that wait for a slot, waiting those that wait for inputs, and abandoned the running
+    requests whose callers no longer wait: each has its slot until its kernels end.
+    """
 
     pool: str
     config: Config
@@ -90,15 +95,15 @@ class Status:
     running: int
     functions: tuple[str, ...]
     broken: str | None = None
-    """What the policy did wrong; such a pool answers every request with PolicyError."""
+    """The error of the policy; the pool then replies to every request with PolicyError."""
     pid: int = 0
-    """Of the pool's process; another one when it had to start again."""
+    """The id of the pool's process, which changes when the pool starts again."""
     quarantined: tuple[QuarantineStatus, ...] = ()
-    """Functions that are run no more, since they ended devices."""
+    """Functions and clients that may not run, since they ended devices."""
     abandoned: int = 0
 
     def __str__(self) -> str:
-        """As `kaas status` shows it."""
+        """Return the tables of `kaas status`."""
         return as_text(status_tables(self))
 
     def _repr_html_(self) -> str:
@@ -106,11 +111,11 @@ class Status:
 
 
 NODE_SHOWN = 8
-"""Digits of a node's name on Ray, which tell nodes of a cluster apart."""
+"""Digits of a node's name on Ray that distinguish the nodes of a cluster."""
 
 
 def status_tables(status: Status) -> list[Shown]:
-    """The pool's devices, and below them what else is known."""
+    """Return the pool's devices, with counts and troubles below them."""
     columns = ("device", "kind", "state", "worker", "busy slots", "pins", "node", "pid", "name", "memory")
     rows = []
     for device in status.devices:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from kaas.ktask.draw import printable
 
 if TYPE_CHECKING:
-    from rich.table import Table  # rich takes time to import, and only people need it
+    from rich.table import Table  # rich takes time to import, and only programs that print tables need it
 
 WIDEST = 10_000
-"""Columns of text: a table is as wide as its cells, since a figure that lacks digits is wrong."""
+"""Columns of text: a table is as wide as its cells, since a cut figure is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A table. notes: what stands below it, a line each. troubles: likewise, what a person should look at."""
+    """A table. notes: lines below it. troubles: further lines, about problems that a person should look at."""
 
     title: str
     columns: tuple[str, ...]
@@ -28,7 +28,7 @@ class Shown:
     troubles: tuple[str, ...] = ()
 
     def rich(self) -> Table:
-        """Names in it may be any client's: whatever they are, a terminal obeys none of it."""
+        """Return a table of rich. Control characters and markup in its cells, such as names of clients, are escaped."""
         from rich.table import Table
 
         table = Table(*map(_cell, self.columns), title=_cell(self.title))
@@ -38,7 +38,7 @@ class Shown:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """Notes and troubles, as a terminal may have them."""
+        """Return notes and troubles, without control characters."""
         return tuple(map(printable, (*self.notes, *self.troubles)))
 
     def html(self) -> str:
@@ -56,7 +56,7 @@ def _cell(text: str) -> str:
 
 
 def as_text(tables: Iterable[Shown]) -> str:
-    """For `print`."""
+    """Return the tables as text for `print`."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -68,5 +68,5 @@ def as_text(tables: Iterable[Shown]) -> str:
 
 
 def as_html(tables: Iterable[Shown]) -> str:
-    """For a notebook."""
+    """Return the tables as HTML for a notebook."""
     return "".join(table.html() for table in tables)

@@ -296,7 +296,7 @@ def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: su
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
     waiting = Raw(path)
     waiting.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
-    with pytest.raises(ConnectionLost, match="no answer"):
+    with pytest.raises(ConnectionLost, match="no reply"):
         connect(msgspec.structs.replace(Address("", NODE, path)), NODE, "client", "", "", 0.5)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
     assert type(messages.decode_to_peer(waiting.receive()[0])) is PoolWelcome
@@ -445,7 +445,7 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(address, tcp="")
     with pytest.raises(ConnectionLost, match="ended"):
         connect(gone, NODE, "client", "", "", PATIENCE_S)
-    with pytest.raises(ConnectionLost, match="no answer"):
+    with pytest.raises(ConnectionLost, match="no reply"):
         connect(closed, NODE, "client", "", "", 0.1)
 
 
