@@ -1,4 +1,4 @@
-"""The session of a process: the one that it called `init` for, or, in a Ray task, that of its program."""
+"""The session of a process: the session that its `init` opened, or, in a Ray task, that of its program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a program may say about the devices' caches, which otherwise look after themselves.
+"""Commands of a program to the devices' caches, which otherwise manage themselves.
 
-The functions take a Function, whose constants are meant, or an ObjectRef, without Ray what `put` gives; device is the
-index of one of the pool's devices, None is each of them.
+The functions take a Function, and act on its constants, or an ObjectRef, without Ray a result of `put`. device is the
+index of one of the pool's devices; None stands for each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def put(value: Any) -> Any:
     """Put an object where devices cache it for many requests, and return its ObjectRef.
 
     Without Ray the pool itself holds the object for as long as the program refers to the returned value; objects of
-    equal content are there once.
+    equal content are stored once.
 
     Args:
         value: an array without gaps, NumPy's or one of any library that knows DLPack (arrays on a GPU are copied to
@@ -43,11 +43,11 @@ def prefetch(target: Any, device: int | None = None) -> Any:
     """Bring an object to the device, or get a function ready there: code loaded, constants in the cache.
 
     Returns:
-        At once, an ObjectRef; ray.get on it waits until all is there. Without Ray a kaas.Future.
+        At once, an ObjectRef; ray.get on it waits until all is loaded. Without Ray a kaas.Future.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest: here; through the ObjectRef RequestTooLarge, OutOfDeviceMemory,
-            InputFailed, DeviceUnavailable, and what is wrong with the function's code.
+            InputFailed, DeviceUnavailable, and errors of the function's code.
     """
     session = current_session()
     return session.prefetch(*_message(session, "prefetch", target, device))
@@ -60,8 +60,8 @@ def pin(target: Any, device: int | None = None) -> None:
     process is replaced, this program tells the new one, unless the program has ended.
 
     Raises:
-        NotInitialized, PoolStopped, InvalidRequest: as `prefetch`; and here what `prefetch` raises through its
-        ObjectRef.
+        NotInitialized, PoolStopped, InvalidRequest: as `prefetch`; and here the errors that `prefetch` raises through
+            its ObjectRef.
     """
     session = current_session()
     message = _message(session, "pin", target, device)
@@ -85,7 +85,7 @@ def unpin(target: Any = None, device: int | None = None) -> None:
 
 
 def flush(target: Any = None, device: int | None = None) -> None:
-    """Forget an object, a function's constants, or (None) everything that is cached, but for what is pinned.
+    """Forget an object, a function's constants, or (None) everything that is cached, but for pinned objects.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
@@ -95,7 +95,7 @@ def flush(target: Any = None, device: int | None = None) -> None:
 
 
 def _name(target: Any) -> bytes:
-    """What a pin is known by."""
+    """Return the name of a pin in the session."""
     if not isinstance(target, Function):
         name: bytes = target.binary()
         return name
@@ -104,7 +104,7 @@ def _name(target: Any) -> bytes:
 
 
 def _bound(signatures: Sequence[FunctionSignature]) -> bool:
-    """Whether the function has constants."""
+    """Return True if the function has constants."""
     return any(signature.spec.bindings for signature in signatures)
 
 

@@ -1,4 +1,4 @@
-"""`kaas.call`: run a kTask by a way of KaaS's own, which takes a fraction of the time of Ray's."""
+"""`kaas.call`: run a kTask over KaaS's own connection, which takes a fraction of the time of Ray's calls."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def call(
 ) -> Future:
     """Run a kTask, without waiting for it and without Ray: the reply comes straight to this process.
 
-    Use `kaas.invoke` where an ObjectRef is wanted, to compose with Ray tasks, and this where the value is.
+    Use `kaas.invoke` for an ObjectRef, to compose with Ray tasks, and this function for the value.
 
     Args:
         task_or_function: a kTask, or a registered function.
         inputs: by buffer name, as of `kaas.invoke`. Values may be written to again as soon as this returns.
-            References, of a pool on Ray, need one message by Ray before the first of the calls that name them.
+            The first call that names a reference of a pool on Ray sends one message by Ray before.
         scalars: as of `kaas.invoke`.
         client: as of `kaas.invoke`.
         deadline_s: as of `kaas.invoke`.
@@ -42,8 +42,8 @@ def call(
         them, in declared order. The future is for this process only.
 
     Raises:
-        NotInitialized, PoolStopped, InvalidRequest: here, for all that can be seen here. All other errors come through
-            the future, as the KaasError that they are.
+        NotInitialized, PoolStopped, InvalidRequest: here, for errors that can be seen here. All other errors come
+            through the future, as the KaasError that they are.
     """
     session = current_session()
     if isinstance(task_or_function, Function):
@@ -62,9 +62,9 @@ def call(
         raise InvalidRequest(f"kaas.call takes a KTask or a Function, not {task_or_function!r}")
     session.check()
     calls = session.calls
-    signature, aside = signature_of(task_or_function), calls.aside(session.store)
-    with aside:
-        message, attached = pack(signature, inputs, scalars, caller, aside)
+    signature, attachments = signature_of(task_or_function), calls.attachments(session.store)
+    with attachments:
+        message, attached = pack(signature, inputs, scalars, caller, attachments)
         return calls.submit(signature, message, attached)
 
 

@@ -1,4 +1,4 @@
-"""A Function's invocation as a node of a Ray DAG: what `Function.bind` gives."""
+"""A Function's invocation as a node of a Ray DAG: the result of `Function.bind`."""
 
 from __future__ import annotations
 

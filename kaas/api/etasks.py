@@ -17,7 +17,7 @@ from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, split
 
 RESERVED = ("remote", "options", "bind")
-"""Names that a class of eTasks cannot have methods of, since its handle has them."""
+"""A class of eTasks cannot have methods of these names, since its handle has them."""
 CLOSE = "close"
 """The method of an instance that a pool calls before it ends the worker."""
 
@@ -27,7 +27,7 @@ def etask(target: Callable[..., Any]) -> ETask: ...
 @overload
 def etask(*, num_gpus: int = 1) -> Callable[[Callable[..., Any]], ETask]: ...
 def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any:
-    """Makes an eTask of a function or class: `@kaas.etask` or `@kaas.etask(num_gpus=1)`.
+    """Make an eTask of a function or class: `@kaas.etask` or `@kaas.etask(num_gpus=1)`.
 
     Its calls run in a process that has a device to itself, one for each client and eTask. CUDA_VISIBLE_DEVICES names
     the device; where that is a software GPU, its driver is loaded. A function's module globals and a class's instance
@@ -35,7 +35,7 @@ def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any
     `close`, if it has one, is called before, when no call runs.
 
     Raises:
-        InvalidRequest: what no eTask can be made of, or another number of GPUs than one.
+        InvalidRequest: the target is no function or class, or num_gpus is not 1.
     """
     if type(num_gpus) is not int or num_gpus != 1:
         raise InvalidRequest(f"an eTask has one GPU, not {num_gpus!r}: its worker owns one device of the pool")
@@ -73,13 +73,13 @@ class ETask:
     def options(
         self, *, client: str | None = None, deadline_s: float | None = None, retries: int | None = None
     ) -> ETask:
-        """This eTask with other defaults for its calls; what is None stays as it is.
+        """Return this eTask with other defaults for its calls; a default that is None stays as it is.
 
         Args:
-            client: whom calls are billed to, and whose worker runs them; default: this
-                program, by its script and Ray job.
+            client: the tenant that calls are billed to, and whose worker runs them; default: this program, by its
+                script and Ray job.
             deadline_s: seconds within which a call must have ended.
-            retries: how often a call may run again when its worker dies. It is 0 unless told, since a call may have
+            retries: how often a call may run again when its worker dies. The default is 0, since a call may have
                 changed something.
 
         Raises:
@@ -92,10 +92,10 @@ class ETask:
         return made
 
     def bind(self, /, *args: Any, **kwargs: Any) -> ETask:
-        """A class's eTask whose instance is made with these arguments. Each binding is an eTask of its own.
+        """Return a class's eTask whose instance is made with these arguments. Each binding is an eTask of its own.
 
         Raises:
-            InvalidRequest: it is a function, or an argument is an ObjectRef.
+            InvalidRequest: the target is a function, or an argument is an ObjectRef.
         """
         if not inspect.isclass(self._target):
             raise InvalidRequest(f"{self._label} is a function: it takes its arguments with each call")
@@ -111,18 +111,18 @@ class ETask:
         any task or kTask, is replaced by its value before the call.
 
         Returns:
-            An ObjectRef of what the function returns; arrays in there are read-only.
+            An ObjectRef of the function's value; arrays in it are read-only.
 
         Raises:
-            NotInitialized, PoolStopped, InvalidRequest: here. Through the ObjectRef ETaskFailed, whose cause is what
-                the function raised; InputFailed; ExecutorDied, DeadlineExceeded, DeviceUnavailable.
+            NotInitialized, PoolStopped, InvalidRequest: here. Through the ObjectRef ETaskFailed, whose cause is the
+                function's error; InputFailed; ExecutorDied, DeadlineExceeded, DeviceUnavailable.
         """
         if inspect.isclass(self._target) and "__call__" not in dir(self._target):
             raise InvalidRequest(f"{self._label} has no __call__: call one of its methods")
         return self._call("", args, kwargs)
 
     def __getattr__(self, name: str) -> _Method:
-        target = self.__dict__.get("_target")  # not there yet while this is being made
+        target = self.__dict__.get("_target")  # not set yet while __init__ runs
         method = getattr(target, name, None)
         if not inspect.isclass(target) or name.startswith("_") or name == CLOSE or not callable(method):
             raise AttributeError(f"{self!r} has no method {name!r} to call")
@@ -141,7 +141,7 @@ class ETask:
 
     @property
     def plain(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """What it was made of: a function, or a class with what its instance is made with."""
+        """Return the function, or the class and the arguments of its instance."""
         return self._target, *self._bound
 
     @property
@@ -158,7 +158,7 @@ class ETask:
         return call.remote(message, refs)
 
     def _introduce(self, session: RaySession) -> specs.ETaskSpec:
-        """Tell the pool of it, once; the message needs no answer."""
+        """Register the eTask with the pool, once; the message needs no reply."""
         self._pool = session.name
         spec = self._spec or self._describe()
         if spec.key not in session.registered:
@@ -167,10 +167,10 @@ class ETask:
         return spec
 
     def _describe(self) -> specs.ETaskSpec:
-        """What names it: its code, what it is bound to, and where that looks for modules."""
+        """Return the spec, whose key names the code, the bound arguments, and the folders of modules."""
         try:
             self._code = pickled((self._target, *self._bound))
-        except Exception as error:  # what pickling raises depends on what is pickled
+        except Exception as error:  # pickling may raise anything
             raise InvalidRequest(f"{self._label} cannot be sent: {type(error).__name__}: {error}") from error
         self._spec = etask_spec(self._label, self._code, [os.path.abspath(entry) for entry in sys.path])
         return self._spec
@@ -184,7 +184,7 @@ class _Method:
         self._name = name
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As `ETask.remote`."""
+        """Call the method, as `ETask.remote` does."""
         return self._etask._call(self._name, args, kwargs)
 
 
@@ -201,7 +201,7 @@ def _message(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[bytes, list[Any]]:
-    """A call's message and the references beside it.
+    """Return a call's message and the references attached to it.
 
     Raises:
         InvalidRequest
@@ -215,7 +215,7 @@ def _message(
             stored = [STORE.put(arguments)]
     except KaasError:
         raise
-    except Exception as error:  # what pickling raises depends on what is pickled
+    except Exception as error:  # pickling may raise anything
         what = f"{spec.label}.{method}" if method else spec.label
         raise InvalidRequest(f"an argument of {what} cannot be sent: {type(error).__name__}: {error}") from error
     caller = options.caller(session)

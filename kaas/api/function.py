@@ -32,7 +32,7 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
     Args:
         task: the kTask.
         constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
-            executors cache them under the identity of what was put here, so clients that share a Function share a copy.
+            executors cache them under the identity of these objects, so clients that share a Function share a copy.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest
@@ -113,19 +113,19 @@ class Options:
 
 @lru_cache(maxsize=1024)
 def signature_of(task: KTask) -> FunctionSignature:
-    """That of a kTask without constants."""
+    """Return the signature of a kTask without constants."""
     return FunctionSignature.of(task)
 
 
 def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> CallOptions:
-    """Who calls by these options.
+    """Return the options of a call.
 
     Raises:
         InvalidRequest
     """
     try:
         return _caller(session.client, session.id, client, deadline_s, retries, profile)
-    except TypeError:  # one that has no hash is none that may be given
+    except TypeError:  # an option without a hash is invalid: Options raises the error
         return Options(client, deadline_s, None, retries, profile).caller(session)
 
 
@@ -142,7 +142,7 @@ class _Bound:
 
     Fields:
         constants: the reference to them. awaited: those that were references; they are forgotten once they are
-        complete.
+            complete.
     """
 
     __slots__ = ("__weakref__", "awaited", "constants")
@@ -176,17 +176,17 @@ class Function:
 
     @property
     def tasks(self) -> tuple[KTask, ...]:
-        """Its kTasks: of a model one for each variant, those for the smallest inputs first."""
+        """The function's kTasks: of a model one for each variant, those for the smallest inputs first."""
         return tuple(signature.task for signature in self._signatures)
 
     @property
     def task(self) -> KTask:
-        """Its kTask, or the first of them."""
+        """The function's kTask, or the first of several."""
         return self._signatures[0].task
 
     @property
     def client(self) -> str | None:
-        """The client that its options name; None: its caller."""
+        """The client that the function's options name; None stands for the caller."""
         return self._options.client
 
     def options(
@@ -199,7 +199,7 @@ class Function:
         profile: bool | None = None,
         keep: bool | Sequence[str] | None = None,
     ) -> Function:
-        """This function with other defaults for its invocations; what is None stays as it is."""
+        """Return this function with other defaults for its invocations; a default that is None stays as it is."""
         given = {
             "client": client,
             "deadline_s": deadline_s,
@@ -214,11 +214,10 @@ class Function:
     def variant(self, /, **shapes: int | Sequence[int]) -> Function:
         """Return this function for inputs of these shapes only, by name: `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`.
 
-        It is what to call with references, whose shapes cannot be seen. Not all shapes need be given, if the others
-        decide.
+        Use it for calls with references, whose shapes cannot be seen. Some shapes may be left out if the others decide.
 
         Raises:
-            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+            UnexpectedInput: no such input. NoVariant: no variant is for these shapes. UndecidedVariant: several are.
         """
         number = of_shapes(self._name, [signature.taken for signature in self._signatures], shapes)
         return self._with((self._signatures[number],), self._options)
@@ -227,7 +226,7 @@ class Function:
         return Function(self._pool, self._name, signatures, self._bound, options)
 
     def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
-        """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
+        """Invoke the function, as `invoke` does, with the same kinds of inputs and results. Inputs may include scalars.
 
         Inputs are given by name, or in order: that of the model, or that in which a kTask's kernels first read them
         (`KTask.inputs`).
@@ -238,16 +237,16 @@ class Function:
         return self.send(session, inputs, self._with_scalars(inputs), arrays)
 
     def call(self, /, *arrays: Any, **inputs: Any) -> Future:
-        """As `remote`, by `kaas.call`: the answer comes as a `kaas.Future`, and not by way of Ray."""
+        """Invoke the function as `kaas.call` does: the result is a `kaas.Future`, and does not come through Ray."""
         session = current_session(self._pool)
         return self.ask(session, inputs, self._with_scalars(inputs), arrays)
 
     def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
         """Return a node of a Ray DAG, as a Ray task's `bind` gives it.
 
-        Each `execute()` of the DAG invokes this function as `remote` does, with what the nodes among its inputs give. A
-        function of several outputs gives a named tuple of references. Compiled graphs (`experimental_compile`) consist
-        of actors' methods only, and refuse it.
+        Each `execute()` of the DAG invokes this function as `remote` does, with the values of the nodes among its
+        inputs. A function of several outputs gives a named tuple of references. Compiled graphs
+        (`experimental_compile`) consist of actors' methods only, and refuse it.
         """
         check_ray()
         from kaas.api.dag import FunctionNode
@@ -255,7 +254,7 @@ class Function:
         return FunctionNode(self.remote, arrays, inputs, {})
 
     def _with_scalars(self, inputs: dict[str, Any]) -> Options:
-        """Its options, with the scalars that stand among the inputs, which are taken from there."""
+        """Take the scalars out of the inputs; return the function's options with them."""
         first = self._signatures[0]
         among = [name for name in inputs if name in first.task.scalars and name not in first.taken]
         if not among:
@@ -266,7 +265,7 @@ class Function:
     def send(
         self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
     ) -> Any:
-        """What `remote` and `invoke` do; options: other ones than its own."""
+        """Invoke the function, for `remote` and `invoke`. options: in place of its own."""
         signature, message, refs = self._packed(session, session.store, inputs, options or self._options, arrays)
         try:
             return session.send(signature, message, refs)
@@ -278,14 +277,14 @@ class Function:
     def ask(
         self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
     ) -> Future:
-        """What `call` and `kaas.call` do."""
+        """Call the function, for `call` and `kaas.call`. options: in place of its own."""
         session.check()
         options = options or self._options
         if options.keep:
             raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
         calls, bound = session.calls, self._bound
-        with calls.aside(session.store) as aside:
-            signature, message, attached = self._packed(session, aside, inputs, options, arrays)
+        with calls.attachments(session.store) as attachments:
+            signature, message, attached = self._packed(session, attachments, inputs, options, arrays)
             try:
                 return calls.submit(signature, message, attached, bound.constants, bound)
             except KaasError:
@@ -304,17 +303,17 @@ class Function:
         return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
 
     def _caller_in(self, session: Session) -> CallOptions:
-        """By its own options, remembered for the last session, which is nearly always the only one."""
+        """Return the options of a call by the function's own options, cached for the last session that called it."""
         if self._caller is None or self._caller[0] is not session:
             self._caller = session, self._options.caller(session)
         return self._caller[1]
 
     def _outlived(self) -> NotInitialized:
-        """What to raise when Ray no longer knows who owns the constants."""
+        """Return the error for constants whose owner Ray no longer knows."""
         return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
     def upkeep(self) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
-        """Return what cache commands say of it: its signatures and the references to its constants."""
+        """Return the signatures, and the references to the constants, for cache commands."""
         return self._signatures, [
             *(() if self._bound.constants is None else (self._bound.constants,)),
             *self._bound.awaited,

@@ -18,11 +18,11 @@ class PendingCall:
 
     Fields:
         what: of a PoolQuery; "" for a Submit. attached: references, leases and bytes. keys: of objects that are held
-        until the
-            reply. function: to be introduced first. owner: lives until the reply, with what is held for it.
+            until the reply. function: to be announced before the call. owner: kept alive until the reply, with the
+            objects that are held for it.
     """
 
-    repeatable: ClassVar[bool] = True  # kTasks are pure, and other questions may be asked twice
+    repeatable: ClassVar[bool] = True  # kTasks are pure, and other queries may be sent twice
 
     pending: PendingReply
     what: str
@@ -38,11 +38,11 @@ class PendingCall:
         return [item for item in self.attached if isinstance(item, BlockLease)]
 
 
-def placed(asked: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]]:
+def placed(call: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]]:
     """Return the attachments of a call as its header names them, and all its frames."""
     attached: list[Attachment] = []
-    frames = [*asked.frames]
-    for item in asked.attached:
+    frames = [*call.frames]
+    for item in call.attached:
         if isinstance(item, BlockLease) and shares:
             attached.append(item.block)
         elif isinstance(item, BlockLease | bytes):
@@ -66,7 +66,7 @@ class CallAttachments:
         self._leases: list[BlockLease] = []
 
     def put(self, value: Any) -> BlockLease | bytes:
-        """Take a value along with the call."""
+        """Attach a value to the call."""
         item = self._put(memoryview(value))
         if isinstance(item, BlockLease):
             self._leases.append(item)

@@ -1,4 +1,4 @@
-"""A process's way to a pool without Ray: how one is started or found, and how objects get there."""
+"""The session with a pool without Ray: starts or finds the pool, and puts objects there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kaas.worker.process_orders import PoolOrders
 from kaas.worker.processes import Child
 
 AT_ONCE = 32
-"""Values that go to the pool in one message: they take memory, and a file each, a second time until it has them."""
+"""Values in one message to the pool: until the pool has them, each takes its memory twice, and a file."""
 _ANY = Buffer("value", 1)
 
 
@@ -48,7 +48,7 @@ class _HeldStore:
         return isinstance(value, HeldRef)
 
     @staticmethod
-    def complete(refs: Sequence[Any]) -> bool:  # noqa: ARG004 - the pool has what there is a reference to
+    def complete(refs: Sequence[Any]) -> bool:  # noqa: ARG004 - the pool has the object of each reference
         return True
 
     def put(self, value: Any) -> HeldRef:
@@ -68,15 +68,15 @@ class _HeldStore:
         return self._ref(together, sum(part.nbytes for part in parts), None, None)
 
     def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
-        with self._session.calls.aside(self) as aside:
-            attached = [self._beside(part, aside) for part in parts]
+        with self._session.calls.attachments(self) as attachments:
+            attached = [self._attachment(part, attachments) for part in parts]
             self._session.ask("hold", [encode_keep(KeepObjects(keys))], attached)
 
     @staticmethod
-    def _beside(part: HeldRef | memoryview, aside: CallAttachments) -> Any:
+    def _attachment(part: HeldRef | memoryview, attachments: CallAttachments) -> Any:
         if isinstance(part, HeldRef):
             return part
-        return aside.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
+        return attachments.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
 
     def _ref(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> HeldRef:
         ref = HeldRef(key, nbytes, dtype, shape)
@@ -84,7 +84,7 @@ class _HeldStore:
             if self._dropped is None:
                 self._dropped = SimpleQueue()
                 threading.Thread(target=self._drop, args=(self._dropped,), name="kaas-drops", daemon=True).start()
-        # it may be collected while its thread holds any lock at all, so another one tells the pool
+        # the reference may be collected while its thread holds any lock, so another thread drops the object
         finalize(ref, self._dropped.put, key).atexit = False
         return ref
 
@@ -93,7 +93,7 @@ class _HeldStore:
             self._session.calls.drop([key])
 
     def close(self) -> None:
-        """The pool has ended, and all that it held."""
+        """Take in that the pool has ended, and all objects that it held."""
         if self._dropped is not None:
             self._dropped.put(b"")
 
@@ -103,8 +103,8 @@ class ProcessSession(Session):
     """A session with a pool without Ray.
 
     Fields:
-        notice: the pool's address, and what else it says of itself. child: the pool's process, if this one has started
-        it. pid: this process.
+        notice: the pool's address and other facts that the pool published. child: the pool's process, if this process
+            has started it. pid: this process.
     """
 
     ray: ClassVar[bool] = False
@@ -123,20 +123,20 @@ class ProcessSession(Session):
 
     def alive(self) -> bool:
         """Return True if this process may use the session."""
-        return os.getpid() == self.pid  # one that was forked from it has no session
+        return os.getpid() == self.pid  # a process forked from it has no session
 
     def address(self) -> tuple[Address, str]:
         """Return the pool's address and this process's node; raise PoolStopped."""
-        self.gone = self._addressed  # then there is no line, or no longer: such a pool does not start again
+        self.gone = self._addressed  # a second call means that the connection is lost: such a pool does not start again
         self.check()
         self._addressed = True
         return self.notice.address, self.notice.node
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
-        """What there is a reference to is held already."""
+        """Do nothing: the pool holds the object of each reference already."""
 
     def drop(self, epoch: str, keys: list[bytes]) -> None:
-        """It goes with its reference."""
+        """Do nothing: the object is dropped with its reference."""
 
     def introduce(self, signature: FunctionSignature) -> None:
         """Tell the pool of a function."""
@@ -148,14 +148,14 @@ class ProcessSession(Session):
         raise needs_ray("kaas.invoke", self.name)
 
     def ask(self, what: str, frames: Sequence[bytes] = (), attached: Sequence[Any] = ()) -> list[Any]:
-        """What the pool answers.
+        """Send a query to the pool; return the frames of its reply.
 
         Raises:
             PoolStopped, KaasError
         """
         self.check()
-        answer: list[Any] = self.calls.ask(what, frames, attached).result()
-        return answer
+        reply: list[Any] = self.calls.ask(what, frames, attached).result()
+        return reply
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
         """Send an encoded cache command; return a future of its end."""
@@ -208,7 +208,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
     session = HERE.session
     assert session is None or isinstance(session, ProcessSession), "the caller refuses pools of another kind"
     place = PoolName(name)
-    if session is not None and not session.gone and _answers(session):
+    if session is not None and not session.gone and _is_there(session):
         _refuse_other(name, wanted, session.notice)
         return session, False
     while True:
@@ -217,7 +217,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
             if notice is None:
                 return _started(name, wanted, place), True
         session = ProcessSession(name, _client(), notice=notice)
-        if _answers(session):
+        if _is_there(session):
             _refuse_other(name, wanted, notice)
             return session, False
         place.wait_gone()
@@ -248,7 +248,7 @@ def _started(name: str, wanted: Config | None, place: PoolName) -> ProcessSessio
         ) from error
     try:
         child.wait_ready()
-    except BaseException:  # who does not wait any more has not started a pool
+    except BaseException:  # an interrupted wait leaves no pool
         child.process.kill()
         raise
     notice = place.running()
@@ -261,8 +261,8 @@ def _client() -> str:
     return f"{program_name()} process {os.getpid()}"
 
 
-def _answers(session: ProcessSession) -> bool:
-    """Whether the pool is there, and not about to end."""
+def _is_there(session: ProcessSession) -> bool:
+    """Return True if the pool replies, and is not about to end."""
     try:
         session.status()
     except PoolStopped:

@@ -1,4 +1,4 @@
-"""What a user's program calls: start a pool on Ray or attach to one, ask it, invoke kTasks and functions."""
+"""The functions of a user's program: start a pool on Ray or attach to one, query it, invoke kTasks and functions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def init(
     Args:
         address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
         ray: False for a pool without Ray.
-        config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
-        devices: short for Config(devices=...). Default: the GPUs that Ray finds, or this machine has; else two software
-            GPUs.
+        config: None takes a running pool as it is, or the defaults. A pool with another configuration refuses.
+        devices: short for Config(devices=...). Default: the GPUs that Ray finds, or that this machine has; else two
+            software GPUs.
         policy: short for Config(policy=...).
         record: short for Config(record=...).
         name: of the pool.
@@ -98,7 +98,7 @@ def shutdown() -> None:
 
 
 def status() -> Status:
-    """The pool's devices, executors, queue and functions at this moment.
+    """Return the pool's devices, executors, queue and functions at this moment.
 
     Raises:
         NotInitialized
@@ -108,7 +108,7 @@ def status() -> Status:
 
 
 def stats(reset: bool = False) -> Stats:
-    """Where requests spent their time and what the caches did, since the start or the last reset.
+    """Return the times of requests and the figures of the caches, since the start or the last reset.
 
     Raises:
         NotInitialized
@@ -121,7 +121,7 @@ def pardon(task_or_function: KTask | Function) -> bool:
     """Let a function that is in quarantine run again, and forget that it ended devices.
 
     Returns:
-        Whether it was in quarantine.
+        True if it was in quarantine.
 
     Raises:
         NotInitialized, InvalidRequest
@@ -194,9 +194,9 @@ def invoke(
         if all outputs together have no more than 100 KB.
 
     Raises:
-        NotInitialized, PoolStopped, InvalidRequest: here, for all that can be seen here. All other errors come, as a
-            KaasError, through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself
-            as `cause`.
+        NotInitialized, PoolStopped, InvalidRequest: here, for errors that can be seen here. All other errors come, as a
+            KaasError, through the ObjectRef: ray.get raises an error of the same class, with its fields and the error
+            itself as `cause`.
     """
     session = current_session()
     if isinstance(task_or_function, Function):

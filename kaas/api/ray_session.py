@@ -1,4 +1,4 @@
-"""A process's way to a pool on Ray: how one is started or found, and what it is told again when it starts anew."""
+"""The session with a pool on Ray: starts or finds the pool, and registers functions again when the pool restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kaas.wire.status.status import Status
 T = TypeVar("T")
 
 SOFTWARE_SLOTS = 16
-"""Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
+"""Software GPUs for all pools on a Ray that `init` starts."""
 LOCAL = "local"
 """The address that has Ray start a cluster of its own."""
 CONCURRENT_REQUESTS = 100_000
@@ -43,9 +43,9 @@ POOL_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "max_concurrency": CONCURRENT_REQUESTS,
     "max_restarts": -1,
-    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
+    "max_task_retries": -1,  # a kTask is pure, and other calls may be repeated
 }
-"""What Ray is told of a pool's actor."""
+"""The options of a pool's actor."""
 
 
 class _RayStore:
@@ -83,7 +83,7 @@ class RaySession(Session):
 
     @classmethod
     def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:
-        """A session that the pool knows of."""
+        """Return a session that the pool knows."""
         session = cls(name, programs.client(program_name()), pool=pool, invoke=pool.invoke, started_ray=started_ray)
         return session.watch().attend()
 
@@ -97,7 +97,7 @@ class RaySession(Session):
         return bool(ray.is_initialized())
 
     def watch(self, epoch: str = "") -> RaySession:
-        """Note the pool's end, so that calls after it say so at once, and when it starts again."""
+        """Note the pool's end, so that later calls fail at once, and each restart of it."""
         self.pool.next_epoch.remote(epoch).future().add_done_callback(partial(self._note, epoch))
         return self
 
@@ -107,7 +107,7 @@ class RaySession(Session):
             self.gone = True
             gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
             threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
-        else:  # in a thread of its own: Ray calls this in one that must not send
+        else:  # in a thread of its own: Ray calls this in a thread that must not send
             threading.Thread(target=self._go_on, args=(epoch, watched.result()), daemon=True).start()
 
     def _go_on(self, before: str, epoch: str) -> None:
@@ -132,7 +132,7 @@ class RaySession(Session):
         """Return the pool's address and this process's node; raise PoolStopped."""
         if not ray.is_initialized():
             raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
-        address: Address = self._answer(self.pool.address)
+        address: Address = self._reply(self.pool.address)
         return address, ray.get_runtime_context().get_node_id()
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
@@ -144,16 +144,16 @@ class RaySession(Session):
         self.calls.drop(keys, epoch)
 
     def introduce(self, signature: FunctionSignature) -> None:
-        """Tell the pool of a function."""
+        """Register a function with the pool, once."""
         self.check()
         if signature.key not in self.registered:
             spec, task = specs.encode(signature.spec), signature.task.to_msgpack()
             self.register(signature.key, lambda: self.pool.register.remote(spec, task))
 
-    def register(self, key: str, tell: Callable[[], Any]) -> None:
-        """Tell the pool of a function, now and in each later epoch of it."""
-        self.registered[key] = tell
-        tell()
+    def register(self, key: str, send: Callable[[], Any]) -> None:
+        """Register a function or an eTask with the pool, now and in each later epoch of it."""
+        self.registered[key] = send
+        send()
 
     def send(self, signature: FunctionSignature, message: bytes, refs: list[Any]) -> Any:
         """Invoke a function; return its ObjectRef, or a named tuple of them."""
@@ -165,37 +165,37 @@ class RaySession(Session):
         return outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
-        """Send an encoded cache command; return a future of its end."""
+        """Send an encoded cache command; return an ObjectRef of its end."""
         return self.pool.upkeep.remote(message, refs)
 
     def upkeep(self, message: bytes, refs: list[Any]) -> None:
         """Send an encoded cache command, and wait until it is done."""
-        self._answer(self.pool.upkeep, message, refs)
+        self._reply(self.pool.upkeep, message, refs)
 
     def status(self) -> Status:
         """Return the pool's status."""
-        status: Status = self._answer(self.pool.status)
+        status: Status = self._reply(self.pool.status)
         return status
 
     def stats(self, reset: bool) -> Stats:
         """Return the pool's figures, and begin anew if `reset`."""
-        stats: Stats = self._answer(self.pool.stats, reset)
+        stats: Stats = self._reply(self.pool.stats, reset)
         return stats
 
     def trace(self, seconds: float) -> bytes:
         """Return the pool's trace of so many seconds."""
-        trace: bytes = self._answer(self.pool.trace, seconds)
+        trace: bytes = self._reply(self.pool.trace, seconds)
         return trace
 
     def pardon(self, function: str) -> bool:
         """Lift a function's quarantine; return True if it was in quarantine."""
-        pardoned: bool = self._answer(self.pool.pardon, function)
+        pardoned: bool = self._reply(self.pool.pardon, function)
         return pardoned
 
     async def aside(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what a function returns in a process of its own, on a node with devices of the pool.
+        """Run a function in a process of its own, on a node with devices of the pool; return its value.
 
-        The process is one as eTasks' workers are. It reserves no device.
+        The process is a Ray worker, like those of eTasks. It reserves no device.
 
         Raises:
             KaasError: the function raised it. ExecutorDied: the process ended without a result.
@@ -218,8 +218,8 @@ class RaySession(Session):
             raise ExecutorDied(str(error), reason=str(error)) from error
         return value
 
-    def _answer(self, method: Any, *args: Any) -> Any:
-        """What the pool's actor answers.
+    def _reply(self, method: Any, *args: Any) -> Any:
+        """Call a method of the pool's actor; return its value.
 
         Raises:
             PoolStopped, KaasError
@@ -235,7 +235,7 @@ class RaySession(Session):
         """Stop the pool, and Ray if this session started it."""
         why = "was shut down"
         try:
-            # answers leave the actor in order: when the second is here, those of all who waited are
+            # replies leave the actor in order: after the second one all earlier replies have come
             if all(ray.get(self.pool.stop.remote()) for _ in range(2)):
                 ray.kill(self.pool)
             else:
@@ -270,7 +270,7 @@ def open_session(name: str, wanted: Config | None, address: str | None, here: bo
 
 
 def connect(address: str | None, wanted: Config | None) -> bool:
-    """Connect to Ray; whether that started one."""
+    """Connect to Ray; return True if that started a Ray."""
     if ray.is_initialized():
         return False
     if address not in (None, LOCAL):
@@ -279,7 +279,7 @@ def connect(address: str | None, wanted: Config | None) -> bool:
     software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
     try:
         ray.init(address, resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
-    except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
+    except ValueError:  # Ray has found a cluster to connect to, and raises this before it connects
         ray.init()
         return False
     return True
@@ -294,13 +294,13 @@ def _reach(address: str, **options: Any) -> None:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ray.exceptions.RayError) as error:
-        # Ray shows its token, unless told to, only to a Ray that it has found itself ("auto")
+        # by default Ray sends its token only to a Ray that it has found itself ("auto")
         hint = "" if "RAY_AUTH_MODE" in os.environ else "; if that Ray asks for a token, set RAY_AUTH_MODE=token"
         raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error
 
 
 def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]:
-    """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
+    """Return the running pool of this name and False, or a new pool and True. A new pool replaces an ending one."""
     gpus = int(cluster_resources().get("GPU", 0))
     actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS, **(_pinned() if here else {}))
     refused = False
@@ -314,7 +314,7 @@ def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]
             refused = True
         except KaasError as error:
             if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
-                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
+                ray.kill(pool)  # it never opened, or never will again: the name becomes free
             if not isinstance(error, PoolStopped):
                 raise plain(error) from None
         else:
@@ -322,7 +322,7 @@ def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]
 
 
 def _pinned() -> dict[str, Any]:
-    """What an actor is told that starts on this node, and again only there."""
+    """Return the options of an actor that starts, and restarts, on this node only."""
     node = ray.get_runtime_context().get_node_id()
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
@@ -341,7 +341,7 @@ def attach(name: str, address: str) -> None:
 
 
 def attach_running(name: str) -> Session:
-    """This process's session; without one, it is attached to the pool of this name.
+    """Return this process's session; a process without a session is attached to the pool of this name.
 
     Raises:
         NotInitialized: no such pool runs.
@@ -357,7 +357,7 @@ def attach_running(name: str) -> Session:
 
 
 def ray_address() -> str:
-    """Host and port of the Ray that this process is connected to."""
+    """Return host and port of the Ray that this process is connected to."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -378,7 +378,7 @@ def session_for(pool: str | None) -> Session:
 
 
 def ray_session_for(pool: str | None, what: str) -> RaySession:
-    """As `session_for`, for what only a pool on Ray does.
+    """Return the session as `session_for` does, for a feature (`what`) of pools on Ray only.
 
     Raises:
         NotInitialized, InvalidRequest
@@ -390,6 +390,6 @@ def ray_session_for(pool: str | None, what: str) -> RaySession:
 
 
 def plain(error: KaasError) -> KaasError:
-    """An error as it was raised, out of the class that Ray makes of it."""
+    """Return an error as it was raised, without Ray's wrapping class."""
     cause = getattr(error, "cause", error)
     return cause if isinstance(cause, KaasError) else error

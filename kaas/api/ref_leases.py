@@ -1,4 +1,4 @@
-"""The objects that a session has the pool hold, since calls name them by their keys only."""
+"""The objects that the pool holds for a session, since calls name them by their keys only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Held:
-    """A held reference. epoch: of the pool that was told; None: none yet."""
+    """A held reference. epoch: of the pool that holds it; None if no pool does yet."""
 
     ref: Any
     users: int = 0
@@ -22,7 +22,7 @@ class _Held:
 class RefLeases:
     """References that calls name, or functions for as long as they live, each held once.
 
-    `hold` has the pool hold references, and returns the epoch of the pool that was told, None if there is none now.
+    `hold` has the pool hold references, and returns the pool's epoch, None if there is no pool now.
     `drop` lets that epoch release them. The pool counts, so a drop may overtake a hold.
     """
 
@@ -45,16 +45,16 @@ class RefLeases:
                 if held.users == 1:
                     new.append(held)
             try:
-                self._tell(new)
+                self._hold_all(new)
             except BaseException:
                 self._subtract(keys)
                 raise
         return keys
 
-    def _tell(self, untold: Sequence[_Held]) -> None:
-        if untold:
-            epoch = self._hold([held.ref for held in untold])
-            for held in untold:
+    def _hold_all(self, new: Sequence[_Held]) -> None:
+        if new:
+            epoch = self._hold([held.ref for held in new])
+            for held in new:
                 held.epoch = epoch
 
     def release(self, keys: Iterable[bytes]) -> None:
@@ -77,7 +77,7 @@ class RefLeases:
         return unused
 
     def keep(self, owner: Any, refs: Sequence[Any]) -> None:
-        """Hold these for as long as their owner lives; again for the same owner changes nothing."""
+        """Hold references for as long as their owner lives. A second call for the same owner changes nothing."""
         if owner in self._kept:
             return
         keys = self.use(refs)
@@ -88,7 +88,7 @@ class RefLeases:
                 self._unkept = SimpleQueue()
                 threading.Thread(target=self._tidy, args=(self._unkept,), name="kaas-holds", daemon=True).start()
             unkept = self._unkept
-        if first:  # an owner may be collected while this thread holds any lock at all, so another one lets go
+        if first:  # an owner may be collected while this thread holds any lock, so another thread releases
             weakref.finalize(owner, unkept.put, keys).atexit = False
         else:
             self.release(keys)
@@ -98,9 +98,9 @@ class RefLeases:
             self.release(keys)
 
     def again(self, epoch: str) -> None:
-        """Have a pool that has started again, and is in this epoch now, hold what it has not been told of yet."""
+        """Have a restarted pool, which is in this epoch now, hold the references that it does not hold yet."""
         with self._lock:
-            self._tell([held for held in self._held.values() if held.epoch != epoch])
+            self._hold_all([held for held in self._held.values() if held.epoch != epoch])
 
     def close(self) -> None:
         """End the thread that releases references."""

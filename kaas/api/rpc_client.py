@@ -1,4 +1,4 @@
-"""What a session has asked its pool over a line, and has no answer yet: in each of the pool's lives anew."""
+"""The calls of a session to its pool that have no reply yet, sent again in each epoch of the pool."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from kaas.wire.packing import FunctionSignature, ObjectSink
 from kaas.wire.rpc.client_half import ClientHalf
 
 CONNECT_S = 30.0
-"""Within this a pool that runs says Welcome."""
+"""A running pool sends PoolWelcome within this time."""
 TAKEN_EVERY = 64
-"""After so many calls that nobody has waited for, what has come meanwhile is taken."""
+"""After so many calls that no caller has waited for, replies that have come are taken."""
 
 Make = Callable[[Sequence[Any]], Any]
 
 
 class PoolEndpoint(Protocol):
-    """How a session reaches its pool, as its calls see it."""
+    """The session as its calls use it, to reach the pool."""
 
     name: str
     id: str
 
     def address(self) -> tuple[messages.Address, str]:
-        """Return the address of the pool in its present epoch, and this node. Waits for a pool that starts again.
+        """Return the address of the pool in its present epoch, and this node. Wait for a pool that restarts.
 
         Raises:
-            PoolStopped: it does not.
+            PoolStopped: the pool does not restart.
         """
         ...
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
-        """Have the pool, in this epoch, hold the objects of references; waits for nothing. It counts."""
+        """Have the pool, in this epoch, hold the objects of references; do not wait. The pool counts the calls."""
         ...
 
     def drop(self, epoch: str, keys: list[bytes]) -> None:
-        """Undo it."""
+        """Undo `hold`."""
         ...
 
 
 @dataclass(slots=True)
 class _Epoch:
-    """The line to the pool in one of its lives, and the functions that it was told of on it."""
+    """The connection to the pool in one of its epochs, and the functions that were announced on it."""
 
     connection: Connection
     epoch: str
@@ -67,7 +67,7 @@ class _Epoch:
 
 
 class RpcClient:
-    """What a session has asked its pool, and the answers."""
+    """The calls of a session to its pool, and their replies."""
 
     def __init__(self, pool: PoolEndpoint) -> None:
         self._pool = pool
@@ -75,9 +75,9 @@ class RpcClient:
         self._numbers = count()
         self._makers: dict[str, Make] = {}
         self._outbox = Outbox()
-        self._holds = RefLeases(self._hold, pool.drop)
+        self._ref_leases = RefLeases(self._hold, pool.drop)
         self._receiver = ReplyReader(self._take, self._connection_lost)
-        self.lock = self._receiver.lock  # guards all that follows, and what is pending
+        self.lock = self._receiver.lock  # guards the fields below, and pending replies
         self._epoch: _Epoch | None = None
         self._ended: KaasError | None = None
         self._half: ClientHalf[PendingCall, Sequence[BlockLease]] = ClientHalf()  # abandoned calls hold leases
@@ -94,14 +94,14 @@ class RpcClient:
         """
         calls = cls(pool)
         if running_loop() is not None:
-            calls._renew_aside()
+            calls._renew_in_thread()
             return calls
         calls._epoch = calls._connected()
         with calls.lock:
             calls._receiver.use(calls._epoch.connection)
         return calls
 
-    # --- asking
+    # --- sending
 
     def submit(
         self,
@@ -114,10 +114,10 @@ class RpcClient:
         """Send an invocation.
 
         Args:
-            function: which runs.
+            function: the function to run.
             message: the encoded invocation.
-            attached: references, and what `aside` made of values, in the order of the message.
-            constants: the one of them that is held for as long as owner lives.
+            attached: references, and values as `attachments` took them, in the order of the message.
+            constants: the one of the references that is held for as long as owner lives.
             owner: the function's object in the program.
 
         Raises:
@@ -127,81 +127,81 @@ class RpcClient:
         if attached:
             refs = [item for item in attached if not isinstance(item, BlockLease | bytes) and item is not constants]
             if constants is not None:
-                self._holds.keep(owner, [constants])
-            keys = self._holds.use(refs) if refs else ()
+                self._ref_leases.keep(owner, [constants])
+            keys = self._ref_leases.use(refs) if refs else ()
         pending = PendingReply(self, next(self._numbers))
-        self._ask(PendingCall(pending, "", (message,), attached, keys, function, owner))
+        self._begin(PendingCall(pending, "", (message,), attached, keys, function, owner))
         return Future(pending, self._makers.get(function.key) or self._maker(function))
 
     def ask(self, what: str, frames: Sequence[Any] = (), attached: Sequence[Any] = ()) -> Future:
-        """Anything else of the pool; the value are the frames of its answer.
+        """Send a query to the pool; the future's value is the list of the reply's frames.
 
         Raises:
             PoolStopped, NotInitialized
         """
         pending = PendingReply(self, next(self._numbers))
-        self._ask(PendingCall(pending, what, frames, attached))
+        self._begin(PendingCall(pending, what, frames, attached))
         return Future(pending, list)
 
     def _maker(self, function: FunctionSignature) -> Make:
         make = self._makers[function.key] = outputs_from(function.task.outputs)
         return make
 
-    def aside(self, store: ObjectSink) -> CallAttachments:
-        """What `pack` takes for this session's store."""
-        return CallAttachments(store, self._set_aside)
+    def attachments(self, store: ObjectSink) -> CallAttachments:
+        """Return an object that `pack` takes in place of this session's store."""
+        return CallAttachments(store, self._copied)
 
-    def _set_aside(self, data: memoryview) -> BlockLease | bytes:
-        """A copy, so that its owner may write to it again."""
+    def _copied(self, data: memoryview) -> BlockLease | bytes:
+        """Copy a value, so that its owner may write to it again."""
         epoch = self._epoch
         shares = epoch is not None and epoch.connection.shares and not self._outbox.crowded
         return self._outbox.put(data) if shares else bytes(data)
 
     def introduce(self, function: FunctionSignature) -> None:
-        """Tell the pool of a function that is not called yet; the message needs no answer."""
+        """Announce a function to the pool before its first call; the message needs no reply."""
         self._check_process()
         epoch = self._epoch
         if epoch is not None and function.key not in epoch.introduced:
             self._introduce(epoch, function)
 
     def drop(self, keys: Sequence[bytes], of_epoch: str | None = None) -> None:
-        """Have the pool let go of objects; of_life: unless it is in another epoch by now."""
+        """Have the pool release objects. of_epoch: only if the pool is still in this epoch; None for any."""
         epoch = self._epoch
         if epoch is not None and of_epoch in (None, epoch.epoch):
             self._send(epoch, Drop(keys))
 
     def _hold(self, refs: list[Any]) -> str | None:
         epoch = self._epoch
-        if epoch is None:  # they are held with all others when there is one
+        if epoch is None:  # the next connection has the pool hold them with all others
             return None
         self._pool.hold(epoch.epoch, refs)
         return epoch.epoch
 
-    def _ask(self, asked: PendingCall) -> None:
+    def _begin(self, call: PendingCall) -> None:
         self._check_process()
-        number = asked.pending.number
+        number = call.pending.number
         with self.lock:
             ended, epoch = self._ended, self._epoch
             if ended is None:
-                self._half.begin(number, asked)
+                self._half.begin(number, call)
         if ended is not None:
-            self._holds.release(asked.keys)
+            self._ref_leases.release(call.keys)
             raise PoolStopped(ended.message, pool=self._pool.name)
         if epoch is not None:
-            self._post(epoch, asked)
+            self._post(epoch, call)
         if not number % TAKEN_EVERY:
             self._receiver.take_all()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
+            raise NotInitialized("this process was forked from one with a connection to a pool: it cannot use that")
 
-    def _post(self, epoch: _Epoch, asked: PendingCall) -> None:
-        function, number = asked.function, asked.pending.number
+    def _post(self, epoch: _Epoch, call: PendingCall) -> None:
+        function, number = call.function, call.pending.number
         if function is not None and function.key not in epoch.introduced:
             self._introduce(epoch, function)
-        attached, frames = placed(asked, epoch.connection.shares) if asked.attached else ((), asked.frames)
-        self._send(epoch, PoolQuery(number, asked.what, attached) if asked.what else Submit(number, attached), frames)
+        attached, frames = placed(call, epoch.connection.shares) if call.attached else ((), call.frames)
+        self._send(epoch, PoolQuery(number, call.what, attached) if call.what else Submit(number, attached), frames)
 
     def _introduce(self, epoch: _Epoch, function: FunctionSignature) -> None:
         self._send(epoch, AnnounceFunction(), (specs.encode(function.spec), function.task.to_msgpack()))
@@ -213,7 +213,7 @@ class RpcClient:
         except ConnectionLost:
             self._lost(epoch)
 
-    # --- answers
+    # --- replies
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         """Wait for a reply, timeout_s at most."""
@@ -232,15 +232,15 @@ class RpcClient:
         """Cancel a call whose future no program has any more."""
         number = pending.number
         with self.lock:
-            asked = self._half.open.get(number)
-            if asked is not None:
-                self._half.abandon(number, number, asked.leases or None)
+            call = self._half.open.get(number)
+            if call is not None:
+                self._half.abandon(number, number, call.leases or None)
             epoch = self._epoch
             self._receiver.unwatch(number)
-        if asked is None:
+        if call is None:
             return
-        if asked.keys:
-            self._holds.release(asked.keys)
+        if call.keys:
+            self._ref_leases.release(call.keys)
         if epoch is not None:
             self._send(epoch, CancelCall(number))
         self._receiver.wake()
@@ -248,9 +248,9 @@ class RpcClient:
     def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
         match header:
             case messages.CallResult(number=number):
-                self._answer(number, frames, None)
+                self._replied(number, frames, None)
             case messages.CallFailure(number=number, held=held):
-                self._answer(number, (), decode_error(frames[0]), held)
+                self._replied(number, (), decode_error(frames[0]), held)
             case messages.Release(number=number):
                 with self.lock:
                     leases = self._half.released(number)
@@ -260,24 +260,24 @@ class RpcClient:
             case messages.Refused():
                 self._refused(decode_error(frames[0]))
 
-    def _answer(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
+    def _replied(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         with self.lock:
-            asked, abandoned = self._half.replied(number)
-            leases = abandoned or (asked.leases if asked is not None and asked.attached else ())
+            call, abandoned = self._half.replied(number)
+            leases = abandoned or (call.leases if call is not None and call.attached else ())
             self._receiver.unwatch(number)
             if held:
                 self._half.held(number, leases)
         if not held:
             _release(leases)
-        if asked is not None:
-            if asked.keys:
-                self._holds.release(asked.keys)
-            asked.pending.end(frames, error)
+        if call is not None:
+            if call.keys:
+                self._ref_leases.release(call.keys)
+            call.pending.end(frames, error)
 
     # --- the pool's epochs
 
     def moved(self, epoch: str) -> None:
-        """The pool is in this epoch now."""
+        """Take in that the pool is in this epoch now."""
         known = self._epoch
         if known is not None and known.epoch != epoch:
             self._lost(known)
@@ -294,48 +294,48 @@ class RpcClient:
             self._epoch = None
             self._receiver.use(None)
         epoch.connection.close()
-        self._renew_aside()
+        self._renew_in_thread()
 
-    def _renew_aside(self) -> None:
-        threading.Thread(target=self._renew, name="kaas-line", daemon=True).start()
+    def _renew_in_thread(self) -> None:
+        threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
 
     def _renew(self) -> None:
-        """Ask a pool that has started again all that has no answer."""
+        """Connect to a pool that has restarted, and send it all calls without a reply."""
         try:
             epoch = self._connected()
         except KaasError as error:
             self.end(error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
             self.end(PoolStopped(f"pool {self._pool.name!r} cannot be reached: {error}", pool=self._pool.name))
             return
         with self.lock:
             if self._ended is None:
                 self._epoch = epoch
                 self._receiver.use(epoch.connection)
-            abandoned, unanswered = self._half.renewed()
+            abandoned, pending = self._half.renewed()
         if self._epoch is not epoch:
             epoch.connection.close()
             return
-        for leases in abandoned.values():  # what still runs with them is of the pool's last epoch, and of no caller
+        for leases in abandoned.values():  # requests that still use them are of an earlier epoch, and have no caller
             _release(leases)
-        self._holds.again(epoch.epoch)
-        self._post_again(epoch, unanswered)
+        self._ref_leases.again(epoch.epoch)
+        self._post_again(epoch, pending)
 
     def _welcomed_again(self, epoch: str) -> None:
-        """The connection broke and stands again; what was on its way may be lost."""
+        """Send calls again: the connection broke and is mended, so messages in between may be lost."""
         known = self._epoch
         if known is not None and known.epoch == epoch:
             known.introduced.clear()
             with self.lock:
-                unanswered = list(self._half.open.values())
-            self._post_again(known, unanswered)
+                pending = list(self._half.open.values())
+            self._post_again(known, pending)
 
-    def _post_again(self, epoch: _Epoch, unanswered: Sequence[PendingCall]) -> None:
-        for asked in unanswered:
-            self._post(epoch, asked)
-            if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
-                self._send(epoch, CancelCall(asked.pending.number))
+    def _post_again(self, epoch: _Epoch, pending: Sequence[PendingCall]) -> None:
+        for call in pending:
+            self._post(epoch, call)
+            if call.pending.cancelled:  # meanwhile, and CancelCall may have gone out before the call
+                self._send(epoch, CancelCall(call.pending.number))
 
     def _connected(self) -> _Epoch:
         end_s = monotonic() + CONNECT_S
@@ -343,34 +343,34 @@ class RpcClient:
             address, node = self._pool.address()
             try:
                 connection = connect(address, node, "client", self._pool.id, token_hex(8), CONNECT_S)
-            except ConnectionLost as error:  # the pool has just ended, and its address with it
+            except ConnectionLost as error:  # the pool has just ended, so the address is old
                 if monotonic() > end_s:
                     raise PoolStopped(f"pool {self._pool.name!r} does not answer", pool=self._pool.name) from error
             else:
                 return _Epoch(connection, address.epoch, set())
 
     def end(self, error: KaasError) -> None:
-        """Give every call that has no answer this one; further ones are refused."""
+        """End every call without a reply with an error; refuse further calls."""
         self._receiver.take_all()
         self._refused(error)
 
     def _refused(self, error: KaasError) -> None:
-        """Nothing more comes."""
+        """End all calls, and the connection: no more replies come."""
         with self.lock:
             if self._ended is not None:
                 return
             self._ended = error
             epoch, self._epoch = self._epoch, None
-            unanswered, abandoned = self._half.failed()
+            pending, abandoned = self._half.failed()
             self._receiver.close()
         if epoch is not None:
             epoch.connection.close()
         for leases in abandoned:
             _release(leases)
-        for asked in unanswered:
-            _release(asked.leases)
-            asked.pending.end(error=error)
-        self._holds.close()
+        for call in pending:
+            _release(call.leases)
+            call.pending.end(error=error)
+        self._ref_leases.close()
         self._outbox.close()
 
 

@@ -1,4 +1,4 @@
-"""A process's way to one pool: what it has told the pool, and what it can ask there, by Ray or without."""
+"""A process's session with one pool, on Ray or without: registered functions, pins, and queries to the pool."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class SessionObjects(ObjectSink, Protocol):
-    """Where objects are that outlive a request: Ray's store, or the pool itself."""
+    """The store of objects that outlive a request: Ray's, or the pool itself."""
 
     def put_all(self, values: tuple[Any, ...]) -> Any:
-        """One reference to several values, of which some may be references."""
+        """Return one reference to several values, of which some may be references."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Session(ABC):
-    """This process's way to one pool. What is asked there raises PoolStopped when the pool is gone.
+    """This process's session with one pool. Every query raises PoolStopped when the pool is gone.
 
     Fields:
-        ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
-        registered: how what a pool that starts again has to be told is told, by its key. pins: the orders for what this
-            program has pinned. gone: the pool has ended for good.
+        ray: True if the pool is on Ray. client: the tenant of requests that name no other.
+        registered: by key, the calls that register functions and eTasks with a restarted pool. pins: the commands for
+            this program's pins. gone: the pool has ended for good.
     """
 
     ray: ClassVar[bool]
@@ -62,7 +62,7 @@ class Session(ABC):
 
     @property
     def calls(self) -> RpcClient:
-        """Its calls; the first who asks for them connects to the pool.
+        """The session's calls; the first access connects to the pool.
 
         Raises:
             PoolStopped
@@ -78,7 +78,7 @@ class Session(ABC):
             return self._calls
 
     def end_calls(self, error: KaasError) -> None:
-        """Those without an answer get this one."""
+        """End the calls without a reply with an error."""
         with self._connecting:
             calls = self._calls
         if calls is not None:
@@ -86,7 +86,7 @@ class Session(ABC):
 
     @abstractmethod
     def address(self) -> tuple[Address, str]:
-        """Where the pool is in its present epoch, and the node of this process. Waits for a pool that starts again.
+        """Return the pool's address in its present epoch, and this process's node. Wait for a pool that restarts.
 
         Raises:
             PoolStopped
@@ -94,24 +94,24 @@ class Session(ABC):
 
     @abstractmethod
     def hold(self, epoch: str, refs: list[Any]) -> None:
-        """Have the pool, in this epoch of it, hold objects that calls are going to name; waits for nothing."""
+        """Have the pool, in this epoch of it, hold objects that calls are going to name; do not wait."""
 
     @abstractmethod
     def drop(self, epoch: str, keys: list[bytes]) -> None:
-        """Undo it."""
+        """Undo `hold`."""
 
     @property
     @abstractmethod
     def store(self) -> SessionObjects:
-        """Its objects."""
+        """The store of the session's objects."""
 
     @abstractmethod
     def alive(self) -> bool:
-        """Whether what it stands on is still there: Ray, for a pool on Ray."""
+        """Return True if this process may use the session: a pool on Ray needs Ray."""
 
     @abstractmethod
     def introduce(self, signature: FunctionSignature) -> None:
-        """Tell the pool of a function, once; the message needs no answer.
+        """Register a function with the pool, once; the message needs no reply.
 
         Raises:
             PoolStopped
@@ -119,11 +119,11 @@ class Session(ABC):
 
     @abstractmethod
     def send(self, signature: FunctionSignature, message: bytes, refs: list[Any]) -> Any:
-        """What `kaas.invoke` gives."""
+        """Invoke a function; return the value of `kaas.invoke`."""
 
     @abstractmethod
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
-        """Send an encoded CacheCommandSpec; gives what can be waited for."""
+        """Send an encoded CacheCommandSpec; return a future of its end, or on Ray an ObjectRef."""
 
     @abstractmethod
     def upkeep(self, message: bytes, refs: list[Any]) -> None:
@@ -139,7 +139,7 @@ class Session(ABC):
 
     @abstractmethod
     def trace(self, seconds: float) -> bytes:
-        """What the pool does for so long, as `kaas.pool.observing.tracing.chrome` takes it."""
+        """Trace the pool for so many seconds; return the trace, as `kaas.pool.observing.tracing.chrome` takes it."""
 
     @abstractmethod
     def pardon(self, function: str) -> bool:
@@ -147,12 +147,12 @@ class Session(ABC):
 
     @abstractmethod
     def shut_down(self) -> None:
-        """End the pool, once all who waited have their answers."""
+        """End the pool, once all waiting callers have their replies."""
 
 
 @dataclass(slots=True, eq=False)
 class CurrentSession:
-    """This process's session, if it has one, and who may change that."""
+    """This process's session, if it has one, and the lock for changing it."""
 
     session: Session | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -162,7 +162,7 @@ HERE = CurrentSession()
 
 
 def program_name() -> str:
-    """What a person calls the program of this process: the file name of its script, say."""
+    """Return a name for the program of this process, such as the file name of its script."""
     script = Path(sys.argv[0]) if sys.argv else Path()
     if script.name == "ipykernel_launcher.py":
         return "notebook"
@@ -172,7 +172,7 @@ def program_name() -> str:
 
 
 def needs_ray(what: str, pool: str) -> InvalidRequest:
-    """Of a pool without Ray something is asked that only one on Ray can do."""
+    """Return the error for a feature (`what`) that only pools on Ray have."""
     return InvalidRequest(f"{what} needs Ray, and pool {pool!r} runs without; kaas.call() runs kTasks there")
 
 

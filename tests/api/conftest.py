@@ -45,13 +45,13 @@ def both_task(n: int = N) -> kaas.KTask:
 
 
 def spin_task() -> kaas.KTask:
-    """Takes its "steps" in nanoseconds, about; "out" is a number that only depends on them."""
+    """Takes about "steps" nanoseconds; "out" is a number that depends on "steps" only."""
     out = kaas.Buffer("out", 1, "uint32")
     return kaas.KTask([kaas.Kernel(STEPS, "spin", 1, 1, [kaas.Out(out), kaas.Scalar("steps", "i64")])], [out])
 
 
 def crash_task() -> kaas.KTask:
-    """Writes to an address that nobody has."""
+    """Writes to an address outside all allocations."""
     out = kaas.Buffer("out", 1, "int32")
     return kaas.KTask([kaas.Kernel(STEPS, "crash", 1, 1, [kaas.Out(out)])], [out])
 
@@ -62,5 +62,5 @@ def numbers(n: int = N, seed: int = 0) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def pool(start: Callable[..., bool]) -> None:
-    """A pool of two small software devices; one for a module."""
+    """A pool of two small software devices, one pool for each module."""
     start(devices=[kaas.Device("software", DEVICE_BYTES)] * 2)

@@ -1,4 +1,4 @@
-"""A pool that answers what a test says, and the session of a program that speaks to it."""
+"""A pool whose replies a test sends, and the session of a program with a connection to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = specs.INLINE_INPUT_BYTES  # float32, so four times what goes into a mess
 
 
 class FakePool:
-    """One life of a pool: what arrives waits for the test, which answers."""
+    """One epoch of a pool: messages wait for the test, which replies."""
 
     def __init__(self) -> None:
         self.arrived: queue.Queue[tuple[Any, Any, Sequence[Any]]] = queue.Queue()
@@ -53,13 +53,13 @@ class FakePool:
         return address
 
     def expect(self, kind: type) -> tuple[Any, Sequence[Any]]:
-        """The next that arrives, which is of this kind."""
+        """Return the next message, which is of this kind."""
         self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
         assert type(header) is kind, header
         return header, frames
 
     def expect_submit(self) -> tuple[Submit, Sequence[Any]]:
-        """Likewise, after what introduces the function."""
+        """Return it likewise, after the announcement of the function."""
         self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
         return self.expect(Submit) if isinstance(header, AnnounceFunction) else (header, frames)
 
@@ -77,7 +77,7 @@ class FakePool:
 
 @dataclass(eq=False)
 class Ref:
-    """Names an object."""
+    """A reference to an object."""
 
     number: int
 
@@ -90,19 +90,19 @@ class FakeStore:
 
     @staticmethod
     def put(value: Any) -> Any:
-        raise AssertionError(f"{value!r} does not go beside the call")
+        raise AssertionError(f"{value!r} is not attached to the call")
 
     @staticmethod
     def complete(refs: Sequence[Any]) -> bool:
-        assert refs, "nobody asks of none"
+        assert refs, "no caller asks about no references"
         return True
 
 
 @dataclass(eq=False)
 class FakeSession:
-    """What calls see of a session: its pools, one life after the other; after the last there is none."""
+    """A session as calls use it: with one epoch of the pool after the other, and no pool after the last."""
 
-    lives: list[FakePool]
+    epochs: list[FakePool]
     name: str = "fake"
     id: str = "0123"
     held: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -110,16 +110,16 @@ class FakeSession:
     moved_on: threading.Event = field(default_factory=threading.Event)
 
     def address(self) -> tuple[messages.Address, str]:
-        if not self.lives:
+        if not self.epochs:
             self.moved_on.set()
             raise PoolStopped("pool 'fake' is gone", pool="fake")
-        return self.lives.pop(0).address, "here"
+        return self.epochs.pop(0).address, "here"
 
-    def hold(self, life: str, refs: list[Any]) -> None:
-        self.held.append((life, refs))
+    def hold(self, epoch: str, refs: list[Any]) -> None:
+        self.held.append((epoch, refs))
 
-    def drop(self, life: str, keys: list[bytes]) -> None:
-        calls_of(self).drop(keys, life)
+    def drop(self, epoch: str, keys: list[bytes]) -> None:
+        calls_of(self).drop(keys, epoch)
 
 
 @pytest.fixture
@@ -138,12 +138,12 @@ def session(pool: FakePool) -> Iterator[FakeSession]:
 
 
 def sent(session: FakeSession, task: kaas.KTask | None = None, **inputs: Any) -> kaas.Future:
-    """A call; without inputs, of a kTask with two."""
+    """Send a call; without inputs, of a kTask with two."""
     task = task or add_task()
     signature, calls = FunctionSignature.of(task), calls_of(session)
-    with calls.aside(FakeStore()) as aside:
+    with calls.attachments(FakeStore()) as attachments:
         given = inputs or {"a": numbers(), "b": numbers(seed=1)}
-        return calls.submit(signature, *pack(signature, given, None, CallOptions("client"), aside))
+        return calls.submit(signature, *pack(signature, given, None, CallOptions("client"), attachments))
 
 
 def calls_of(session: FakeSession) -> RpcClient:

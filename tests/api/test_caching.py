@@ -1,4 +1,4 @@
-"""Objects on the devices before anybody reads them, and for as long as somebody wants them there."""
+"""Objects on the devices: loaded before a request reads them, and pinned until a program unpins them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing_cached() -> None:
 
 
 def tiers(function: str | None = None) -> dict[str, TierStats]:
-    """What there is of one function, or of the only one, by tier."""
+    """Return the figures of one function, or of the only one, by tier."""
     found = [tier for tier in kaas.stats(reset=True).tiers if function in (None, tier.function)]
     assert len({tier.function for tier in found}) <= 1
     return {tier.tier: tier for tier in found}
@@ -94,7 +94,7 @@ def test_a_prefetched_function_has_its_constants_there() -> None:
     kaas.flush(add)
     ray.get(add.remote(b=weights))
     missed = tiers()["device"]
-    assert (missed.compulsory, missed.capacity) == (1, 0)  # a flush drives nobody out
+    assert (missed.compulsory, missed.capacity) == (1, 0)  # a flush is no eviction for room
     assert ray.get(kaas.prefetch(kaas.register(scale_task(N)))) is None
 
 
@@ -126,7 +126,7 @@ def test_a_pin_outlives_its_executor() -> None:
     assert before.info is not None
     os.kill(before.info.pid, signal.SIGKILL)
     np.testing.assert_allclose(scale(kaas.put(numbers(N, seed=1))), 2 * numbers(N, seed=1))
-    kaas.flush()  # comes after what the new executor was told first
+    kaas.flush()  # comes after the first commands to the new executor
     kaas.stats(reset=True)
     scale(pinned)
     assert tiers()["device"].misses == 0
@@ -134,7 +134,7 @@ def test_a_pin_outlives_its_executor() -> None:
 
 
 class Owner:
-    """Owns an object that dies with it."""
+    """An actor that owns an object, which ends with it."""
 
     def make(self) -> list[Any]:
         self.ref = ray.put(numbers(N))
@@ -158,7 +158,7 @@ def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
     assert before.info is not None
     ray.kill(owner)
     with pytest.raises(ray.exceptions.ObjectLostError):
-        get_for_ever(ref)  # until Ray has noticed, its object is still to be had
+        get_for_ever(ref)  # until Ray has noticed, its object can still be fetched
     os.kill(before.info.pid, signal.SIGKILL)
     after = before
     while after.worker == before.worker or "loading" in {pin.state for pin in after.pins}:

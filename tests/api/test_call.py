@@ -43,7 +43,7 @@ def fresh_stats(pool: None) -> None:  # noqa: ARG001 - the pool comes first
 
 
 def until(reached: Callable[[Status], bool]) -> Status:
-    """Ask the pool until its status is so."""
+    """Poll the pool until its status meets a condition."""
     while not reached(status := kaas.status()):
         pass
     return status
@@ -68,7 +68,7 @@ def fail() -> None:
 
 
 class Gate:
-    """Values that come into being when the test says so."""
+    """Values that are computed when the test lets them."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()

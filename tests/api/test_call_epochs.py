@@ -1,4 +1,4 @@
-"""Calls across the lives of a pool: asked again where it starts again, ended where it is gone."""
+"""Calls across the epochs of a pool: sent again to a restarted pool, ended with a pool that is gone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def next_pool() -> Iterator[FakePool]:
     pool.close()
 
 
-# --- the pool's lives
+# --- the pool's epochs
 
 
 def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
-    session.lives.append(next_pool)
+    session.epochs.append(next_pool)
     ref = Ref(3)
     futures = [sent(session), sent(session, a=ref, b=numbers())]
     known = [pool.expect_submit()[0], pool.expect(Submit)[0]]
@@ -54,7 +54,7 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
 
 
 class Slow(FakeSession):
-    """Its next pool is there when the test says so."""
+    """A session whose next pool starts when the test lets it."""
 
     may_go_on = threading.Event()
 
@@ -81,9 +81,9 @@ def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool,
 
 def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, next_pool: FakePool) -> None:
     class Cancelling(FakeSession):
-        def hold(self, life: str, refs: list[Any]) -> None:
-            super().hold(life, refs)
-            if life == next_pool.address.epoch:
+        def hold(self, epoch: str, refs: list[Any]) -> None:
+            super().hold(epoch, refs)
+            if epoch == next_pool.address.epoch:
                 future.cancel()
 
     session = Cancelling([pool, next_pool])
@@ -110,7 +110,7 @@ def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, p
 
 
 def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
-    session.lives.append(next_pool)
+    session.epochs.append(next_pool)
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]
         pool.close()

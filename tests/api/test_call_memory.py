@@ -1,4 +1,4 @@
-"""What stands beside a call: shared memory and references, which a request holds as long as it may read them."""
+"""The attachments of a call: shared memory and references, which a request holds as long as it may read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 __all__ = ["pool", "session"]
 
 
-# --- what stands beside
+# --- attachments
 
 
 def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) -> None:
@@ -108,7 +108,7 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
             {"a": numbers(), "b": numbers()},
             None,
             CallOptions("client"),
-            calls.aside(FakeStore()),
+            calls.attachments(FakeStore()),
             constants,
         )
         future = calls.submit(signature, message, attached, constants, owner)

@@ -1,4 +1,4 @@
-"""Calls over a line, with a pool that answers what the test says: values, errors, who waits, and the pool's lives."""
+"""Calls over a connection, to a pool whose replies the test sends: values, errors, waiting threads, event loops."""
 
 from __future__ import annotations
 

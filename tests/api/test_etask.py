@@ -37,7 +37,7 @@ def pool_of_two(start: Callable[..., bool]) -> None:
 
 @kaas.etask
 def counted(x: int = 0, *, y: int = 0) -> tuple[int, int, int]:
-    """The sum, how often this was called here, and where."""
+    """Return the sum, the number of calls in this process, and the process."""
     global calls
     calls += 1
     return x + y, calls, os.getpid()
@@ -45,7 +45,7 @@ def counted(x: int = 0, *, y: int = 0) -> tuple[int, int, int]:
 
 @kaas.etask(num_gpus=1)
 class _Account:
-    """Keeps a sum, and writes it down in the end."""
+    """Keeps a sum, and writes it to a file at the end."""
 
     def __init__(self, start: int = 0, book: str = "") -> None:
         self.sum = start
@@ -73,7 +73,7 @@ def same(value: Any, *more: Any, **named: Any) -> Any:
 
 @kaas.etask
 def held(gate: str, log: str = "") -> int:
-    """Says that it runs, and waits until somebody opens the gate."""
+    """Reports that it runs, and waits until the gate opens."""
     if log:
         with Path(log).open("a") as written:
             written.write("ran\n")
@@ -83,7 +83,7 @@ def held(gate: str, log: str = "") -> int:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """What `held` waits for. Opening it waits until `held` runs."""
+    """The gate that `held` waits for. Opening it waits until `held` runs."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     return path
@@ -94,7 +94,7 @@ def get(ref: Any) -> Any:
 
 
 def raised(ref: Any) -> Any:
-    """The error that a reference holds, as it was before Ray wrapped it."""
+    """Return the error of a reference, without Ray's wrapping."""
     with pytest.raises(errors.KaasError) as caught:
         get(ref)
     return caught.value.cause  # type: ignore[attr-defined]  # Ray's

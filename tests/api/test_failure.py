@@ -1,4 +1,4 @@
-"""Failures of executors as callers see them through Ray: their words arrive, and the process that said them ends."""
+"""Failures of executors as callers see them through Ray: the error arrives, and the executor's process ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checked_task() -> kaas.KTask:
 
 
 def raised(ref: Any) -> Any:
-    """The error that a reference holds, as it was before Ray wrapped it."""
+    """Return the error of a reference, without Ray's wrapping."""
     with pytest.raises(errors.KaasError) as caught:
         ray.get(ref, timeout=PATIENCE_S)
     return caught.value.cause  # type: ignore[attr-defined]  # Ray's
@@ -115,7 +115,7 @@ def test_an_executor_that_somebody_has_stopped_is_replaced() -> None:
 
 
 class Stdout(io.StringIO):
-    """A driver's stdout, which tells when something has been written to it."""
+    """A driver's stdout, with an event that is set once a text was written to it."""
 
     def __init__(self, awaited: str) -> None:
         super().__init__()

@@ -46,14 +46,14 @@ def fresh_stats(pool: None) -> None:  # noqa: ARG001 - the pool comes first
 
 
 def until(reached: Callable[[Status], bool]) -> Status:
-    """Ask the pool until its status is so."""
+    """Poll the pool until its status meets a condition."""
     while not reached(status := kaas.status()):
         pass
     return status
 
 
 class Gate:
-    """Values that come into being when the test says so."""
+    """Values that are computed when the test lets them."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -128,7 +128,7 @@ def test_many_at_once_each_with_its_own_result() -> None:
 
 
 def test_code_that_is_only_named() -> None:
-    """Nothing of it travels: kaas, which is where the executor is, provides its own kernels."""
+    """No code is sent: the executor's kaas provides its own kernels."""
     named = kaas.Library.provided("kaas", "nearest_neighbours", version("kaas-gpu"))
     x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
     kernel = named.kernel("vadd", grid=4, block=256, args=[kaas.InOut(y), kaas.In(x), kaas.u32(N)])

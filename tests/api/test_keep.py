@@ -51,7 +51,7 @@ def scale(x: Any, factor: float = 2) -> NDArray[np.float32]:
 
 
 def tiers() -> dict[str, TierStats]:
-    """Of the only function and device."""
+    """Return the figures of the only function and device."""
     found = kaas.stats(reset=True).tiers
     assert len({(tier.function, tier.device) for tier in found}) <= 1
     return {tier.tier: tier for tier in found}
@@ -269,13 +269,13 @@ def test_some_of_several_outputs() -> None:
 
 
 def known_to_the_pool(name: str) -> bool:
-    """Whether anybody has a reference to this object of the pool's, as far as Ray has told it."""
+    """Return True if a process has a reference to this object of the pool, as far as Ray has told the pool."""
     pool = ray.get_actor("kaas", namespace="kaas")
     return bool(ray.get(pool.__ray_call__.remote(lambda _: name in references())))
 
 
 def test_what_nobody_can_name_is_not_written_back() -> None:
-    ray.get(kaas.prefetch(kaas.put(np.zeros(4 * N, np.float32))))  # drives out everything, arenas too
+    ray.get(kaas.prefetch(kaas.put(np.zeros(4 * N, np.float32))))  # evicts everything, arenas too
     kaas.flush()
     ref = kaas.put(numbers(N))
     kaas.stats(reset=True)
@@ -284,18 +284,18 @@ def test_what_nobody_can_name_is_not_written_back() -> None:
         name = ray.get(keep(ref))._value.hex()
         until(lambda: not known_to_the_pool(name))  # noqa: B023 - it is called at once
         evicted += [tier.evictions for tier in [tiers().get("device")] if tier]
-    assert sum(evicted) <= 4  # there is room for three beside the input
+    assert sum(evicted) <= 4  # there is room for three and the input
 
 
 def store_bytes() -> float:
-    """What Ray's object store holds, as of some time ago."""
+    """Return the bytes in Ray's object store, as of some time ago."""
     name = "object_store_memory"
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return float(ray.cluster_resources()[name]) - free.get(name, 0.0)  # type: ignore[no-untyped-call]
 
 
 def test_nothing_is_left_when_nobody_can_name_it() -> None:
-    """200 times 256 KB went to the store; 8 MB that are put there afterwards tell that what is read is up to date."""
+    """200 times 256 KB went to the store; 8 MB that are put there afterwards show that the figure is up to date."""
     for number in range(200):
         y = keep(numbers(N))
         if number % 3:
@@ -312,7 +312,7 @@ def test_nothing_is_left_when_nobody_can_name_it() -> None:
 
 
 def test_an_output_that_ends_with_its_pool_is_lost() -> None:
-    """The last test: there is no pool after it."""
+    """This test comes last: there is no pool after it."""
     resident = ray.get(keep(numbers(N)))
     ray.kill(ray.get_actor("kaas", namespace="kaas"))
     with pytest.raises(ResultLost, match="is gone") as caught:

@@ -54,9 +54,9 @@ def test_constants_stay_on_the_device_and_give_way() -> None:
 
     assert [loaded(model), loaded(model)] == [2, 0]
     assert len(executor.cached()) == 2
-    assert loaded(other) == 2  # equal constants, but nobody has to compare them
+    assert loaded(other) == 2  # the constants are equal, but are not compared
     for _ in range(6):
-        loaded(adder(LARGEST))  # of models that nobody can name any more: the room is for whoever comes
+        loaded(adder(LARGEST))  # of models that no variable names any more: their room is free
     assert executor.cache.used_bytes <= executor.cache.device.capacity_bytes
     assert [loaded(model), loaded(model)] == [2, 0]
 

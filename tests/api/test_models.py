@@ -31,7 +31,7 @@ def function(pool: None) -> kaas.Function:  # noqa: ARG001
 
 
 def check(refs: Any, x: Any) -> None:
-    """What an invocation gives, and that it is right."""
+    """Return the outputs of an invocation; check them."""
     for ref, right in zip(refs, expected(x), strict=True):
         np.testing.assert_array_equal(ray.get(ref), right)
 
@@ -145,7 +145,7 @@ def test_caches_take_all_of_it() -> None:
     kaas.pin(doubler(1, 2).register())
     pins = [(pin.target, pin.state) for device in kaas.status().devices for pin in device.pins]
     assert pins == [("adder-1, adder-8", "held"), ("doubler-1, doubler-2", "held")]
-    kaas.flush(function)  # what is pinned stays
+    kaas.flush(function)  # pinned objects stay
     check(function.remote(**inputs(1)), inputs(1)["x"])
     kaas.unpin(function)
     kaas.unpin()

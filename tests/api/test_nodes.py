@@ -1,4 +1,4 @@
-"""A pool over two nodes, one of which goes: that of some executors, and that of the pool."""
+"""A pool over two nodes, one of which ends: the node of some executors, and the node of the pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "hea
 
 
 class Nodes:
-    """Beside the first, which has no device, two nodes with one each; the pool lives on `home`."""
+    """Two nodes with one device each, besides the first node without any; the pool runs on `home`."""
 
     def __init__(self) -> None:
         first = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
@@ -64,7 +64,7 @@ def spins_on_both() -> list[Any]:
 
 
 def until_all_are_up() -> list[str]:
-    """The nodes of the executors, by device."""
+    """Return the nodes of the executors, by device."""
     while not all(device.info for device in kaas.status().devices):
         pass
     return [device.info.node for device in kaas.status().devices if device.info is not None]

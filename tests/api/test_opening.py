@@ -1,4 +1,4 @@
-"""Programs that end, or are interrupted, while the pool that they start opens: it is out of the way then."""
+"""Programs that end, or are interrupted, while the pool that they start opens: the pool then ends too."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         each.communicate()
 
 
-def said(file: int) -> list[str]:
-    """The next line; an unbuffered program writes it in pieces."""
+def words(file: int) -> list[str]:
+    """Return the words of the next line; an unbuffered program writes it in pieces."""
     line = b""
     while not line.endswith(b"\n"):
         assert readable(file)
@@ -86,7 +86,7 @@ def opening(folder: Path) -> int:
     """A descriptor of the pool's process, which does not get any further."""
     begun = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        [pid] = said(begun)
+        [pid] = words(begun)
     finally:
         os.close(begun)
     watched = pidfd(int(pid))
@@ -104,11 +104,11 @@ def test_a_pool_whose_program_is_killed_while_it_opens_ends(
 ) -> None:
     first = program(WAITS)
     pool = opening(tmp_path)
-    second = program("print(init(), flush=True)")  # it waits for what becomes of the first
+    second = program("print(init(), flush=True)")  # it waits until the first has opened its pool, or has ended
     first.kill()
     ends(pool)
     assert second.stdout is not None
-    assert said(second.stdout.fileno()) == ["True"]
+    assert words(second.stdout.fileno()) == ["True"]
 
 
 def test_a_program_that_is_interrupted_while_its_pool_opens_can_start_another(
@@ -119,7 +119,7 @@ def test_a_program_that_is_interrupted_while_its_pool_opens_can_start_another(
     only.send_signal(signal.SIGINT)
     ends(pool)
     assert only.stdout is not None
-    began, pid = said(only.stdout.fileno())
+    began, pid = words(only.stdout.fileno())
     assert began == "True"
     again = pidfd(int(pid))
     assert again is not None

@@ -1,4 +1,4 @@
-"""What nobody can mean by an invocation's options is refused where they are given."""
+"""Invalid options of an invocation are refused where the program gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invocations as messages: what goes inline, what by reference, and that the executor sees what the driver meant."""
+"""Invocations as messages: inline values, references, and the same inputs at the executor as at the driver."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.exporters import DeviceArray, Exporter
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-    """A reference to a value that lies in this process."""
+    """A reference to a value in this process."""
 
     number: int
     value: Any

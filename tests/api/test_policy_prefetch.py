@@ -1,4 +1,4 @@
-"""A policy that loads what waiting requests will read, and drops what it does not like, through Ray."""
+"""A policy that loads inputs of waiting requests, and drops objects, through Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 1_000_000_000
 
 
 class LooksAhead(FirstComeFirstServed):
-    """Prefetches what every request reads; evicts small objects as soon as they have come."""
+    """Prefetches the inputs of every request; evicts small objects as soon as they are loaded."""
 
     small: frozenset[bytes | None] = frozenset()
     worker: int | None = None

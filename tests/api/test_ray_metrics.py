@@ -21,11 +21,11 @@ from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.patience import PATIENCE_S
 
 AGENT = ("aiohttp", "opencensus", "opentelemetry")
-"""What Ray's agents are made with: they come with ray[default]."""
+"""Modules that Ray's agents need: they come with ray[default]."""
 
 OFTEN = {"metrics_report_interval_ms": 1000}
 LABELS = ("pool", "client", "outcome", "stage", "tier", "state", "le")
-"""Those that KaaS gives; Ray has some of its own."""
+"""The labels that KaaS sets; Ray adds some of its own."""
 
 pytestmark = [
     pytest.mark.ray,
@@ -47,10 +47,10 @@ def port(own_ray: None) -> Iterator[int]:  # noqa: ARG001 - none runs
 
 
 def scraped(port: int) -> Samples:
-    """KaaS' own, by name and the labels that KaaS gives; nothing while the agent starts."""
+    """Return KaaS's series, by name and the labels that KaaS sets; none while the agent starts."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
-            text = bytes(answer.read()).decode()
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as reply:
+            text = bytes(reply.read()).decode()
     except URLError:
         return {}
     return {
@@ -66,7 +66,7 @@ def labelled(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]
 
 
 def exported() -> set[str]:
-    """Names of all series."""
+    """Return the names of all series."""
     histogram = ("_bucket", "_sum", "_count")
     return {
         f"ray_{metric.name}{suffix}"

@@ -40,8 +40,8 @@ def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatc
         assert stats.policy_events >= 2 * REQUESTS
     finally:
         kaas.shutdown()
-    told = replay(tmp_path / "run.jsonl")
-    assert (told.epochs, told.difference) == (1, None)
+    replayed = replay(tmp_path / "run.jsonl")
+    assert (replayed.epochs, replayed.difference) == (1, None)
     text = (tmp_path / "run.jsonl").read_text()
     assert f'"policy":"{policy}"' in text
     assert '["WorkerGone"' in text
@@ -50,7 +50,7 @@ def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatc
 
 
 def iter_devices() -> Iterator[DeviceStatus]:
-    """The pool's devices, looked at until somebody has seen enough."""
+    """Yield the pool's devices again and again, until the caller stops."""
     while True:
         yield from kaas.status().devices
 

@@ -1,4 +1,4 @@
-"""What a session has the pool hold, over the pool's lives: each of them counts, so each is told once."""
+"""References that a pool holds for a session, over the pool's epochs: each epoch counts, so each gets them once."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ class Ref:
         return self._key
 
 
-class Told:
-    """What a pool hears in its lives, of which there may be none just now."""
+class FakePool:
+    """The holds and drops that a pool gets in its epochs; there may be no pool at a time."""
 
     def __init__(self) -> None:
-        self.life: str | None = "first"
+        self.epoch: str | None = "first"
         self.held: list[tuple[str, list[bytes]]] = []
         self.dropped: list[tuple[str, list[bytes]]] = []
-        self.holds = RefLeases(self.hold, lambda life, keys: self.dropped.append((life, keys)))
+        self.leases = RefLeases(self.hold, lambda epoch, keys: self.dropped.append((epoch, keys)))
 
     def hold(self, refs: list[Any]) -> str | None:
-        if self.life is not None:
-            self.held.append((self.life, [ref.binary() for ref in refs]))
-        return self.life
+        if self.epoch is not None:
+            self.held.append((self.epoch, [ref.binary() for ref in refs]))
+        return self.epoch
 
 
-def test_a_life_that_was_told_already_is_not_told_again() -> None:
-    told = Told()
-    old = told.holds.use([Ref(b"old")])
-    told.life = "second"
-    new = told.holds.use([Ref(b"new"), Ref(b"new")])
-    told.holds.again("second")
-    told.holds.again("second")
-    assert told.held == [("first", [b"old"]), ("second", [b"new"]), ("second", [b"old"])]
-    told.holds.release([*old, *new])
-    assert told.dropped == [("second", [b"old", b"new"])]
+def test_an_epoch_that_holds_a_reference_gets_it_once() -> None:
+    pool = FakePool()
+    old = pool.leases.use([Ref(b"old")])
+    pool.epoch = "second"
+    new = pool.leases.use([Ref(b"new"), Ref(b"new")])
+    pool.leases.again("second")
+    pool.leases.again("second")
+    assert pool.held == [("first", [b"old"]), ("second", [b"new"]), ("second", [b"old"])]
+    pool.leases.release([*old, *new])
+    assert pool.dropped == [("second", [b"old", b"new"])]
 
 
-def test_only_the_life_that_was_told_has_to_let_go() -> None:
-    told = Told()
-    old = told.holds.use([Ref(b"old")])
-    told.life = None
-    between = told.holds.use([Ref(b"between")])
-    told.holds.release(between)
-    told.life = "second"
-    told.holds.release(old)
-    told.holds.again("second")
-    assert told.held == [("first", [b"old"])]
-    assert told.dropped == [("first", [b"old"])]
+def test_only_the_epoch_that_holds_a_reference_releases_it() -> None:
+    pool = FakePool()
+    old = pool.leases.use([Ref(b"old")])
+    pool.epoch = None
+    between = pool.leases.use([Ref(b"between")])
+    pool.leases.release(between)
+    pool.epoch = "second"
+    pool.leases.release(old)
+    pool.leases.again("second")
+    assert pool.held == [("first", [b"old"])]
+    assert pool.dropped == [("first", [b"old"])]

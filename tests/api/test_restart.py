@@ -1,4 +1,4 @@
-"""The pool's process is killed: another takes over its executors and its functions, and every request is answered."""
+"""The pool's process is killed: another takes over its executors and functions, and every request gets its reply."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def pool(start: Callable[..., bool]) -> None:
 
 
 def executors() -> list[int]:
-    """The processes of the executors, by device."""
+    """Return the processes of the executors, by device."""
     return [0 if device.info is None else device.info.pid for device in kaas.status().devices]
 
 
 def kill_pool() -> int:
-    """SIGKILL; the process that there was."""
+    """Kill the pool with SIGKILL; return its process id."""
     pid = kaas.status().pid
     os.kill(pid, signal.SIGKILL)
     return pid
@@ -80,7 +80,7 @@ def test_functions_are_known_and_caches_are_warm() -> None:
     np.testing.assert_array_equal(ray.get(pending), numbers() + numbers(seed=1))
     labels = kaas.status().functions
     session = current_session()
-    session.registered.clear()  # so that this driver cannot tell the pool again
+    session.registered.clear()  # so that this driver cannot register its functions again
     kill_pool()
     assert kaas.status().functions == labels
     spread = [function.remote(b=b) for _ in range(8)]
@@ -162,10 +162,10 @@ def test_a_kept_output_is_lost_and_says_so() -> None:
 def test_requests_that_keep_their_outputs_run_where_they_have_run_before() -> None:
     x = numbers(LARGE)
     kept = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": n}, keep=True) for n in range(8)]
-    os.kill(kaas.status().pid, signal.SIGKILL)  # some have ended; nobody has their answers yet
+    os.kill(kaas.status().pid, signal.SIGKILL)  # some have ended; no caller has their replies yet
     for number, ref in enumerate(kept):
         resident = ray.get(ref, timeout=PATIENCE_S)
-        with contextlib.suppress(errors.ResultLost):  # its answer was on its way already
+        with contextlib.suppress(errors.ResultLost):  # its reply was sent already
             np.testing.assert_array_equal(resident.get(), x * np.float32(number))
 
 
@@ -190,7 +190,7 @@ def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
     kill_pool()
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(once, timeout=PATIENCE_S)
-    with gate.open("r+b", buffering=0):  # never waits, and lets everybody in who asks meanwhile
+    with gate.open("r+b", buffering=0):  # never waits, and lets all in that come meanwhile
         assert ray.get(again, timeout=PATIENCE_S) == 1
     assert log.read_text().count("0") == 1
 
@@ -286,4 +286,4 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidConfig, match="store"):
         kaas.init(config=kaas.Config(devices=DEVICES[:1], store=str(tmp_path)))
     kaas.init(devices=DEVICES)
-    assert kaas.status().functions == ()  # those of pools without a store of their own went with these
+    assert kaas.status().functions == ()  # functions of pools without a store of their own end with the pools

@@ -32,7 +32,7 @@ def test_the_pool_knows_the_slots_of_its_executors() -> None:
 
 
 def spinning(steps: int, **options: Any) -> Any:
-    """A request that runs already, and some nanoseconds more."""
+    """Start a request of about so many nanoseconds; return it once it runs."""
     spin = kaas.invoke(spin_task(), {}, scalars={"steps": steps}, **options)
     while not kaas.status().running:
         pass

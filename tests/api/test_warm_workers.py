@@ -32,19 +32,19 @@ def two_warm_workers(start: Callable[..., bool]) -> None:
     start(config=kaas.Config(devices=devices, policy="exclusive", etask_workers=2))
 
 
-def asked(counter: Any) -> Any:
+def called(counter: Any) -> Any:
     return ray.get(counter.remote(), timeout=PATIENCE_S)
 
 
 def test_as_many_as_are_allowed_keep_their_state() -> None:
     counter: Any = kaas.etask(Counter)
     a, b, c = (counter.bind(name) for name in "abc")
-    first = [asked(a), asked(b)]
-    again = [asked(a), asked(b)]
+    first = [called(a), called(b)]
+    again = [called(a), called(b)]
     assert [(name, calls) for name, calls, _ in again] == [("a", 2), ("b", 2)]
     assert [pid for *_, pid in again] == [pid for *_, pid in first]
     (device,) = kaas.status().devices
-    assert len(device.others) == 1  # beside the worker that is shown first
-    assert asked(c)[:2] == ("c", 1)
-    assert asked(b)[:2] == ("b", 3)  # a had been idle for longest, so it made room
-    assert asked(a)[:2] == ("a", 1)
+    assert len(device.others) == 1  # besides the worker that is shown first
+    assert called(c)[:2] == ("c", 1)
+    assert called(b)[:2] == ("b", 3)  # a had been idle for longest, so it made room
+    assert called(a)[:2] == ("a", 1)

@@ -1,4 +1,4 @@
-"""A pool of plain processes: what it does, who finds it, what it ends with, and that nobody needs Ray for it."""
+"""A pool of plain processes: its calls, the programs that find it, its end, and that none of it needs Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOR_EVER = 1 << 60
 LONG = 500_000_000
 """Steps of about half a second."""
 STAYS = "import sys, kaas\n{}\nsys.stdin.read()"
-"""A program that is done with something, which it says by a line, and stays until it is killed."""
+"""A program that prints a line when it has done its work, and stays until it is killed."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +60,7 @@ def pool(runtime: Path) -> Iterator[None]:  # noqa: ARG001 - where it has its na
 
 @pytest.fixture
 def another() -> Iterator[Callable[..., bool]]:
-    """`kaas.init` of a pool for one test. That of most tests has given way to it: these tests come last."""
+    """`kaas.init` of a pool for one test. The pool of most tests has ended before: these tests come last."""
     kaas.shutdown()
     yield lambda **wanted: kaas.init(ray=False, **{"devices": DEVICES[:1], **wanted})
     kaas.shutdown()
@@ -75,7 +75,7 @@ def spin(steps: int = LONG, **options: Any) -> kaas.Future:
 
 
 def until(reached: Callable[[Status], Any]) -> Status:
-    """Ask the pool until its status is so."""
+    """Poll the pool until its status meets a condition."""
     while not reached(status := kaas.status()):
         pass
     return status
@@ -99,7 +99,7 @@ def program(code: str) -> subprocess.Popen[str]:
     )
 
 
-def said(other: subprocess.Popen[str]) -> list[str]:
+def words(other: subprocess.Popen[str]) -> list[str]:
     assert other.stdout is not None
     return other.stdout.readline().split()
 
@@ -110,7 +110,7 @@ def watched(*pids: int) -> list[int]:
 
 
 def all_end(files: list[int]) -> bool:
-    """Whether the processes end, all of them, in time."""
+    """Return True if all of the processes end in time."""
     for file in files:
         if not readable(file):
             return False
@@ -250,7 +250,7 @@ def test_an_executor_that_is_killed_is_replaced(pool: None) -> None:  # noqa: AR
 
 
 def test_a_pin_outlives_its_executor(pool: None) -> None:  # noqa: ARG001
-    kaas.pin(kaas.put(numbers(seed=7)), device=0)  # nobody but the pin refers to it
+    kaas.pin(kaas.put(numbers(seed=7)), device=0)  # only the pin refers to it
     function = kaas.register(add_task(), {"a": numbers(seed=8)})
     kaas.pin(function, device=0)
     os.kill(executors()[0], signal.SIGKILL)
@@ -313,7 +313,7 @@ def test_nothing_to_attach_to() -> None:
 
 def test_the_demonstration_runs_without_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kaas.cli", "demo", "--no-ray", "--seconds", "1", "--vertices", "64"]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # it wants a pool of its own, of the same name
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # for a pool of its own, of the same name
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert "all equal to NumPy's" in ended.stdout
 
@@ -326,7 +326,7 @@ calls = [kaas.call(spin_task(), {{}}, scalars={{"steps": {LONG}}}, client="kille
 print(kaas.status().queued, flush=True)
 """
     other = program(STAYS.format(queue))
-    assert int(said(other)[0]) >= 40
+    assert int(words(other)[0]) >= 40
     other.kill()
     until(lambda status: not status.queued)
     other.communicate()
@@ -342,7 +342,7 @@ while not (status := kaas.status()).devices[0].info: pass
 print(status.pid, status.devices[0].info.pid, HERE.session.notice.address.path, flush=True)
 """
     other = program(STAYS.format(start))
-    *pids, socket = said(other)
+    *pids, socket = words(other)
     ended = watched(*map(int, pids))
     assert len(ended) == 2
     other.kill()
@@ -357,9 +357,9 @@ began = kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], 
 print(began, kaas.status().pid, flush=True)
 """
     others = [program(STAYS.format(start)) for _ in range(2)]
-    answers = [said(other) for other in others]
-    assert sorted(answer[0] for answer in answers) == ["False", "True"]
-    assert len({answer[1] for answer in answers}) == 1
+    replies = [words(other) for other in others]
+    assert sorted(reply[0] for reply in replies) == ["False", "True"]
+    assert len({reply[1] for reply in replies}) == 1
     for other in others:
         other.kill()
         other.communicate()

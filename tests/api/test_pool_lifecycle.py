@@ -1,4 +1,4 @@
-"""A pool's life: several drivers, configurations that differ, shutdown, Ray with and without authentication."""
+"""A pool from start to shutdown: several drivers, other configurations, Ray with and without authentication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICES = [kaas.Device("software", DEVICE_BYTES)]
 
 
 def run_program(program: str, **environment: str) -> str:
-    """Run a program in a process of its own; what it printed."""
+    """Run a program in a process of its own; return its output."""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -46,7 +46,7 @@ def run_program(program: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(own_ray: None) -> str:  # noqa: ARG001 - none runs
-    """A Ray that the user started, whose nodes declare no software GPUs; its address."""
+    """Return the address of a Ray that the user started, whose nodes declare no software GPUs."""
     ray.init(num_cpus=2, num_gpus=1, include_dashboard=False)
     return str(ray.get_runtime_context().gcs_address)
 
@@ -201,7 +201,7 @@ def test_pool_that_died_is_started_again() -> None:
     ray.kill(ray.get_actor("kaas", namespace=NAMESPACE))
     session = HERE.session
     assert session is not None
-    while not session.gone:  # Ray tells us a little later
+    while not session.gone:  # Ray reports it a little later
         pass
     for call in (kaas.status, scaled, lambda: kaas.register(scale_task())):
         with pytest.raises(errors.PoolStopped):
@@ -212,7 +212,7 @@ def test_pool_that_died_is_started_again() -> None:
 
 
 class User:
-    """Lives longer than a pool."""
+    """An actor that outlives a pool."""
 
     def add(self, function: kaas.Function) -> Any:
         return ray.get(function.remote(b=numbers()))
@@ -230,7 +230,7 @@ def test_a_ray_worker_goes_on_with_the_next_pool(cluster: str) -> None:  # noqa:
         add = kaas.register(add_task(), constants={"a": numbers()})
         np.testing.assert_array_equal(ray.get(user.add.remote(add)), numbers() * 2)
         kaas.shutdown()
-        while not ray.get(user.pool_is_gone.remote()):  # Ray tells it a little later
+        while not ray.get(user.pool_is_gone.remote()):  # Ray reports it a little later
             pass
 
 
@@ -246,7 +246,7 @@ def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - whose no
 
 
 class Greedy(FirstComeFirstServed):
-    """Runs the third request where another runs."""
+    """Dispatches the third request to a slot in which another one runs."""
 
     def handle(self, event: Event) -> list[Decision]:
         if isinstance(event, RequestArrived) and event.request == 2:
@@ -321,8 +321,8 @@ print(ray.is_initialized())
 
 @pytest.mark.ray
 def test_default_devices_and_authentication(tmp_path: Path) -> None:
-    """Ray started by init, with the token authentication that is its default, and no devices named. A command that is
-    given its address says what it lacks."""
+    """Ray started by init, with its default token authentication, and no devices named. A command with its address
+    names the missing token."""
     caches = str(cache_root().parent)  # those of the other home have no driver: its compilation would take longest
     environment = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), "XDG_CACHE_HOME": caches, "RAY_ADDRESS": ""}
     printed = run_program(ALONE, **environment)
@@ -349,6 +349,6 @@ for begin in (lambda: None, lambda: ray.init({address!r})):
 
 @pytest.mark.ray
 def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none(cluster: str) -> None:
-    """Nor is it taken for one of another Ray's."""
+    """Nor does it count as an output of another Ray."""
     printed = run_program(LOST_WITH_ITS_RAY.format(address=cluster))
     assert printed.splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]
