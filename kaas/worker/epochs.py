@@ -1,4 +1,4 @@
-"""The epochs of a pool as an executor's process sees them: the present one, and the runs that earlier ones left."""
+"""The epochs of a pool as an executor's process sees them: the present one, and runs of earlier ones."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Adoption:
     """An executor that outlived a process of its pool, as it replies to the next.
 
     Fields:
-        start: as what it was started. running: what it still runs, by slot. functions: keys of those that it knows.
-        cached: keys on its device.
+        start: the event that started the executor. running: its runs that go on, by slot. functions: keys of the
+            functions that it knows. cached: keys on its device.
     """
 
     start: StartWorker
@@ -47,7 +47,7 @@ class Adoption:
 
 
 class Epoch:
-    """One epoch of the pool: one process of it, its connection, and all that belongs to that."""
+    """One epoch of the pool: one process of it, the connection to it, and the state that ends with the connection."""
 
     def __init__(self, name: str, connection: Connection) -> None:
         """
@@ -79,17 +79,17 @@ class Epoch:
 
 
 class RunningInvocation:
-    """An invocation that runs in a slot, and the epoch that asked for it.
+    """An invocation that runs in a slot, and the epoch that requested it.
 
     Fields:
-        frames: those after the header.
+        frames: those after the header. message: the header.
     """
 
-    __slots__ = ("asked", "epoch", "frames", "invocation")
+    __slots__ = ("epoch", "frames", "invocation", "message")
 
-    def __init__(self, epoch: Epoch, asked: RunInvocation, frames: Sequence[Any]) -> None:
+    def __init__(self, epoch: Epoch, message: RunInvocation, frames: Sequence[Any]) -> None:
         self.epoch = epoch
-        self.asked = asked
+        self.message = message
         self.invocation = decode_invocation(frames[0])
         self.frames = frames
 
@@ -98,7 +98,7 @@ class Epochs:
     """All epochs, one after the other: runs go on from one to the next. Any thread may call the methods.
 
     Fields:
-        now: the last that began.
+        now: the last epoch that began.
     """
 
     def __init__(self) -> None:
@@ -123,11 +123,11 @@ class Epochs:
             self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
     def started(self, run: RunningInvocation) -> bool:
-        """Return True if a run may begin: after its epoch the next one, which does not know of it, has its slot."""
+        """Start a run; return True if it may begin. After the end of its epoch the next epoch has its slot."""
         with self._lock:
             if run.epoch is not self.now:
                 return False
-            self._runs[run.asked.slot] = run
+            self._runs[run.message.slot] = run
         return True
 
     def functions(self) -> set[str]:
@@ -138,19 +138,19 @@ class Epochs:
     def ended(self, run: RunningInvocation) -> Epoch | None:
         """Take in that a run has ended; return the epoch that has adopted it, if its own is over."""
         with self._lock:
-            del self._runs[run.asked.slot]
+            del self._runs[run.message.slot]
             return None if self.now is run.epoch else self.now
 
 
 class RequestedObjects:
     """The objects that are requested of the pool in one epoch. Any thread may call the methods."""
 
-    def __init__(self, need: Callable[[int], None]) -> None:
+    def __init__(self, request: Callable[[int], None]) -> None:
         """
         Args:
-            need: asks the pool for all that the request with this number names.
+            request: requests of the pool all objects that the message with this number names.
         """
-        self._need = need
+        self._request = request
         self._changed = threading.Condition()
         self._awaited: dict[int, Sequence[Any] | Exception | None] = {}
         self._closed = False
@@ -164,7 +164,7 @@ class RequestedObjects:
         with self._changed:
             self._awaited[number] = None
         try:
-            self._need(number)
+            self._request(number)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._awaited[number] is not None)
         finally:
@@ -173,7 +173,7 @@ class RequestedObjects:
         if isinstance(came, Exception):
             raise came
         if came is None:
-            raise ConnectionError("the pool ended before it had sent them")
+            raise ConnectionError("the pool ended before it had sent the objects")
         return came
 
     def bring(self, number: int, objects: Sequence[Any] | Exception) -> None:
@@ -191,7 +191,7 @@ class RequestedObjects:
 
 
 WRITTEN_AT_ONCE = 4
-"""Outputs that were written back and not collected yet; who writes more waits."""
+"""Outputs that may be written back and not collected yet; a thread that writes back more waits."""
 
 
 class DeferredResults:
@@ -212,7 +212,7 @@ class DeferredResults:
     def pack_written(self, array: Any) -> int | None:
         """Keep an output that is written back, once there is room, and return its number.
 
-        Return None if the pool has ended, so that no program can name the output any more.
+        Return None if the pool has ended: no program can name the output any more.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._written) < WRITTEN_AT_ONCE)

@@ -23,7 +23,7 @@ from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
 
 WATCH = "watch"
-"""The concurrency group of `watch`; everything else runs on one thread, always the same."""
+"""The concurrency group of `watch`; all other methods run on one thread, always the same."""
 
 
 class ETaskActor:
@@ -33,7 +33,7 @@ class ETaskActor:
         """
         Args:
             code: (function or class, positional and keyword arguments to make the instance with), pickled.
-            path: where modules may be found besides.
+            path: more folders of modules.
         """
         self._device = device
         self._code = code
@@ -71,10 +71,10 @@ class ETaskActor:
             parts = packed(value)
         except _InputFailed as failed:
             failure = _failure(failed.error, by_input=True)
-        except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too, is its answer
+        except BaseException as error:  # noqa: BLE001 - any error of the function, SystemExit too, is the reply
             failure = _failure(error)
-        answer = specs.ETaskAnswer(parts, perf_counter() - began, failure)
-        return None if parts or failure else value, specs.encode(answer)
+        reply = specs.ETaskAnswer(parts, perf_counter() - began, failure)
+        return None if parts or failure else value, specs.encode(reply)
 
     def close(self) -> str:
         """Let the instance end in good order, by its own `close` if it has one; return the error, if any."""
@@ -82,7 +82,7 @@ class ETaskActor:
         try:
             if close is not None:
                 close()
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - close may raise anything, too
             traceback.print_exc()
             return f"its close() raised {type(error).__name__}: {error}"
         return ""
@@ -136,10 +136,10 @@ def _value(ref: Any) -> Any:
 def _failure(error: BaseException, by_input: bool = False) -> specs.ETaskFailure:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # only what the program wrote is of interest
+        frames = frames.tb_next  # the traceback begins with the program's own code
     try:
         cause = pickled(error)
-    except Exception:  # noqa: BLE001 - a foreign exception may hold anything; its words travel in any case
+    except Exception:  # noqa: BLE001 - a foreign exception may hold anything; its message is sent in any case
         cause = b""
     return specs.ETaskFailure(
         message="".join(traceback.format_exception_only(error)).strip(),

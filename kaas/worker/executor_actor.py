@@ -20,7 +20,7 @@ from kaas.worker.executor_work import Introduction
 from kaas.worker.executor_worker import LINGER_S, ExecutorWorker
 
 GROUPS = {"watch": 1, "provide": 1, "collect": 2, "adoption": 2}
-"""Concurrency groups, with their threads, as Ray is told: no method waits for one of another group."""
+"""Concurrency groups and their numbers of threads: no method waits for a method of another group."""
 
 
 class ExecutorActor:
@@ -41,7 +41,7 @@ class ExecutorActor:
         """Open the device, and connect to the pool.
 
         Raises:
-            DeviceUnavailable; what `connect` raises.
+            DeviceUnavailable; the errors of `connect`.
         """
         self._pool_ends = self._post.pool.next_epoch.remote().future()
         self._pool_ends.add_done_callback(_leave)
@@ -70,7 +70,7 @@ class ExecutorActor:
     def provide(self, epoch: str, number: int, refs: Sequence[Any]) -> None:
         """Take the references attached to a request, whose objects the cache lacks.
 
-        `life` is the epoch of the pool that sends them, since they may come after the next one began.
+        `epoch` is that of the pool that sends them: they may come after the next epoch began.
         """
         self._worker.provide(epoch, number, refs)
 
@@ -83,8 +83,8 @@ class ExecutorActor:
         return [*self._worker.collect(epoch, deferred), None]
 
     def _introduce(self, function: str) -> Introduction:
-        told: Introduction = ray.get(self._post.pool.function.remote(function))
-        return told
+        introduction: Introduction = ray.get(self._post.pool.function.remote(function))
+        return introduction
 
 
 def _leave(watched: Future[Any]) -> None:
@@ -100,10 +100,10 @@ def _leave(watched: Future[Any]) -> None:
 def _input(value: Any, made: Mapping[bytes, Any]) -> Any:
     """Return the object of a reference, or the value itself; of an output that stays on a device, its array.
 
-    `made` has those computed anew.
+    `made` has the outputs that were computed anew.
 
     Raises:
-        InputLost; what the reference's task raised, without Ray's wrapping.
+        InputLost; the error of the reference's task, without Ray's wrapping.
     """
     if isinstance(value, ray.ObjectRef):
         try:

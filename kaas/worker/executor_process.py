@@ -1,7 +1,7 @@
-"""The process of one executor, without Ray: `python -m kaas.worker.executor_process`, started by the pool's.
+"""The process of one executor, without Ray: `python -m kaas.worker.executor_process`, started by the pool's process.
 
-A sandbox holds for the thread that enters it and for those that this starts later. So what starts threads when it is
-imported, NumPy for one, is imported once the process is in its sandbox.
+A sandbox holds for the thread that enters it and for threads that this one starts later. So a module that starts
+threads on import, such as NumPy, is imported once the process is in its sandbox.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kaas.worker.processes import end_group, ordered, say_failed, say_ready
 
 
 def main() -> None:
-    says = int(sys.argv[1])
+    word_file = int(sys.argv[1])
     try:
         orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, _enter_sandbox)
         from kaas.wire.status import codec
@@ -24,10 +24,10 @@ def main() -> None:
         worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, connection_lost=end_group)
         info = worker.start(orders.address)
     except KaasError as error:
-        say_failed(says, error)
+        say_failed(word_file, error)
         return
-    say_ready(says, codec.encode(info))
-    threading.Event().wait()  # its threads do the rest; it ends with its parent
+    say_ready(word_file, codec.encode(info))
+    threading.Event().wait()  # other threads do the work; the process ends with its parent
 
 
 def _enter_sandbox(orders: ExecutorOrders) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kaas.wire.messages import ExecutorAttachment
 
 Introduction = tuple[bytes, bytes]
-"""A function as it is told of: its encoded spec, and its kTask's bytes."""
+"""A function as the pool registers it: its encoded spec, and its kTask's bytes."""
 
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ class ExecutorWork:
     def __init__(self, executor: Executor, introduce: Callable[[str], Introduction] | None = None) -> None:
         """
         Args:
-            introduce: gives a function by its key that is not registered: one whose output, kept elsewhere, is lost.
+            introduce: returns a function by its key that is not registered: its output, kept elsewhere, is lost.
         """
         self.executor = executor
         self._introduce = introduce
-        self._told: dict[str, tuple[wire.FunctionSpec, bytes]] = {}
+        self._registered: dict[str, tuple[wire.FunctionSpec, bytes]] = {}
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
     # --- functions
@@ -43,18 +43,18 @@ class ExecutorWork:
     @property
     def functions(self) -> frozenset[str]:
         """Keys of the registered functions."""
-        return frozenset(self._told)
+        return frozenset(self._registered)
 
     def register(self, spec: bytes, task: bytes) -> str:
         """Register a function, and return its key. An error of its kTask shows in the requests that name it."""
         known = wire.decode_function(spec)
-        self._told.setdefault(known.key, (known, bytes(task)))
+        self._registered.setdefault(known.key, (known, bytes(task)))
         return known.key
 
     def forget(self, keys: Iterable[str]) -> None:
         """Forget functions that no messages will name, unless they are registered again."""
         for key in keys:
-            self._told.pop(key, None)
+            self._registered.pop(key, None)
             self._functions.pop(key, None)
 
     def label(self, key: str) -> str:
@@ -65,11 +65,11 @@ class ExecutorWork:
         known = self._functions.get(key)
         if known is not None:
             return known
-        if key not in self._told:
+        if key not in self._registered:
             if self._introduce is None:
-                raise KaasError(f"an executor has not been told of function {key}")
+                raise KaasError(f"function {key} is not registered with this executor")
             self.register(*self._introduce(key))
-        spec, task = self._told[key]
+        spec, task = self._registered[key]
         known = self._functions[key] = spec, KTask.from_msgpack(task)
         return known
 
@@ -89,7 +89,7 @@ class ExecutorWork:
         `keep` has keys of the outputs that stay on the device. With `copy` they come back too.
 
         Raises:
-            What `Executor.run` raises, and KaasError for an unknown function.
+            The errors of `Executor.run`, and KaasError for an unknown function.
         """
         try:
             return self._attempt(invocation, attached, objects, slot, keep, copy)
@@ -128,16 +128,16 @@ class ExecutorWork:
             copy_kept=copy,
         )
         result = self.executor.run(request, slot)
-        if registered_s:  # a kTask of many kernels takes long to read, too
+        if registered_s:  # decoding a kTask of many kernels takes long, too
             for stage in ("plan", "total"):
                 result.stats.stages[stage] += registered_s
         return result
 
     def _with_inputs(self, attempt: Callable[[], T], objects: Attachments, slot: int | None, *known: InputLost) -> T:
-        """Do something that needs inputs; compute inputs anew that ended with the executor that kept them.
+        """Call `attempt`, which needs inputs; compute inputs anew that were lost with the executor that kept them.
 
-        Each is computed before its reader, in the slot that would otherwise wait for it. `known` are those that are
-        known to have ended.
+        Each is computed before its reader, in the slot that would otherwise wait for it. `known` are inputs that are
+        known to be lost.
         """
         missing = [*known]
         while True:
@@ -151,32 +151,32 @@ class ExecutorWork:
             else:
                 objects.made[missing.pop().key] = list(result.outputs.values())[lost.output]
 
-    # --- orders about the cache
+    # --- commands about the cache
 
-    def upkeep(
-        self, upkeep: wire.CacheCommandSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
+    def cache_command(
+        self, command: wire.CacheCommandSpec, attached: Sequence[ExecutorAttachment], objects: Attachments
     ) -> wire.RunRecord:
         """Carry out a cache command of a program.
 
         Raises:
-            What `Executor.prepare`, `load` and `flush` raise.
+            The errors of `Executor.prepare`, `load` and `flush`.
         """
         executor = self.executor
-        met = [self._function(key) for key in upkeep.functions]
-        specs = [spec for spec, _ in met]
-        sources = unpack_objects(upkeep, specs, attached, objects)
-        everything = not (upkeep.objects or upkeep.functions)
+        functions = [self._function(key) for key in command.functions]
+        specs = [spec for spec, _ in functions]
+        sources = unpack_objects(command, specs, attached, objects)
+        everything = not (command.objects or command.functions)
         keys = None if everything else [source.key for source in sources if source.key is not None]
-        match upkeep.action:
+        match command.action:
             case "flush":
                 return evicted(executor, executor.flush(keys))
             case "unpin":
                 executor.unpin(keys)
                 return evicted(executor)
             case _:
-                for _, task in met:
+                for _, task in functions:
                     executor.prepare(task)
-                pin = upkeep.action == "pin"
+                pin = command.action == "pin"
                 return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
     def follow(
@@ -185,7 +185,7 @@ class ExecutorWork:
         """Carry out a decision of the policy about the cache.
 
         Raises:
-            What `Executor.load` and `flush` raise.
+            The errors of `Executor.load` and `flush`.
         """
         if not decided.loads:
             return evicted(self.executor, self.executor.flush(decided.drops))
@@ -194,12 +194,12 @@ class ExecutorWork:
 
 
 def _lost(failed: InputFailed) -> InputLost:
-    """Return why an input could not be had, if that was it; else raise the error again."""
+    """Return the lost input that an error is about; raise the error again if it has another cause."""
     if not isinstance(failed.__cause__, InputLost):
         raise failed
     return failed.__cause__
 
 
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
-    """Return the record of a command that runs nothing and brings nothing."""
+    """Return the record of a command that runs no kernels and loads nothing."""
     return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)

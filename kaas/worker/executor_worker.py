@@ -1,7 +1,7 @@
-"""The process of an executor, on Ray and without: it opens a device, and does what the pool's messages say.
+"""The process of an executor, on Ray and without: it opens a device, and carries out the pool's messages.
 
 As many threads receive and run as there are slots, and one more. The thread that receives an invocation runs it, and
-another takes the next message, so that no request waits for a thread to wake up but the one that it wakes itself.
+another takes the next message, so that a request waits for no thread to wake up but the one that its arrival wakes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from kaas.executor.executor import Executor
 
 CONNECT_LIMIT_S = 10.0
-"""How long the pool may take to greet an executor."""
+"""The time for the pool to reply to an executor's PeerHello."""
 LINGER_S = 2.0
-"""How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
+"""A process whose device is lost stays for so long, so that the replies to all of its requests arrive."""
 LOST_STATUS = 3
 """The exit status of a process that ended by itself, since its device was lost."""
 
@@ -73,23 +73,24 @@ class ExecutorWorker:
         self._introduce = introduce
         self._connection_lost = connection_lost
         self._epochs = Epochs()
-        self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
+        self._unneeded: set[str] = set()  # functions to be forgotten once they no longer run
         self._nothing = Attachments((), (), tuple, get)
         self._leaving: threading.Timer | None = None
-        # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
+        # Orders keep their order; they wait for no run, nor a run for them. Orders about kept outputs do not wait for a
         # load either, which may wait for another executor.
         self._cache_commands: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
         self._write_back: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
 
     @property
     def work(self) -> ExecutorWork:
+        """The functions, runs and cache commands of the executor."""
         return self._work
 
     def start(self, address: messages.Address) -> WorkerInfo:
         """Open the device, and connect to the pool.
 
         Raises:
-            DeviceUnavailable; what `connect` raises.
+            DeviceUnavailable; the errors of `connect`.
         """
         import softgpu
         from kaas.executor.device import software
@@ -100,7 +101,7 @@ class ExecutorWorker:
             software.load(self._device)
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
         softgpu.set_echo(False)
-        printed = PrintedLines(_say, time.monotonic)
+        printed = PrintedLines(_write_out, time.monotonic)
         executor = Executor(device, **self._options, on_write_back=self.written, on_printed=printed)
         self.serve(executor, address)
         use_huge_pages_soon()
@@ -108,13 +109,13 @@ class ExecutorWorker:
         return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
 
     def serve(self, executor: Executor, address: messages.Address) -> None:
-        """Connect with an open executor, of the options' slots, whose `on_write_back` is `written`.
+        """Connect to the pool. The executor is open, with the options' slots, and its `on_write_back` is `written`.
 
         Raises:
-            What `connect` raises.
+            The errors of `connect`.
         """
         self._work = ExecutorWork(executor, self._introduce)
-        for orders, name in ((self._cache_commands, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
+        for orders, name in ((self._cache_commands, "kaas-cache-commands"), (self._write_back, "kaas-write-back")):
             threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
         self.begin(address)
 
@@ -122,7 +123,7 @@ class ExecutorWorker:
         """Connect to the process that the pool has now; return the runs of an earlier one that go on, by slot.
 
         Raises:
-            What `connect` raises.
+            The errors of `connect`.
         """
         connection = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
         epoch = Epoch(address.epoch, connection)
@@ -131,7 +132,7 @@ class ExecutorWorker:
             threading.Thread(target=self._serve, args=(epoch,), name=f"kaas-runs-{number}", daemon=True).start()
         return left
 
-    # --- what goes another way than the line
+    # --- calls that do not come over the connection
 
     def wait(self, epoch: str) -> None:
         """Wait until a later epoch of the pool begins."""
@@ -161,14 +162,14 @@ class ExecutorWorker:
         if epoch is not None and number is not None:
             epoch.send(messages.WrittenBack(key, number))
 
-    # --- what comes over the line
+    # --- messages over the connection
 
     def _serve(self, epoch: Epoch) -> None:
         self._work.executor.device.stay()
         try:
             for run in epoch.connection.serve(partial(self._take, epoch)):
                 self._run(run)
-                del run  # and what came with it: the next one may be long in coming
+                del run  # and its frames: the next run may come much later
         except ConnectionLost:
             self._lost(epoch)
 
@@ -201,27 +202,29 @@ class ExecutorWorker:
     # --- runs
 
     def _run(self, run: RunningInvocation) -> None:
-        asked, epoch = run.asked, run.epoch
+        message, epoch = run.message, run.epoch
         objects = self._nothing
-        if asked.attached:
-            objects = self._objects(epoch, asked, run.frames, (run.invocation.constants,))
+        if message.attached:
+            objects = self._objects(epoch, message, run.frames, (run.invocation.constants,))
         outputs: Frames = ()
         record = None
         try:
-            result = self._work.run(run.invocation, asked.attached, objects, asked.slot, asked.keep, not asked.deferred)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-            done, outputs = self._failure(asked.number, error)
+            result = self._work.run(
+                run.invocation, message.attached, objects, message.slot, message.keep, not message.deferred
+            )
+        except Exception as error:  # noqa: BLE001 - any error is the reply to this request
+            done, outputs = self._failure(message.number, error)
         else:
             record, outputs = result.stats, list(result.data.values())
             deferred = None
-            if asked.deferred and outputs:
+            if message.deferred and outputs:
                 deferred, outputs = epoch.deferred_results.pack(list(result.outputs.values())), ()
-            done = ExecutorReply(asked.number, record, self._why_lost(), False, deferred)
+            done = ExecutorReply(message.number, record, self._why_lost(), False, deferred)
         adopted_by = self._epochs.ended(run)
         if adopted_by is None:
             epoch.send(done, outputs)
         else:
-            adopted_by.send(messages.Orphaned(asked.slot, record))
+            adopted_by.send(messages.Orphaned(message.slot, record))
 
     # --- orders
 
@@ -232,20 +235,20 @@ class ExecutorWorker:
     def _obey(self, epoch: Epoch, order: Order, frames: Frames) -> None:
         if epoch.over:
             return
-        answer: Frames = ()
+        reply_frames: Frames = ()
         try:
             done = ExecutorReply(order.number, self._do(epoch, order, frames), self._why_lost())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
-            done, answer = self._failure(order.number, error)
-        epoch.send(done, answer)
+        except Exception as error:  # noqa: BLE001 - any error is the reply
+            done, reply_frames = self._failure(order.number, error)
+        epoch.send(done, reply_frames)
 
     def _do(self, epoch: Epoch, order: Order, frames: Frames) -> specs.RunRecord:
         work = self._work
         match order:
             case messages.CacheCommand():
-                upkeep = specs.decode_cache_command(frames[0])
-                objects = self._objects(epoch, order, frames, (0,) if upkeep.functions else ())
-                return work.upkeep(upkeep, order.attached, objects)
+                command = specs.decode_cache_command(frames[0])
+                objects = self._objects(epoch, order, frames, (0,) if command.functions else ())
+                return work.cache_command(command, order.attached, objects)
             case messages.CacheDecision():
                 decided = specs.decode_decided(frames[0])
                 constants = {load.ref for load in decided.loads if load.entry is not None}
@@ -261,11 +264,11 @@ class ExecutorWorker:
     def _objects(
         self,
         epoch: Epoch,
-        asked: messages.RunInvocation | messages.CacheCommand | messages.CacheDecision,
+        message: messages.RunInvocation | messages.CacheCommand | messages.CacheDecision,
         frames: Frames,
         constants: Container[int | None],
     ) -> Attachments:
-        return Attachments(asked.attached, frames, partial(epoch.requested.ask, asked.number), self._get, constants)
+        return Attachments(message.attached, frames, partial(epoch.requested.ask, message.number), self._get, constants)
 
     def _failure(self, number: int, error: Exception) -> tuple[ExecutorReply, Frames]:
         if not isinstance(error, KaasError):
@@ -274,7 +277,7 @@ class ExecutorWorker:
         return ExecutorReply(number, lost=self._why_lost(), failed=True), [encode_error(error)]
 
     def _why_lost(self) -> str:
-        """Return why the device is lost, if it is; then this process ends, by itself if the pool does not end it."""
+        """Return why the device is lost, or "". Then this process ends, by itself if the pool does not end it."""
         lost = self._work.executor.lost
         if lost is None:
             return ""
@@ -285,17 +288,17 @@ class ExecutorWorker:
         return lost.message
 
 
-def _say(text: str) -> None:
+def _write_out(text: str) -> None:
     with suppress(OSError):  # no process reads the output any more, or its disk is full: requests go on
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 BYTES_PER_MINUTE = 64 << 10
-"""Of one client, prefixes not counted. What it prints beyond is left out, and how much."""
+"""The text of one client, without prefixes. Its further text in a minute is left out."""
 MINUTE_S = 60.0
 MOST_CLIENTS = 1024
-"""Clients whose share is kept apart: those beyond have one in common, so that names cost no memory."""
+"""Clients with a share of their own. Further clients have one share in common, so that names cost no memory."""
 
 
 class PrintedLines:
@@ -321,11 +324,11 @@ class PrintedLines:
         account = client if client in self._used or len(self._used) < MOST_CLIENTS else ""
         data = text.encode(errors="replace")
         left = max(0, self._bytes_per_minute - self._used.get(account, 0))
-        told = self._used.get(account, 0) > self._bytes_per_minute
+        reported = self._used.get(account, 0) > self._bytes_per_minute
         self._used[account] = self._used.get(account, 0) + len(data)
         shown, start = data[:left].decode(errors="ignore"), f"[client {escaped(client)}] "
-        lines = [start + escaped(connection) for connection in shown.removesuffix("\n").split("\n")] if shown else []
-        if len(data) > left and not told:
+        lines = [start + escaped(line) for line in shown.removesuffix("\n").split("\n")] if shown else []
+        if len(data) > left and not reported:
             most = self._bytes_per_minute
             lines.append(f"{start}(kernels printed more than {most} bytes in a minute: the rest is left out)")
         if lines:
@@ -333,7 +336,7 @@ class PrintedLines:
 
 
 def escaped(text: str) -> str:
-    """Return a text with an escape for each character that does more than to appear."""
+    """Return a text with an escape for each character that is not printable."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

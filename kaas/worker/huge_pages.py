@@ -1,5 +1,7 @@
-"""A process's heap on huge pages: a small request looks at a thousand places of it, and a processor knows the places of
-few pages at a time."""
+"""A process's heap on huge pages.
+
+A small request reads a thousand places of the heap, and a processor caches the addresses of few pages at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import threading
 from collections.abc import Iterator
 
 SETTLED_S = 5.0
-"""After so long what a process needs for each request is there."""
+"""After this time a process has allocated the memory that it uses for each request."""
 HUGE_BYTES = 2 << 20
 LARGEST_BYTES = 64 << 20
-"""Of a mapping: what is larger is no heap, but buffers, which may never be touched."""
+"""The largest mapping of a heap: a larger one has buffers, which may never be touched."""
 
 _COLLAPSE = 25
 """MADV_COLLAPSE, of Linux 6.1."""
@@ -20,15 +22,17 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)\n")
 
 
 def use_huge_pages_soon() -> None:
-    """Once this process has settled."""
+    """Call `use_huge_pages` after SETTLED_S."""
     timer = threading.Timer(SETTLED_S, use_huge_pages)
     timer.daemon = True
     timer.start()
 
 
 def use_huge_pages() -> int:
-    """Has the kernel move what is on the heap by now, a few milliseconds' work during which the process goes on; gives
-    how many huge pages that are: none where the kernel is too old for it, or has none to give."""
+    """Have the kernel move the present heap to huge pages: a few milliseconds, during which the process goes on.
+
+    Return the number of huge pages: 0 if the kernel is too old for it, or has none to give.
+    """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     moved = 0
@@ -39,7 +43,7 @@ def use_huge_pages() -> int:
 
 
 def _heap() -> Iterator[tuple[int, int]]:
-    """Addresses of memory of the process's own, but for its threads' stacks, which lie behind pages that guard them."""
+    """Yield the addresses of the process's own memory, but for stacks of threads, which lie behind guard pages."""
     guard_end = 0
     with open("/proc/self/maps") as maps:
         for begin, end, access, name in _MAPPING.findall(maps.read()):

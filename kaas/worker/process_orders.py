@@ -1,4 +1,4 @@
-"""What the plain processes of a pool without Ray are told when they are started."""
+"""The orders that the plain processes of a pool without Ray get at their start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kaas.worker.sandbox import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class PoolOrders:
-    """config: None for the defaults."""
+    """The orders of a pool's process. config: None for the defaults."""
 
     name: str
     config: Config | None
@@ -21,8 +21,11 @@ class PoolOrders:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOrders:
-    """options: those of `Executor`. name: its worker's number. address, node: of the pool. sandbox: that
-    the process enters before it opens its device; None for none."""
+    """The orders of an executor's process.
+
+    options: those of `Executor`. name: its worker's number. address, node: of the pool. sandbox: the process enters it
+    before it opens its device; None for no sandbox.
+    """
 
     device: Device
     options: Mapping[str, Any]

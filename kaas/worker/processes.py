@@ -1,4 +1,4 @@
-"""Plain Python processes: how a child is started, says that it is ready, and ends with its parent."""
+"""Plain Python processes: a child is started, reports that it is ready, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from kaas.wire.error_codec import decode_error, encode_error
 T = TypeVar("T")
 
 READY, FAILED = b"+", b"-"
-"""What a child's word to its parent begins with."""
+"""The first byte of a child's word to its parent."""
 _LENGTH = Struct("<Q")
-"""What stands before the word, which so has an end also if what the child has started holds its line."""
+"""The length stands before the word: so the word ends even if a process that the child started holds its socket."""
 
 
 class Child:
-    """A process that runs a module's `main`. It has its orders from here, and one word to say: that it is ready, or
-    what kept it from that."""
+    """A process that runs a module's `main`. It gets orders, and sends one word: that it is ready, or its error."""
 
     def __init__(
         self,
@@ -42,12 +41,12 @@ class Child:
     ) -> None:
         """
         Args:
-            orders: what `ordered` gives there; anything that can be pickled. environment: beside what it inherits.
-            files: descriptors that it has too, by the same numbers. inherited: of this process's environment; None
-                for all of it.
+            orders: the result of `ordered` in the child; anything that can be pickled. environment: variables besides
+                the inherited ones. files: descriptors that the child has too, by the same numbers. inherited: the
+                variables of this process's environment that the child inherits; None for all of them.
 
         Raises:
-            KaasError: this machine starts no more of them.
+            KaasError: the process cannot be started.
         """
         packed = pickle.dumps(orders)
         try:
@@ -55,19 +54,19 @@ class Child:
         except OSError as error:
             raise KaasError(f"no process of {module} can be started: {error}") from error
         assert self.process.stdin is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # its end shows in its word
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # the child has ended: `ready` sees it
             stdin.write(pickle.dumps(os.getpid()) + packed)
 
     def _start(self, module: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
-        self._word, says = socket.socketpair()
+        self._word, child_end = socket.socketpair()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
-            with says:
+            with child_end:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, str(says.fileno())],
+                    [sys.executable, "-P", "-m", module, str(child_end.fileno())],
                     stdin=subprocess.PIPE,
                     env={**environment, "PYTHONPATH": paths},
-                    pass_fds=(says.fileno(), *files),
+                    pass_fds=(child_end.fileno(), *files),
                     start_new_session=True,  # Ctrl-C is for the program at the terminal
                 )
         except BaseException:
@@ -75,22 +74,23 @@ class Child:
             raise
 
     def kill_group(self) -> None:
-        """End it with all that it has started, such as a compiler."""
+        """End the child with all processes that it has started, such as a compiler."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def on_end(self, loop: asyncio.AbstractEventLoop, then: Callable[[str], Any], *, group: bool = False) -> None:
-        """Call something in this loop, which is the running one, with how it ended. Before `ready`, or not at all.
-        group: what it has started ends with it.
+        """Call `then` in this loop, which is the running one, with a text about the child's end.
+
+        Call this before `ready`, or not at all. group: the processes that the child has started end with it.
 
         Raises:
-            KaasError: it cannot be watched, and was ended.
+            KaasError: the child cannot be watched, and was ended.
         """
 
         def ended() -> None:
             if group:
-                self.kill_group()  # its number is its own until it is waited for
-            if self._word.fileno() >= 0:  # `ready` waits, and what it has started may hold the other end
+                self.kill_group()  # the child has its number until it is waited for
+            if self._word.fileno() >= 0:  # `ready` waits, and a process that the child started may hold the other end
                 self._word.shutdown(socket.SHUT_RD)
             then(how_it_ended(self.process.wait()))
 
@@ -103,39 +103,39 @@ class Child:
             raise
 
     def wait_ready(self) -> bytes:
-        """What it says when it is ready.
+        """Wait until the child is ready; return its word.
 
         Raises:
-            KaasError: what kept it from that.
+            KaasError: the child's error, or its end.
         """
-        said = b""
+        received = b""
         with self._word:
-            while not _whole(said) and (data := self._word.recv(1 << 16)):
-                said += data
-        return self._understood(said)
+            while not _whole(received) and (data := self._word.recv(1 << 16)):
+                received += data
+        return self._understood(received)
 
     async def ready(self) -> bytes:
-        """As `wait_ready`, in an event loop."""
+        """Wait until the child is ready, as `wait_ready` does, in an event loop."""
         loop = asyncio.get_running_loop()
         self._word.setblocking(False)
-        said = b""
+        received = b""
         with self._word:
-            while not _whole(said) and (data := await loop.sock_recv(self._word, 1 << 16)):
-                said += data
-        return self._understood(said)
+            while not _whole(received) and (data := await loop.sock_recv(self._word, 1 << 16)):
+                received += data
+        return self._understood(received)
 
-    def _understood(self, said: bytes) -> bytes:
-        word = said[_LENGTH.size :]
-        if _whole(said) and word.startswith(READY):
+    def _understood(self, received: bytes) -> bytes:
+        word = received[_LENGTH.size :]
+        if _whole(received) and word.startswith(READY):
             return word.removeprefix(READY)
-        if _whole(said) and word.startswith(FAILED):
+        if _whole(received) and word.startswith(FAILED):
             raise decode_error(word.removeprefix(FAILED))
-        self.process.kill()  # it may live on with nothing to say
+        self.process.kill()  # it may still run, and has sent no word
         raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
 
 
-def _whole(said: bytes) -> bool:
-    return len(said) >= _LENGTH.size and len(said) - _LENGTH.size >= _LENGTH.unpack_from(said)[0]
+def _whole(received: bytes) -> bool:
+    return len(received) >= _LENGTH.size and len(received) - _LENGTH.size >= _LENGTH.unpack_from(received)[0]
 
 
 def ordered(
@@ -143,8 +143,9 @@ def ordered(
     end: Callable[[], Any] = lambda: os._exit(0),
     first: Callable[[Any], Any] = lambda _: None,
 ) -> Any:
-    """In a child: its orders. From then on it ends with its parent. first: called with the orders while the process
-    still has a single thread.
+    """Return the orders of this process, which is a child. From then on it ends with its parent.
+
+    first: called with the orders while the process still has a single thread.
     """
     parent, orders = pickle.load(stdin), pickle.load(stdin)
     first(orders)
@@ -153,27 +154,27 @@ def ordered(
 
 
 def end_group() -> None:
-    """In a child: end with all that it has started."""
+    """End this child with all processes that it has started."""
     os.killpg(0, signal.SIGKILL)
 
 
 def say_ready(file: int, word: bytes) -> None:
-    """In a child, once: it is ready."""
-    _say(file, READY + word)
+    """Report to the parent, once, that this child is ready."""
+    _send(file, READY + word)
 
 
 def say_failed(file: int, error: KaasError) -> None:
-    """In a child, instead: what keeps it from being ready."""
-    _say(file, FAILED + encode_error(error))
+    """Report to the parent, instead of `say_ready`, the error that keeps this child from being ready."""
+    _send(file, FAILED + encode_error(error))
 
 
-def _say(file: int, word: bytes) -> None:
-    with os.fdopen(file, "wb") as says:
-        says.write(_LENGTH.pack(len(word)) + word)
+def _send(file: int, word: bytes) -> None:
+    with os.fdopen(file, "wb") as opened:
+        opened.write(_LENGTH.pack(len(word)) + word)
 
 
 def end_with(parent: int, end: Callable[[], Any]) -> None:
-    """Has this process end when its parent does, also if that has just done so."""
+    """Call `end` when this process's parent ends, also if the parent has just ended."""
     watched = pidfd(parent)
     if watched is None or os.getppid() != parent:  # another process may have its number by now
         end()
@@ -189,14 +190,16 @@ def end_with(parent: int, end: Callable[[], Any]) -> None:
 
 
 def open_all_files() -> None:
-    """Let this process have as many files open as it may: each program at a pool takes some of them, and where there
-    are no more no peer is let in, and ZeroMQ, if it listens, ends the process."""
+    """Raise this process's limit of open files to the highest.
+
+    Each program at a pool takes some files. A process without free ones lets no peer in; with ZeroMQ listening it ends.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def pidfd(pid: int) -> int | None:
-    """A file that is readable once the process has ended; None if it has."""
+    """Return a descriptor that is readable once the process has ended; None if it has ended already."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -204,10 +207,10 @@ def pidfd(pid: int) -> int | None:
 
 
 def on_end(loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[], Any]) -> None:
-    """Call something in this loop, which is the running one, when a process has ended.
+    """Call `then` in this loop, which is the running one, when a process has ended.
 
     Raises:
-        KaasError: it cannot be known when.
+        KaasError: the process cannot be watched.
     """
     try:
         watched = pidfd(pid)
@@ -226,7 +229,7 @@ def on_end(loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[], Any]) -
 
 
 def how_it_ended(status: int) -> str:
-    """A return code of a subprocess, for people."""
+    """Return a text for the return code of a subprocess."""
     if status >= 0:
         return f"exit status {status}"
     return f"killed by {signal.Signals(-status).name}"

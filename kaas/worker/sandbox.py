@@ -1,11 +1,11 @@
-"""What the process of an executor may still do where it runs kernels of clients that its operator does not know.
+"""The sandbox of an executor's process that runs kernels of clients that its operator does not know.
 
 A kernel that breaks out of its buffers has the rights of the process around it. Landlock takes most of these away
 before the first kernel is loaded, for good: the process reads the system's and Python's files and no others, writes
 into the compile cache only, starts no program, makes no TCP connection, and neither traces another process nor signals
 one. Linux restricts files from 5.13 on, connections from 6.7 on, signals from 6.12 on. Landlock lets a process still
-list and open what another one has open (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that. What it
-does not know at all, `kaas.worker.seccomp` refuses.
+list and open the open files of another one (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that.
+`kaas.worker.seccomp` refuses system calls that Landlock does not cover.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kaas.worker.seccomp import restrict
 from softgpu import user_cache
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
-"""Where libraries and drivers are, and what the system tells of itself."""
+"""Folders of libraries and drivers, and of facts about the system."""
 SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", "group", "nsswitch.conf")
-"""Below /etc; other files there may be secrets."""
+"""Readable files in /etc; other files there may be secrets."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
-"""Below /dev."""
+"""Devices in /dev."""
 NAMED = ("SOFTGPU_MODEL",)
 """Variables of the environment that name a file which an executor reads."""
 CACHES, BUILT = ("nvidia", "tmp"), ("blas", "nvrtc")
-"""Folders of the cache that an executor writes: compiled kernels; and those of compilers that it starts. Of the
-software GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it is in its
+"""Folders of the cache that an executor writes: compiled kernels; and folders that its compilers write. Of the software
+GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it enters its
 sandbox."""
 PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
 """Variables of the environment that an executor needs, ..."""
@@ -51,8 +51,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """hidden: files and folders that are not to be opened, wherever they are. packages: folders that more packages are
-    imported from. programs: others may be started, as compilers are."""
+    """The rules of one sandbox.
+
+    hidden: files and folders that may not be opened. packages: more folders from which packages are imported. programs:
+    the process may start other programs, such as compilers.
+    """
 
     hidden: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -62,7 +65,8 @@ class Sandbox:
         """Restrict this process, which has a single thread, for good.
 
         Raises:
-            LandlockError: Linux has no Landlock here. OSError
+            LandlockError: Linux has no Landlock here.
+            OSError
         """
         hidden = [Path(path).resolve() for path in self.hidden]
         settings = [Path("/etc") / name for name in SETTINGS]
@@ -83,7 +87,7 @@ class Sandbox:
         restrict(programs=self.programs)
 
     def environment(self, of: Mapping[str, str]) -> dict[str, str]:
-        """What the process inherits of an environment. Temporary files lie in the cache, which it can write."""
+        """Return the inherited part of an environment. Temporary files go to the cache, which the process can write."""
         kept = {name: value for name, value in of.items() if name in PASSED_ON or name.startswith(PASSED_ON_BEGIN)}
         cache = cache_root()
         for name in (*CACHES, *BUILT):
@@ -97,8 +101,9 @@ def _software_kernels() -> Path:
 
 
 def unreadable() -> None:
-    """Keep processes without CAP_SYS_PTRACE, also those of the same user, from this one's memory, files and environment
-    (prctl PR_SET_DUMPABLE).
+    """Keep processes without CAP_SYS_PTRACE from this one's memory, files and environment (prctl PR_SET_DUMPABLE).
+
+    That includes processes of the same user.
 
     Raises:
         OSError
@@ -107,7 +112,7 @@ def unreadable() -> None:
 
 
 def _drop_capabilities() -> None:
-    """Those of root, if this is root's (capset)."""
+    """Drop the capabilities of root, if this process is root's (capset)."""
     header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     _call("capset", ctypes.byref(header), ctypes.byref(none))
 
@@ -119,7 +124,7 @@ def _call(name: str, *args: Any) -> None:
 
 
 def available() -> bool:
-    """Whether Linux has Landlock here."""
+    """Return True if Linux has Landlock here."""
     try:
         return Landlock(strict=False).abi_version > 0
     except LandlockError:
@@ -127,8 +132,10 @@ def available() -> bool:
 
 
 def python_folders() -> Iterator[Path]:
-    """Where this Python, its packages and what it installed from elsewhere lie. Other folders of `sys.path` are the
-    operator's: the one of the configuration, say, with keys beside it."""
+    """Yield the folders of this Python, of its packages, and of packages installed from elsewhere.
+
+    Other folders of `sys.path` are the operator's, such as that of the configuration, which may also hold keys.
+    """
     packages = [
         *map(Path, site.getsitepackages()),
         *(Path(each).resolve().parent.parent for each in (cache_folders.__file__, str(user_cache.__file__))),
@@ -143,7 +150,7 @@ def python_folders() -> Iterator[Path]:
 
 
 def visible(folders: Iterable[Path], hidden: list[Path]) -> list[Path]:
-    """Those of these files and folders that exist and hide nothing, and what is visible in the others."""
+    """Return these files and folders if they exist and contain nothing hidden, else their visible contents."""
     found: dict[Path, None] = {}
     waiting = [folder.resolve() for folder in folders]
     while waiting:

@@ -1,6 +1,6 @@
-"""The system calls that a sandboxed executor has no use for, refused by Linux (seccomp, as a classic BPF program).
+"""The system calls that a sandboxed executor does not need, refused by Linux (seccomp, as a classic BPF program).
 
-Landlock knows files, connections and signals. It does not keep a process from forking itself away from its group, from
+Landlock covers files, connections and signals. It does not keep a process from forking itself away from its group, from
 running a program that lies in memory only, or from changing the limits of another process of the same user.
 """
 
@@ -30,7 +30,7 @@ REFUSED = {
 }  # fmt: skip
 """Always refused, by machine: numbers of the kernel's tables."""
 STARTS_PROGRAMS = frozenset({"fork", "vfork", "execve", "execveat", "setsid", "setpgid"})
-"""Of these, what a process needs that starts compilers."""
+"""Those of them that a process needs that starts compilers."""
 CHECKED = {
     "x86_64": {"clone": 56, "clone3": 435, "socket": 41, "prlimit64": 302,
                "sched_setaffinity": 203, "setpriority": 141},
@@ -40,7 +40,7 @@ CHECKED = {
 """Refused by their arguments."""
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
-"""From here on numbers are those of x86-64's other table."""
+"""Numbers from this one on are of x86-64's other table, x32."""
 CLONE_THREAD = 0x00010000
 AF_UNIX = 1
 
@@ -55,8 +55,9 @@ class _Program(ctypes.Structure):
 
 
 def restrict(*, programs: bool) -> None:
-    """Restrict this thread and those that it starts, for good. On machines other than x86-64 and 64-bit Arm nothing
-    changes. programs: others may be started.
+    """Restrict this thread, and threads that it starts, for good. Only x86-64 and 64-bit Arm have the restriction.
+
+    programs: the process may start other programs.
 
     Raises:
         OSError: Linux refuses it.
@@ -73,7 +74,7 @@ def restrict(*, programs: bool) -> None:
 
 
 def _instructions(machine: str, *, programs: bool) -> list[bytes]:
-    """A short program for each system call: it goes on behind itself where the number is another one."""
+    """Return a short program for each system call: for another number, execution goes on behind it."""
     checked = CHECKED[machine]
     code = [
         _instruction(_LOAD, _ARCH),
@@ -87,7 +88,7 @@ def _instructions(machine: str, *, programs: bool) -> list[bytes]:
         if not (programs and name in STARTS_PROGRAMS):
             code += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _ERROR | errno.EPERM)]
     if not programs:
-        # its flags lie in memory, where no filter reads them: glibc takes the older call instead
+        # clone3's flags lie in memory, where no filter reads them: glibc takes the older call instead
         code += [_instruction(_EQUAL, checked["clone3"], 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
         code += _unless(checked["clone"], 0, _ANY_BIT, CLONE_THREAD)
     code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX)
@@ -109,5 +110,5 @@ def _unless(number: int, argument: int, test: int, value: int) -> list[bytes]:
 
 
 def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """struct sock_filter."""
+    """Return a struct sock_filter."""
     return pack("=HBBI", operation, if_true, if_false, value)

@@ -88,7 +88,7 @@ def test_nothing_is_uploaded() -> None:
     assert again.key == task.key
 
 
-def test_a_version_that_is_not_there_is_told_to_the_caller() -> None:
+def test_a_missing_version_is_reported_to_the_caller() -> None:
     """As when the program has another version of the package than the machines of the pool."""
     kernel = network().kernels[0]
     name = kernel.library.images[0].data.split(b"\0")[1].decode()

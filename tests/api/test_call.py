@@ -208,7 +208,7 @@ def test_constants_that_are_references_and_late() -> None:
     np.testing.assert_allclose(future.result(PATIENCE_S), numbers(2 * N)[N:] + numbers(2 * N)[:N])
 
 
-def test_a_function_that_is_gone_before_its_answer() -> None:
+def test_a_function_that_is_gone_before_its_reply() -> None:
     until(lambda status: status.running == 0)
     spins = [spin(50_000_000) for _ in range(2)]
     future = kaas.register(add_task(), constants={"a": numbers(seed=3)}).call(numbers())
@@ -394,7 +394,7 @@ def test_cancelling_who_awaits_cancels_the_call() -> None:
     assert {entry.outcome for entry in kaas.stats().outcomes} == {"cancelled"}
 
 
-def test_ray_cancels_invocations_beside_calls() -> None:
+def test_ray_cancels_invocations_in_parallel_with_calls() -> None:
     until(lambda status: status.running == 0)
     running = [spin(), spin()]
     until(lambda status: status.running == 2)

@@ -97,7 +97,7 @@ def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, 
     session.calls.end(PoolStopped("the test has ended"))
 
 
-def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, pool: FakePool) -> None:
+def test_memory_of_calls_without_a_reply_ends_with_the_pool(session: FakeSession, pool: FakePool) -> None:
     open_until_then, submit = held_blocks(session, pool)
     cancelled, running = held_blocks(session, pool)
     cancelled.cancel()
@@ -109,7 +109,9 @@ def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, p
             Inbox().view(block)
 
 
-def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
+def test_waiting_threads_notice_the_end_of_a_connection(
+    session: FakeSession, pool: FakePool, next_pool: FakePool
+) -> None:
     session.epochs.append(next_pool)
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]

@@ -97,7 +97,7 @@ def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_many_threads_each_with_its_own_answer(session: FakeSession, pool: FakePool, order: int) -> None:
+def test_many_threads_each_with_its_own_reply(session: FakeSession, pool: FakePool, order: int) -> None:
     count = 16
     with ThreadPoolExecutor(count) as threads:
         waiting = [threads.submit(lambda i: sent(session, a=numbers(), b=numbers(seed=i)).result(PATIENCE_S), i)
@@ -114,7 +114,7 @@ def test_many_threads_each_with_its_own_answer(session: FakeSession, pool: FakeP
             np.testing.assert_array_equal(waits.result(PATIENCE_S), numbers(seed=i))
 
 
-def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePool) -> None:
+def test_a_thread_takes_the_replies_of_others(session: FakeSession, pool: FakePool) -> None:
     first, second = sent(session), sent(session)
     numbers_sent = [pool.expect_submit()[0].number, pool.expect(Submit)[0].number]
     for number in reversed(numbers_sent):
@@ -142,7 +142,7 @@ def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
             answering.result(PATIENCE_S)
 
 
-def test_callbacks_are_called_without_anybody_waiting(session: FakeSession, pool: FakePool) -> None:
+def test_callbacks_are_called_without_a_waiting_thread(session: FakeSession, pool: FakePool) -> None:
     future = sent(session)
     header, _ = pool.expect_submit()
     heard: queue.Queue[Any] = queue.Queue()

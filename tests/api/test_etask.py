@@ -290,7 +290,7 @@ def test_a_constructor_that_raises_tells_each_call() -> None:
     assert get(same.remote(1)) == 1
 
 
-def test_a_failed_argument_is_told_as_such() -> None:
+def test_a_failed_argument_is_reported_as_such() -> None:
     @ray.remote(num_cpus=0)
     def fails() -> None:
         raise KeyError("argument")

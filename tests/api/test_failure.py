@@ -101,7 +101,7 @@ def test_a_function_that_ends_devices_is_put_in_quarantine_until_it_is_pardoned(
     )
 
 
-def test_an_executor_that_somebody_has_stopped_is_replaced() -> None:
+def test_a_stopped_executor_is_replaced() -> None:
     n = 100_000
     kept = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
     (device,) = kaas.status().devices
@@ -141,7 +141,7 @@ def test_what_kernels_print_appears_at_the_driver(monkeypatch: pytest.MonkeyPatc
     assert stdout.seen.wait(PATIENCE_S)  # Ray brings it from the executor's stdout, a little later
 
 
-def test_times_of_kernels_are_told_on_request() -> None:
+def test_times_of_kernels_are_reported_on_request() -> None:
     kaas.stats(reset=True)
     x = kaas.put(numbers())
     function = kaas.register(scale_task())

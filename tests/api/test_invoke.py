@@ -178,7 +178,7 @@ def test_views_of_one_object() -> None:
     np.testing.assert_allclose(result, numbers(2 * N)[:N] + numbers(2 * N)[N:])
 
 
-def test_inputs_that_are_not_ready_block_nobody() -> None:
+def test_inputs_that_are_not_ready_block_no_request() -> None:
     gate = closed_gate()
     waiting = [
         kaas.invoke(scale_task(), {"x": gate.value.remote(numbers(seed=i))}, scalars={"factor": 2}) for i in range(6)

@@ -274,7 +274,7 @@ def known_to_the_pool(name: str) -> bool:
     return bool(ray.get(pool.__ray_call__.remote(lambda _: name in references())))
 
 
-def test_what_nobody_can_name_is_not_written_back() -> None:
+def test_an_output_without_a_reference_is_not_written_back() -> None:
     ray.get(kaas.prefetch(kaas.put(np.zeros(4 * N, np.float32))))  # evicts everything, arenas too
     kaas.flush()
     ref = kaas.put(numbers(N))
@@ -294,7 +294,7 @@ def store_bytes() -> float:
     return float(ray.cluster_resources()[name]) - free.get(name, 0.0)  # type: ignore[no-untyped-call]
 
 
-def test_nothing_is_left_when_nobody_can_name_it() -> None:
+def test_nothing_is_left_of_outputs_without_a_reference() -> None:
     """200 times 256 KB went to the store; 8 MB that are put there afterwards show that the figure is up to date."""
     for number in range(200):
         y = keep(numbers(N))

@@ -164,7 +164,7 @@ def test_configuration_that_differs_in_one_process() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("attached")
-def test_shutdown_answers_who_waits() -> None:
+def test_shutdown_replies_to_waiting_requests() -> None:
     function = kaas.register(add_task(), constants={"a": numbers()})
     refs = [kaas.invoke(spin_task(), {}, scalars={"steps": 20_000_000_000}) for _ in range(3)]
     while not kaas.status().queued:

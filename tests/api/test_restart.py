@@ -56,7 +56,7 @@ def spin(steps: int) -> Any:
 
 
 @pytest.mark.usefixtures("pool")
-def test_requests_that_run_and_that_wait_are_answered() -> None:
+def test_running_and_waiting_requests_get_replies() -> None:
     known = kaas.register(add_task(), constants={"a": numbers()})
     expected = [int(ray.get(spin(steps))[0]) for steps in (20_000_000, 30_000_000)]
     before = executors()
@@ -196,7 +196,7 @@ def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_pins_are_told_again() -> None:
+def test_pins_are_sent_again() -> None:
     x = kaas.put(numbers())
     gone = kaas.put(numbers())
     for target in (x, gone):
@@ -242,7 +242,7 @@ def test_killed_again_and_again() -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_an_executor_that_does_not_answer_is_replaced() -> None:
+def test_an_executor_that_does_not_reply_is_replaced() -> None:
     stopped, kept = executors()
     os.kill(stopped, signal.SIGSTOP)
     kill_pool()

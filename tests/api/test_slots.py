@@ -51,7 +51,7 @@ def test_a_short_request_overtakes_a_long_one_in_another_slot() -> None:
     assert ray.get(long)
 
 
-def test_who_runs_beside_a_fault_runs_again_alone() -> None:
+def test_a_request_in_parallel_with_a_fault_runs_again_alone() -> None:
     (before,) = kaas.status().devices
     innocent = spinning(1_000_000_000)
     with pytest.raises(errors.DeviceLost):  # its own fault, as it shows when it runs alone

@@ -472,7 +472,7 @@ def test_a_pool_that_is_killed_ends_its_executors_and_calls(another: Callable[..
     assert not sockets.parent.exists()
 
 
-def test_shutdown_answers_who_waits_and_ends_the_processes(another: Callable[..., bool]) -> None:
+def test_shutdown_replies_to_waiting_requests_and_ends_the_processes(another: Callable[..., bool]) -> None:
     another()
     calls = [spin(FOR_EVER) for _ in range(5)]
     ended = watched(kaas.status().pid, *executors())
@@ -486,7 +486,7 @@ def test_shutdown_answers_who_waits_and_ends_the_processes(another: Callable[...
     assert another()
 
 
-def test_a_pool_that_is_terminated_answers_who_waits_and_ends(another: Callable[..., bool]) -> None:
+def test_a_terminated_pool_replies_to_waiting_requests_and_ends(another: Callable[..., bool]) -> None:
     assert another()
     waiting = [spin(FOR_EVER) for _ in range(3)]
     ended = watched(until(lambda status: (status.running, status.queued) == (1, 2)).pid)

@@ -58,7 +58,7 @@ def test_other_values_become_their_words(value: Any) -> None:
 
 
 class Shy:
-    """Nobody is shown it."""
+    """A class that no text shows."""
 
     def __repr__(self) -> str:
         raise ValueError("no")
@@ -82,7 +82,7 @@ def test_text_that_is_no_text() -> None:
 
 
 def foreign(monkeypatch: pytest.MonkeyPatch, **members: Any) -> Callable[..., KaasError]:
-    """A subclass in a module of somebody else's."""
+    """A subclass in a foreign module."""
     module = ModuleType("of_somebody")
     made = type("Mine", (UnknownSymbol,), {"__module__": "of_somebody", "__qualname__": "Mine", **members})
     vars(module)["Mine"] = made
@@ -185,7 +185,7 @@ def test_causes_of_ours_come_along() -> None:
 
 
 class Trap(Exception):
-    """Whoever opens it makes a folder."""
+    """Unpickling it makes a folder."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, self.args

@@ -1,4 +1,4 @@
-"""The vectors for clients in other languages are what KaaS writes, and it reads them as what they say."""
+"""The vectors for clients in other languages are the bytes that KaaS writes, and KaaS reads them back."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, bytes]] = [
 
 
 def written() -> dict[str, list[Vector]]:
-    """All vectors, by the stem of their file."""
+    """Return all vectors, by the stem of their file."""
     heads = {name: message for name, message, _ in FROM_CLIENT + FROM_SERVER}
     return {
         "from_client": [_vector(*message) for message in FROM_CLIENT],
@@ -174,7 +174,7 @@ def _vector(name: str, message: Any, frames: list[bytes]) -> Vector:
 
 
 def _plain(message: Any) -> Any:
-    """As maps, lists, numbers, text and bytes."""
+    """Return a message as maps, lists, numbers, text and bytes."""
     return msgspec.to_builtins(message, builtin_types=(bytes,))
 
 
@@ -190,14 +190,14 @@ def _json(value: Any) -> Any:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """What each file is to hold: a vector on each line."""
+    """Yield each file's path and text: a vector on each line."""
     for stem, vectors in written().items():
         lines = ",\n".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
         yield FOLDER / f"{stem}.json", f"[\n{lines}\n]\n"
 
 
 def main() -> int:
-    """Tells whether the files are up to date; with --write, makes them so."""
+    """Check that the files are up to date; with --write, write them."""
     if "--write" in sys.argv[1:]:
         for path, text in files():
             path.write_text(text)

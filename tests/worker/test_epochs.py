@@ -1,4 +1,4 @@
-"""What an executor's process has from one life of its pool to the next: runs go on, all that waits for a pool ends."""
+"""An executor's process over the epochs of its pool: runs go on, and waits for the pool end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], None))
 
 
-class FakeLine:
+class FakeConnection:
     def __init__(self) -> None:
         self.sent: list[FromPeer] = []
         self.closed = False
@@ -54,88 +54,88 @@ class Call:
         return self._result[0]
 
 
-def new_life(name: str) -> Epoch:
-    return Epoch(name, cast(Connection, FakeLine()))
+def new_epoch(name: str) -> Epoch:
+    return Epoch(name, cast(Connection, FakeConnection()))
 
 
-def run_in(life: Epoch, slot: int) -> RunningInvocation:
-    return RunningInvocation(life, RunInvocation(7, slot), [INVOCATION])
+def run_in(epoch: Epoch, slot: int) -> RunningInvocation:
+    return RunningInvocation(epoch, RunInvocation(7, slot), [INVOCATION])
 
 
-def started(lives: Epochs, life: Epoch, slot: int) -> RunningInvocation:
-    run = run_in(life, slot)
-    assert lives.started(run)
+def started(epochs: Epochs, epoch: Epoch, slot: int) -> RunningInvocation:
+    run = run_in(epoch, slot)
+    assert epochs.started(run)
     return run
 
 
-def test_a_later_life_is_waited_for() -> None:
-    lives = Epochs()
-    early = Call(lives.wait, "first")
-    lives.begin(new_life("first"))
-    watch = Call(lives.wait, "first")
+def test_a_wait_ends_with_a_later_epoch() -> None:
+    epochs = Epochs()
+    early = Call(epochs.wait, "first")
+    epochs.begin(new_epoch("first"))
+    watch = Call(epochs.wait, "first")
     assert early.pending
     assert watch.pending
-    lives.begin(new_life("second"))
+    epochs.begin(new_epoch("second"))
     assert early.result() is watch.result() is None
-    assert Call(lives.wait, "first").result() is None
-    assert Call(lives.wait, "second").pending
+    assert Call(epochs.wait, "first").result() is None
+    assert Call(epochs.wait, "second").pending
 
 
 def test_runs_go_on_and_are_adopted() -> None:
-    lives, first, second = Epochs(), new_life("first"), new_life("second")
-    assert lives.begin(first) == {}
-    runs = [started(lives, first, slot) for slot in range(3)]
-    assert lives.ended(runs[2]) is None
-    assert lives.begin(second) == {0: runs[0], 1: runs[1]}
+    epochs, first, second = Epochs(), new_epoch("first"), new_epoch("second")
+    assert epochs.begin(first) == {}
+    runs = [started(epochs, first, slot) for slot in range(3)]
+    assert epochs.ended(runs[2]) is None
+    assert epochs.begin(second) == {0: runs[0], 1: runs[1]}
     assert first.over
-    assert lives.ended(runs[0]) is second
-    new = started(lives, second, 0)
-    third = new_life("third")
-    assert lives.begin(third) == {0: new, 1: runs[1]}
-    assert lives.ended(runs[1]) is lives.ended(new) is third
+    assert epochs.ended(runs[0]) is second
+    new = started(epochs, second, 0)
+    third = new_epoch("third")
+    assert epochs.begin(third) == {0: new, 1: runs[1]}
+    assert epochs.ended(runs[1]) is epochs.ended(new) is third
     assert runs[0].invocation.client == "alice"
 
 
-def test_what_an_earlier_life_asked_for_last_does_not_begin() -> None:
-    lives, first, second = Epochs(), new_life("first"), new_life("second")
-    lives.begin(first)
+def test_the_last_request_of_an_earlier_epoch_does_not_begin() -> None:
+    epochs, first, second = Epochs(), new_epoch("first"), new_epoch("second")
+    epochs.begin(first)
     asked = run_in(first, 0)
-    assert lives.begin(second) == {}
-    assert not lives.started(asked)
-    new = started(lives, second, 0)
-    assert lives.begin(new_life("third")) == {0: new}
+    assert epochs.begin(second) == {}
+    assert not epochs.started(asked)
+    new = started(epochs, second, 0)
+    assert epochs.begin(new_epoch("third")) == {0: new}
 
 
-def test_what_is_said_of_a_life_that_is_over_means_nothing() -> None:
-    life = new_life("first")
-    life.send(RequestObjects(1))
-    life.close()
-    life.send(RequestObjects(2))
-    assert cast(FakeLine, life.connection).sent == [RequestObjects(1)]
+def test_messages_of_an_ended_epoch_are_not_sent() -> None:
+    epoch = new_epoch("first")
+    epoch.send(RequestObjects(1))
+    epoch.close()
+    epoch.send(RequestObjects(2))
+    assert cast(FakeConnection, epoch.connection).sent == [RequestObjects(1)]
 
 
-def test_supplies_are_asked_for_and_end_with_their_life() -> None:
-    life = new_life("first")
-    asked = Call(life.requested.ask, 5)
-    failed = Call(life.requested.ask, 6)
-    left = Call(life.requested.ask, 7)
-    life.requested.bring(4, ["what nobody wants"])
-    sent = cast(FakeLine, life.connection).sent
-    while asked.pending:  # it asks in its own time
-        life.requested.bring(5, ["a", "b"])
+def test_objects_are_requested_and_the_waits_end_with_their_epoch() -> None:
+    epoch = new_epoch("first")
+    asked = Call(epoch.requested.ask, 5)
+    failed = Call(epoch.requested.ask, 6)
+    left = Call(epoch.requested.ask, 7)
+    epoch.requested.bring(4, ["not requested"])
+    sent = cast(FakeConnection, epoch.connection).sent
+    while asked.pending:  # the thread requests in its own time
+        epoch.requested.bring(5, ["a", "b"])
     while failed.pending:
-        life.requested.bring(6, ValueError("gone"))
+        epoch.requested.bring(6, ValueError("gone"))
     assert asked.result() == ["a", "b"]
     assert str(failed.result()) == "gone"
     assert left.pending
-    life.close()
+    epoch.close()
     assert isinstance(left.result(), ConnectionError)
     assert sorted(need.number for need in sent if isinstance(need, RequestObjects)) == [5, 6, 7]
-    assert isinstance(Call(life.requested.ask, 8).result(), ConnectionLost)
+    assert isinstance(Call(epoch.requested.ask, 8).result(), ConnectionLost)
 
 
 def test_deferred_results_are_collected_once() -> None:
-    deferred_results = new_life("first").deferred_results
+    deferred_results = new_epoch("first").deferred_results
     first, second = deferred_results.pack(["a", "b"]), deferred_results.pack(["c"])
     assert deferred_results.collect(second) == ["c"]
     assert deferred_results.collect(first) == ["a", "b"]
@@ -144,7 +144,7 @@ def test_deferred_results_are_collected_once() -> None:
 
 
 def test_outputs_that_are_written_back_make_room_for_others() -> None:
-    deferred_results = new_life("first").deferred_results
+    deferred_results = new_epoch("first").deferred_results
     numbers = [deferred_results.pack_written(f"output {count}") for count in range(WRITTEN_AT_ONCE)]
     held_up = Call(deferred_results.pack_written, "one more")
     assert deferred_results.collect(deferred_results.pack(["a run's"])) == ["a run's"]
@@ -154,11 +154,11 @@ def test_outputs_that_are_written_back_make_room_for_others() -> None:
     assert deferred_results.collect(held_up.result()) == ["one more"]
 
 
-def test_outputs_that_nobody_collects_hold_up_nobody_in_the_next_life() -> None:
-    life = new_life("first")
+def test_uncollected_outputs_delay_no_output_of_the_next_epoch() -> None:
+    epoch = new_epoch("first")
     for count in range(WRITTEN_AT_ONCE):
-        life.deferred_results.pack_written(count)
-    held_up = Call(life.deferred_results.pack_written, "dropped")
+        epoch.deferred_results.pack_written(count)
+    held_up = Call(epoch.deferred_results.pack_written, "dropped")
     assert held_up.pending
-    life.close()
+    epoch.close()
     assert held_up.result() is None

@@ -1,4 +1,4 @@
-"""An executor's worker on a software device, at the end of a real line; the test is its pool."""
+"""An executor's worker on a software device, at the end of a real connection; the test is its pool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
     lease = Outbox().put(b)
     (c,) = pool.outputs(pool.run(message, [Framed(2)], b))
     np.testing.assert_array_equal(c, a + b)
-    for _ in range(2):  # the second time it is mapped already
+    for _ in range(2):  # the second time the file is mapped already
         (c,) = pool.outputs(pool.run(message, [Filed(0, 0, b.nbytes)], files=[open_file(lease.block)]))
         np.testing.assert_array_equal(c, a + b)
     lease.release()
@@ -127,7 +127,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
 def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     pool, x = setting.pool, named(1, numbers())
     message, _, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    setting.told[SCALE.key] = specs.encode(SCALE.spec), SCALE.task.to_msgpack()
+    setting.introductions[SCALE.key] = specs.encode(SCALE.spec), SCALE.task.to_msgpack()
     lost = named(2, InputLost(b"kept", Lost(message, refs, 0, 1)))
     pool.register(ADD)
     message, attached, refs = packed(ADD, {"a": lost, "b": lost})
@@ -173,7 +173,7 @@ def test_kept_outputs_may_come_too(setting: Setting) -> None:
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0}, keep=True)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, keep=[b"kept"]))[0], x * 2)
     pool.tell(messages.WriteBackOutput(9, [b"kept"]))
-    pool.done(9)  # it came already
+    pool.done(9)  # the reply has come already
     pool.tell(messages.Discard(10, [b"kept"]))
     header, _ = pool.done(10)
     assert header.record is not None

@@ -1,4 +1,4 @@
-"""Orders that an executor's worker gets, beside its runs and across the lives of its pool."""
+"""Orders to an executor's worker, in parallel with its runs and across the epochs of its pool."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
     assert setting.executor.cached() == {x.key, constant_key(constants, 0)}
 
 
-def test_slots_run_beside_each_other(two_slots: Setting) -> None:
+def test_slots_run_in_parallel(two_slots: Setting) -> None:
     pool, x, y = two_slots.pool, named(1, numbers()), numbers(seed=1)
     pool.register(SCALE)
     message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
@@ -92,7 +92,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     number = former.run(message, attached, slot=1)
     former.next()
     two_slots.worker.provide(former.address.epoch, number, refs)
-    assert two_slots.values.asked.acquire(timeout=PATIENCE_S)
+    assert two_slots.values.requested.acquire(timeout=PATIENCE_S)
     former.end()
     assert two_slots.left.wait(PATIENCE_S)
     two_slots.left.clear()
@@ -103,7 +103,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     watch.join(PATIENCE_S)
     assert not watch.is_alive()
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
-    np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)  # it knows the function
+    np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)  # the worker knows the function
     two_slots.values.open.set()
     orphaned, _ = pool.next()
     assert isinstance(orphaned, Orphaned)
@@ -112,7 +112,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     assert orphaned.record.loaded == [x.key]
 
 
-def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Setting) -> None:
+def test_late_objects_of_an_earlier_epoch_are_ignored(setting: Setting) -> None:
     former, x, both = setting.pool.address.epoch, named(1, numbers()), FunctionSignature.of(both_task())
     setting.pool.end()
     assert setting.left.wait(PATIENCE_S)
@@ -142,4 +142,4 @@ def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:
     assert [*setting.worker.begin(pool.address)] == [0]
     assert pool.next() == (Orphaned(0), [])
     former.end()
-    setting.left.set()  # it has gone to the next pool before
+    setting.left.set()  # the worker has joined the next pool before

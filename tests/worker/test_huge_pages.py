@@ -29,7 +29,7 @@ print(moved)
 
 
 def test_what_is_on_the_heap_stays_as_it_is() -> None:
-    """Kernels before 6.1 move nothing, and that is right too."""
+    """Kernels before 6.1 move nothing, which passes too."""
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) >= 0

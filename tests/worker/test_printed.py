@@ -1,4 +1,4 @@
-"""What kernels print, as lines of an executor's output."""
+"""The text that kernels print, as lines of an executor's output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Clock:
 
 
 def test_each_line_has_its_clients_name_and_nothing_that_a_terminal_obeys() -> None:
-    said: list[str] = []
-    tell = PrintedLines(said.append, Clock())
-    tell("a", "one\ntwo\tthree\n")
-    tell("b\n[client a] \x1b[2J", "\x1b[31mred\x1b[0m\r[client a] forged\x9b1A\u2028next ü\n\nend")
-    assert said == [
+    written: list[str] = []
+    show = PrintedLines(written.append, Clock())
+    show("a", "one\ntwo\tthree\n")
+    show("b\n[client a] \x1b[2J", "\x1b[31mred\x1b[0m\r[client a] forged\x9b1A\u2028next ü\n\nend")
+    assert written == [
         "[client a] one\n[client a] two\tthree\n",
         "[client b\\n[client a] \\x1b[2J] \\x1b[31mred\\x1b[0m\\r[client a] forged\\x9b1A\\u2028next ü\n"
         "[client b\\n[client a] \\x1b[2J] \n[client b\\n[client a] \\x1b[2J] end\n",
@@ -25,24 +25,24 @@ def test_each_line_has_its_clients_name_and_nothing_that_a_terminal_obeys() -> N
 
 
 def test_a_client_prints_no_more_than_its_share_of_a_minute() -> None:
-    said: list[str] = []
+    written: list[str] = []
     clock = Clock()
-    tell = PrintedLines(said.append, clock, 10)
+    show = PrintedLines(written.append, clock, 10)
     left_out = "[client a] (kernels printed more than 10 bytes in a minute: the rest is left out)\n"
-    tell("a", "123456\n")
-    tell("a", "7890123\n")
-    tell("a", "more\n")
-    tell("b", "other\n")
-    assert said == ["[client a] 123456\n", "[client a] 789\n" + left_out, "[client b] other\n"]
+    show("a", "123456\n")
+    show("a", "7890123\n")
+    show("a", "more\n")
+    show("b", "other\n")
+    assert written == ["[client a] 123456\n", "[client a] 789\n" + left_out, "[client b] other\n"]
     clock.now_s += MINUTE_S
-    tell("a", "again\n")
-    assert said[3:] == ["[client a] again\n"]
+    show("a", "again\n")
+    assert written[3:] == ["[client a] again\n"]
 
 
 def test_however_many_names_there_are_memory_and_output_are_bounded() -> None:
-    said: list[str] = []
-    tell = PrintedLines(said.append, Clock(), 10)
+    written: list[str] = []
+    show = PrintedLines(written.append, Clock(), 10)
     for number in range(3 * MOST_CLIENTS):
-        tell(f"{number}", "123456\n")
-    shown = sum(line.endswith("] 123456\n") for line in said)
+        show(f"{number}", "123456\n")
+    shown = sum(line.endswith("] 123456\n") for line in written)
     assert shown == MOST_CLIENTS + 1

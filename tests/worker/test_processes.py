@@ -1,4 +1,4 @@
-"""Children are ready, or say why not, and end with their parents."""
+"""Children are ready, or send their error, and end with their parents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ elif orders == "mute":
     os.close(says)
     threading.Event().wait()
 else:
-    if orders == "help":  # by one that has all its files
+    if orders == "help":  # a child of this child, with all its files
         helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=False)
     say_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
     threading.Event().wait()
@@ -104,7 +104,7 @@ def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
 
 @pytest.mark.processes
 def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
-    """A compiler, say, whoever ends first and however."""
+    """A compiler that a child started ends with it, in any order of ends."""
     (tmp_path / "a_compiling_child.py").write_text(COMPILING)
 
     async def ended(end: Callable[[Child], object]) -> None:

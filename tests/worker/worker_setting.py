@@ -1,4 +1,4 @@
-"""An executor's worker on a software device, at the end of a real line; a test is its pool."""
+"""An executor's worker on a software device, at the end of a real connection; a test is its pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """One life of a pool: an exchange on a loop in a thread, and what the worker says to it."""
+    """One epoch of a pool: a router on a loop in a thread, and the messages that the worker sends to it."""
 
     def __init__(self) -> None:
         self.heard: Queue[tuple[FromPeer, Sequence[Any]]] = Queue()
@@ -43,7 +43,7 @@ class Pool:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._router = Router(self._loop, "here")
-        self._on_loop(lambda: self._router.open(lambda _, *said: self.heard.put(said), self._greet))
+        self._on_loop(lambda: self._router.open(lambda _, *message: self.heard.put(message), self._greet))
         self.address = self._router.address
 
     def _greet(self, peer: Peer, hello: PeerHello) -> None:
@@ -107,7 +107,7 @@ class Pool:
 
 
 class Ref:
-    """A reference to an object in a store that is this process."""
+    """A reference to an object in this process, which is the store."""
 
     def __init__(self, key: bytes, value: Any) -> None:
         self.key = key
@@ -118,17 +118,17 @@ class Ref:
 
 
 class Values:
-    """How a worker gets objects: those of references, once they may be had."""
+    """The function by which a worker gets the objects of references, once the test provides them."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
-        self.asked = threading.Semaphore(0)
+        self.requested = threading.Semaphore(0)
 
     def __call__(self, value: Any, made: Mapping[bytes, Any]) -> Any:
         if not isinstance(value, Ref):
             return value
-        self.asked.release()
+        self.requested.release()
         assert self.open.wait(PATIENCE_S)
         if isinstance(value.value, InputLost):
             if value.value.key not in made:
@@ -145,14 +145,14 @@ class Setting:
     def __init__(self, slots: int = 1) -> None:
         self.values = Values()
         self.left = threading.Event()
-        self.told: dict[str, tuple[bytes, bytes]] = {}
+        self.introductions: dict[str, tuple[bytes, bytes]] = {}
         self.worker = ExecutorWorker(
             DEVICE,
             {"slots": slots},
             "3",
             "here",
             get=self.values,
-            introduce=self.told.__getitem__,
+            introduce=self.introductions.__getitem__,
             connection_lost=self.left.set,
         )
         self.executor = Executor(
@@ -202,7 +202,7 @@ SCALE, ADD = FunctionSignature.of(scale_task()), FunctionSignature.of(add_task()
 def packed(
     signature: FunctionSignature, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[bytes, list[Named], list[Any]]:
-    """An invocation, what it names, and the references."""
+    """Return an invocation, the keys that it names, and the references."""
     constants = options.pop("constants", None)
     message, refs = pack(signature, inputs, scalars, CallOptions("alice", **options), NoStore(), constants)
     return message, [Named(ref.binary()) for ref in refs], refs

@@ -1,4 +1,4 @@
-"""An exchange with a loop on a thread of its own, for tests that speak to it."""
+"""A router with a loop on a thread of its own, for tests that send it messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE = "here"
 
 
 class Running:
-    """An exchange that notes who came and what arrived.
+    """A router that notes its peers and their messages.
 
     Fields:
         greeted, received: what came, in order. on_greet, on_receive: are called too. faults: errors out of them.
@@ -44,7 +44,7 @@ class Running:
         return self.router.address
 
     def do(self, action: Callable[[], T]) -> T:
-        """On the loop's thread."""
+        """Call a function on the loop's thread."""
 
         async def act() -> T:
             return action()

@@ -1,4 +1,4 @@
-"""When a wait begins awake: with an epoll and a clock that are the test's."""
+"""Waits that begin by spinning, with an epoll and a clock of the test."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ READABLE = [(0, 1)]
 
 
 class Epoll:
-    """Has poll for who sleeps after `asleep_s`, and for who looks on the look after `looks` in vain, if it ever has.
+    """An epoll that wakes a sleeping wait after `asleep_s`, and has an event for a spinning wait after `looks` looks.
 
     Fields:
-        now_s: by its clock. slept: how often somebody has. looking: is called before a look. look_s: what it takes.
+        now_s: by its clock. slept: the number of sleeping waits. looking: is called before a look. look_s: duration of
+            a look.
     """
 
     def __init__(self) -> None:
@@ -56,14 +57,14 @@ def epoll(monkeypatch: pytest.MonkeyPatch) -> Epoll:
 
 @pytest.fixture
 def waiting(epoll: Epoll) -> AdaptivePoll:
-    """Its last wait was a short one."""
+    """Return a poll whose last wait was a short one."""
     made = AdaptivePoll([])
     made.wait(idle=True)
-    assert epoll.slept == 1, "nobody knows yet"
+    assert epoll.slept == 1, "the first wait sleeps"
     return made
 
 
-def test_after_a_short_wait_the_next_is_awake(epoll: Epoll, waiting: AdaptivePoll) -> None:
+def test_after_a_short_wait_the_next_spins(epoll: Epoll, waiting: AdaptivePoll) -> None:
     for looks in (3, 0, 5):
         epoll.looks = looks
         assert waiting.wait(idle=True) == 1
@@ -88,7 +89,7 @@ def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: AdaptivePoll) 
     assert epoll.slept == 2, "a short wait asleep counts too"
 
 
-def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None:
+def test_one_spins_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None:
     epoll.looks = 0
     slept = []
 

@@ -1,4 +1,4 @@
-"""Lines of peers on the pool's machine to its exchange: what is sent arrives, what makes no sense does no harm."""
+"""Connections of peers on the pool's machine to its router: messages arrive, malformed ones do no harm."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pool() -> Iterator[Running]:
 
 @pytest.fixture
 def open_pool() -> Iterator[Running]:
-    """One that other nodes can reach."""
+    """Return a router that other nodes can reach."""
     running = Running(LOCAL)
     yield running
     running.close()
@@ -58,7 +58,7 @@ def connection(pool: Running) -> Iterator[Connection]:
 
 
 class Raw:
-    """Somebody who keeps to no rule."""
+    """A peer that follows no rule."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -70,14 +70,14 @@ class Raw:
         assert self.stream.send(frames[0], frames[1:])
 
     def receive(self) -> list[Any]:
-        """The next message."""
+        """Return the next message."""
         while not self._got:
             assert readable(self.socket)
             self._got += self.stream.read()
         return self._got.pop(0)
 
     def put_out(self) -> bool:
-        """Whether the pool ends this."""
+        """Return True if the pool ends this connection."""
         try:
             while True:
                 self.receive()
@@ -102,12 +102,12 @@ def arrived(pool: Running) -> Any:
 
 
 def echo(pool: Running) -> None:
-    """From now on every request is answered with its own frames."""
+    """From now on the pool replies to every request with its own frames."""
 
-    def answer(peer: Any, header: Any, frames: Any) -> None:
+    def reply(peer: Any, header: Any, frames: Any) -> None:
         pool.router.send(peer, CallResult(header.number), frames)
 
-    pool.on_receive = answer
+    pool.on_receive = reply
 
 
 def test_messages_go_both_ways(pool: Running, connection: Connection) -> None:
@@ -139,8 +139,8 @@ def test_many_messages_keep_their_order(pool: Running, connection: Connection) -
     count = 320
     for number in range(count):
         connection.send(Submit(number), [b"%d" % number])
-    answers = [connection.receive(PATIENCE_S) for _ in range(count)]
-    assert answers == [(CallResult(number), [b"%d" % number]) for number in range(count)]
+    replies = [connection.receive(PATIENCE_S) for _ in range(count)]
+    assert replies == [(CallResult(number), [b"%d" % number]) for number in range(count)]
 
 
 def test_threads_send_over_one_line(pool: Running, connection: Connection) -> None:
@@ -236,7 +236,7 @@ def test_what_makes_no_sense_is_dropped(pool: Running, connection: Connection, r
     for stranger in strangers:
         for message in bad:
             stranger.send(message, b"and a frame")
-    connection.send(PeerHello(messages.VERSION, "client", "", "", 1))  # once is enough
+    connection.send(PeerHello(messages.VERSION, "client", "", "", 1))  # a second greeting
     until(lambda: pool.do(lambda: pool.router.dropped) == 2 * len(bad) + 1)
     strangers[0].send(hello)
     assert messages.decode_to_peer(strangers[0].receive()[0]) == PoolWelcome(pool.address.epoch, False)
@@ -261,7 +261,7 @@ def test_who_sends_no_messages_is_put_out(
     assert pool.faults.empty()
 
 
-def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, connection: Connection) -> None:
+def test_an_error_of_the_receiver_keeps_no_message_waiting(pool: Running, connection: Connection) -> None:
     def fail(_peer: Any, header: Any, _frames: Any) -> None:
         if header == CancelCall(1):
             raise ValueError("of mine")
@@ -305,8 +305,8 @@ def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: su
 # --- who is slow
 
 
-def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, connection: Connection) -> None:
-    """And what it is sent comes once it does."""
+def test_a_peer_that_takes_nothing_delays_no_other(pool: Running, connection: Connection) -> None:
+    """Messages to the peer arrive once it reads."""
     echo(pool)
     slow = pool.connect("executor")
     large = os.urandom(1 << 20)
@@ -314,25 +314,25 @@ def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, connection: Conn
         slow.send(Submit(number), [large])
     connection.send(Submit(100))
     assert connection.receive(PATIENCE_S) == (CallResult(100), [])
-    answers = [slow.receive(PATIENCE_S) for _ in range(16)]
-    assert answers == [(CallResult(number), [large]) for number in range(16)]
+    replies = [slow.receive(PATIENCE_S) for _ in range(16)]
+    assert replies == [(CallResult(number), [large]) for number in range(16)]
     slow.close()
 
 
 def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
-    """And small ones stay behind the large ones that wait."""
+    """Small messages stay behind the large ones that wait."""
     connection = line_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(0, 64, 2):
         connection.send(Submit(number), [bytes(LARGE_BYTES)])
         connection.send(Submit(number + 1), [b"small"])
     os.kill(process.pid, signal.SIGCONT)
-    answers = [connection.receive(PATIENCE_S) for _ in range(64)]
-    assert [header.number for header, _ in filter(None, answers)] == list(range(64))  # type: ignore[union-attr]
+    replies = [connection.receive(PATIENCE_S) for _ in range(64)]
+    assert [header.number for header, _ in filter(None, replies)] == list(range(64))  # type: ignore[union-attr]
     connection.close()
 
 
-def test_a_line_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
+def test_a_connection_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
     connection = line_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(64):
@@ -347,10 +347,10 @@ def _ask(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("during", ["send", "read"])
-def test_a_line_that_was_interrupted_is_lost(
+def test_an_interrupted_connection_is_lost(
     pool: Running, connection: Connection, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows how much of a message was sent or taken."""
+    """The sent and the taken part of a message are not known."""
     echo(pool)
     whole = getattr(MessageStream, during)
 
@@ -372,7 +372,7 @@ def test_a_line_that_was_interrupted_is_lost(
 
 
 def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
-    """Of that the pool hears once: with what it has said itself and its end in one piece of poll."""
+    """The pool gets one event for the peer's unread messages and its end together."""
     before = connections_on(pool.address.path)
     stranger = Raw(pool.address.path)
     stranger.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
@@ -410,7 +410,7 @@ def test_who_waits_is_woken(pool: Running, connection: Connection) -> None:
     assert connection.receive(PATIENCE_S) == (CallResult(1), [])
 
 
-def test_a_closed_line_is_lost(connection: Connection) -> None:
+def test_a_closed_connection_is_lost(connection: Connection) -> None:
     lost: list[BaseException] = []
 
     def receive() -> None:
@@ -471,7 +471,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[str]]:
-    """A pool's, which writes its address."""
+    """Return a pool's process, which writes its address."""
     started = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True)
     yield started
     started.kill()

@@ -1,4 +1,4 @@
-"""Threads that serve a line: each message is taken once, in order, and nobody waits while another could go on."""
+"""Threads that serve a connection: each message is taken once, in order, and no thread waits for a busy one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ THREADS = 4
 
 
 class Served:
-    """A line that some threads serve. Messages whose number `gives` are its thread's, which calls `on_given` with them.
+    """A connection that some threads serve. A message whose number `gives` is its thread's, which calls `on_given`.
 
     Fields:
-        taken: numbers, in the order in which they were. given: likewise. lost: why threads have ended.
+        taken: numbers of messages, in the order in which they were taken. given: likewise. lost: reasons of ended threads.
     """
 
     def __init__(self, connection: Connection, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
@@ -54,7 +54,7 @@ class Served:
             self._alone.release()
 
     def ended(self) -> list[ConnectionLost]:
-        """Why, once all have."""
+        """Return the reason of the end, once all threads have ended."""
         for thread in self._threads:
             thread.join(PATIENCE_S)
         return [self.lost.get_nowait() for _ in self._threads]
@@ -75,7 +75,7 @@ def connection(pool: Running, request: pytest.FixtureRequest) -> Iterator[Connec
 
 
 def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = lambda _: []) -> None:
-    """All at once."""
+    """Send all messages at once."""
     peer: Peer = pool.greeted.get(timeout=PATIENCE_S)[0]
     pool.greeted.put((peer, None))  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_messages_are_taken_in_order_one_at_a_time(pool: Running, connection: Co
 
 
 def test_others_go_on_while_some_are_busy(pool: Running, connection: Connection) -> None:
-    """As many as can be are given something, and the last one takes what follows."""
+    """All threads but one get a message, and the last one takes the following messages."""
     done = threading.Event()
     served = Served(connection, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
     send(pool, range(2 * THREADS))
@@ -122,7 +122,7 @@ def test_what_came_while_all_were_busy_is_taken_then(pool: Running, connection: 
     assert sorted(got(served.given, 2 * THREADS)) == list(range(THREADS, 3 * THREADS))
 
 
-def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_gets_whether_the_process_is_idle(pool: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: queue.Queue[bool] = queue.Queue()
     wait = AdaptivePoll.wait
 
@@ -150,7 +150,7 @@ def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pyt
     served.ended()
 
 
-def test_all_leave_a_line_that_is_closed(pool: Running, connection: Connection) -> None:
+def test_all_threads_leave_a_closed_connection(pool: Running, connection: Connection) -> None:
     served = Served(connection, lambda _: True, lambda _: None)
     send(pool, range(THREADS))
     got(served.given, THREADS)
@@ -171,7 +171,7 @@ def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
 
 
 def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> None:
-    """All are busy meanwhile, so that both are one piece of poll."""
+    """All threads are busy meanwhile, so that both are one event."""
     connection = pool.connect("executor")
     done = threading.Event()
     served = Served(connection, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))

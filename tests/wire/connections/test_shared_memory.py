@@ -1,4 +1,4 @@
-"""Values in shared memory: who reads sees what was put, in this process and in others, and memory is used again."""
+"""Values in shared memory: readers in this process and in others see them, and memory is used again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_idle_memory_is_limited() -> None:
     leases = [outbox.put(bytes(500_000)) for _ in range(5)]
     for lease in leases:
         lease.release()
-    assert open_files() - before == 2 * 2  # that of mmap too
+    assert open_files() - before == 2 * 2  # each has a descriptor of mmap too
     few = [outbox.put(b"") for _ in range(3)]
     outbox.close()
     for lease in few:
@@ -152,7 +152,7 @@ def test_between_processes() -> None:
         seen = inbox.view(block)
         assert seen == b"from afar" * 10000
         sender.communicate()
-    assert seen == b"from afar" * 10000  # it is there as long as somebody looks
+    assert seen == b"from afar" * 10000  # the memory is there as long as a view of it
     with pytest.raises(OSError, match=r"No such (process|file)"):
         inbox.view(block)
     inbox.forget(block.pid)
@@ -177,7 +177,7 @@ def test_what_is_no_shared_memory_is_not_read(tmp_path: Path) -> None:
     pid, inbox = os.getpid(), Inbox()
     (tmp_path / "file").write_bytes(b"x" * 100)
     reading, writing = os.pipe()
-    memory = os.memfd_create("mine")  # it could shrink while somebody reads
+    memory = os.memfd_create("mine")  # it could shrink while a process reads
     os.ftruncate(memory, 100)
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
     with (tmp_path / "file").open() as file:
@@ -231,6 +231,6 @@ def test_mappings_are_limited() -> None:
 
 
 def mapped() -> int:
-    """How many mappings of shared memory this process has, its own and those of what it reads."""
+    """Return the number of mappings of shared memory in this process, of its own files and of others'."""
     gc.collect()
     return sum("memfd:kaas" in line for line in Path("/proc/self/maps").read_text().splitlines())

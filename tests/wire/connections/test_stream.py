@@ -1,4 +1,4 @@
-"""Messages over a socket arrive whole and in order, however the bytes come; what is none is refused."""
+"""Messages over a socket arrive whole and in order, in any pieces; malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ends() -> Iterator[Ends]:
 
 
 def moved(source: MessageStream, sink: MessageStream, count: int) -> list[list[Any]]:
-    """So many messages, of which what is left is sent as there is room."""
+    """Send so many messages; the rest of them goes out as there is room."""
     got: list[list[Any]] = []
     while len(got) < count:
         source.flush()

@@ -1,4 +1,4 @@
-"""Lines from other nodes to the pool's exchange, over tcp: only who has the key comes in, and what breaks is mended."""
+"""Connections from other nodes to the pool's router, over tcp: only peers with the key come in; breaks are mended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_pool() -> Iterator[Running]:
 
 @pytest.fixture
 def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
-    """Sockets of somebody who has the key but keeps to no rule, by their identities."""
+    """Return sockets of a peer with the key that follows no rule, by their identities."""
     context, address = zmq.Context(), open_pool.address
 
     def come(identity: bytes) -> zmq.Socket[bytes]:
@@ -53,12 +53,12 @@ def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
 
 
 def echo(pool: Running) -> None:
-    """From now on every request is answered with its own frames."""
+    """From now on the pool replies to every request with its own frames."""
 
-    def answer(peer: Any, header: Any, frames: Any) -> None:
+    def reply(peer: Any, header: Any, frames: Any) -> None:
         pool.router.send(peer, CallResult(header.number), frames)
 
-    pool.on_receive = answer
+    pool.on_receive = reply
 
 
 def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running) -> None:
@@ -67,8 +67,8 @@ def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running
     count = 5 * TURN
     for number in range(count):
         connection.send(Submit(number), [b"%d" % number])
-    answers = [connection.receive(PATIENCE_S) for _ in range(count)]
-    assert answers == [(CallResult(number), [b"%d" % number]) for number in range(count)]
+    replies = [connection.receive(PATIENCE_S) for _ in range(count)]
+    assert replies == [(CallResult(number), [b"%d" % number]) for number in range(count)]
     connection.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
     small, large = connection.receive(PATIENCE_S)[1]  # type: ignore[index]
     assert (type(small), type(large), large.nbytes, large.readonly) == (bytes, memoryview, LARGE_BYTES, True)
@@ -170,10 +170,10 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
         again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
         assert again is peer
         connection.send(ExecutorReply(2))
-        answers = [connection.receive(PATIENCE_S)]
-        if answers == [(PoolWelcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
-            answers = [connection.receive(PATIENCE_S)]
-        assert answers == [(CallResult(2), [])]
+        replies = [connection.receive(PATIENCE_S)]
+        if replies == [(PoolWelcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
+            replies = [connection.receive(PATIENCE_S)]
+        assert replies == [(CallResult(2), [])]
         connection.close()
 
 
@@ -183,18 +183,20 @@ def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Runni
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
         connection = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
         connection.send(Submit(1))
-        answers: list[Any] = []
-        while CallResult(1) not in answers:
+        replies: list[Any] = []
+        while CallResult(1) not in replies:
             received = connection.receive(PATIENCE_S)
             assert received is not None
-            answers.append(received[0])
-        assert {type(answer) for answer in answers} <= {PoolWelcome, CallResult}  # one PoolWelcome after each break
+            replies.append(received[0])
+        assert {type(reply) for reply in replies} <= {PoolWelcome, CallResult}  # one PoolWelcome after each break
         connection.close()
 
 
 class Cable:
-    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again. faults: so many
-    connections break at once."""
+    """Passes on all tcp traffic until it is cut: then its peers have to connect again.
+
+    faults: so many connections break at once.
+    """
 
     def __init__(self, endpoint: str, faults: int = 0) -> None:
         self._faults = faults
@@ -215,7 +217,7 @@ class Cable:
 
     def cut(self) -> None:
         for end in self._open:
-            with suppress(OSError):  # the other end was faster
+            with suppress(OSError):  # the other end closed first
                 end.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
@@ -224,7 +226,7 @@ class Cable:
             try:
                 near, _ = self._listening.accept()
             except OSError:
-                return  # it has been taken away
+                return  # the listening socket is closed
             if self._faults:
                 self._faults -= 1
                 near.recv(1)

@@ -18,7 +18,7 @@ KEPT_BYTES = 1 << 40
 
 
 class Credit:
-    """What a caller's waits take."""
+    """The credit of a caller's waits."""
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
@@ -33,7 +33,7 @@ class Credit:
 
 
 class SimulatedRun(Run):
-    """A run whose reply is its own name. busy: the reply is that it may be asked again."""
+    """A run whose reply is its own name. busy: the reply is that the call may be sent again."""
 
     owner: Any
     key: str
@@ -59,7 +59,7 @@ class SimulatedRun(Run):
 
 @dataclass(slots=True, eq=False)
 class SimulatedCall:
-    """first: its first number. key: "" for none. replies: that its program was given. abandoned: nobody waits."""
+    """first: its first number. key: "" for none. replies: that its program was given. abandoned: no caller waits."""
 
     first: int
     number: int
@@ -85,9 +85,9 @@ class Program:
         self.network, self.name, self.owner = network, name, owner
         self.half: ClientHalf[SimulatedCall, int] = ClientHalf()
         self.pipe: Pipe | None = None
-        self.life = ""
+        self.epoch = ""
         self.next = 0
-        self.answered: list[int] = []
+        self.replied: list[int] = []
         self.calls: list[SimulatedCall] = []
 
     def submit(self, key: str) -> None:
@@ -106,7 +106,7 @@ class Program:
         half = self.half
         if kind == "welcome":
             return
-        self.answered.append(number)
+        self.replied.append(number)
         if kind == "busy":
             call = half.open.get(number)
             if call is not None:
@@ -120,9 +120,9 @@ class Program:
             call.replies.append(rest[0] if rest else kind)
 
     def acknowledge(self) -> None:
-        if self.answered:
-            self.send("received", tuple(self.answered))
-            self.answered = []
+        if self.replied:
+            self.send("received", tuple(self.replied))
+            self.replied = []
 
     def repeat_one(self) -> None:
         first = next(iter(self.half.resting), None)
@@ -135,19 +135,19 @@ class Program:
 
     def abandon(self, call: SimulatedCall) -> None:
         number, half = call.number, self.half
-        found, told = self.network.moved(
+        found, cancels = self.network.moved(
             CallEvent.ABANDON, half, number, lambda: half.abandon(number, call.first, number), rests=call.first
         )
         if found is not None:
             call.abandoned = True
-        if told:
+        if cancels:
             self.send("cancel", number)
 
     def connect(self) -> None:
-        pipe, life = self.network.accept(self)
-        same, self.life = life == self.life, life
+        pipe, epoch = self.network.accept(self)
+        same, self.epoch = epoch == self.epoch, epoch
         self.pipe = pipe
-        self.answered = []  # what the server still keeps it sends again
+        self.replied = []  # the server sends its kept replies again
         abandoned, calls = self.half.renewed()
         for number in abandoned if same else ():
             self.send("cancel", number)
@@ -164,21 +164,21 @@ class Network:
     """Steps of everything that may happen, chosen by `random`.
 
     Fields:
-        steps: so far. twice: runs that were carried out twice under one key, or twice for one call in one life of the
+        steps: so far. twice: runs that were carried out twice under one key, or twice for one call in one epoch of the
             server. checked: compare each move with the tables of states.
     """
 
     def __init__(self, random: Random, programs: int = 3, *, checked: bool = False) -> None:
         self.random = random
         self.checked = checked
-        self.steps = self.twice = self.lives = 0
+        self.steps = self.twice = self.epochs = 0
         self.disk: dict[tuple[str, str], str] = {}  # lasting replies, by owner and key
         self.done: dict[Any, int] = {}
         self.names = 0
         self.sessions: dict[str, WaitingSession] = {}
         self.running: list[SimulatedRun] = []
         self.restart()
-        # two programs of one owner meet in their keys
+        # two programs of one owner use the same keys
         self.programs = [Program(self, f"program {n}", f"owner {n // 2}") for n in range(programs)]
         self.moves: tuple[tuple[Callable[[], None], int], ...] = (
             (self.submit, 20), (self.up, 34), (self.down, 34), (self.end_run, 18), (self.acknowledge, 10),
@@ -242,7 +242,7 @@ class Network:
         self.cut_off(self.program())
 
     def cut_off(self, program: Program) -> None:
-        """Both ends notice; what was on its way is lost."""
+        """Both ends notice; messages on their way are lost."""
         if program.pipe is not None:
             session = self.sessions.get(program.name)
             if session is not None:
@@ -250,8 +250,8 @@ class Network:
             program.disconnected()
 
     def restart(self) -> None:
-        """The server is killed: all but its disk is gone."""
-        self.lives += 1
+        """Kill the server: all but its disk is lost."""
+        self.epochs += 1
         self.half: ServerHalf[SimulatedRun] = ServerHalf()
         self.callers: dict[str, Caller[SimulatedRun]] = {}
         self.sessions.clear()
@@ -281,7 +281,7 @@ class Network:
             session = self.sessions[program.name] = WaitingSession(self.caller(program.owner), pipe)
         for wait in self.server_moved(WaitEvent.GREETED, session, lambda: self.half.greeted(session, pipe)):
             self.send(wait)
-        return pipe, str(self.lives)
+        return pipe, str(self.epochs)
 
     def send(self, wait: Wait) -> None:
         run: SimulatedRun = wait.run
@@ -314,7 +314,7 @@ class Network:
             return
         run = session.caller.known(key)
         if run is None:
-            run = SimulatedRun(owner=session.caller, key=key, name=key or f"{self.lives} {program.name} {number}")
+            run = SimulatedRun(owner=session.caller, key=key, name=key or f"{self.epochs} {program.name} {number}")
             if key:
                 session.caller.runs[key] = run
             self.running.append(run)
@@ -341,7 +341,7 @@ class Network:
         self.half.settle(run, waits)
 
     def carry_out(self, run: SimulatedRun) -> None:
-        """What is not to happen twice. Its reply is written down with it."""
+        """Carry out a run, which must not happen twice. Its reply is written to the disk with it."""
         owner = next(name for name, caller in self.callers.items() if caller is run.owner)
         what = (owner, run.key) if run.key else run.name
         self.twice += self.done.get(what, 0)
@@ -351,7 +351,7 @@ class Network:
             self.disk[owner, run.key] = run.name
 
     def stop(self, run: SimulatedRun) -> None:
-        """Nobody waits for it: it ends as cancelled, and is not carried out."""
+        """End a run without a caller as cancelled; it is not carried out."""
         if run in self.running:
             self.running.remove(run)
             if run.owner.runs.get(run.key) is run:

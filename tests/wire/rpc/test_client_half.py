@@ -1,4 +1,4 @@
-"""The client half: each call stands in one place, and what it holds is given back once."""
+"""The client half: each call is in one state, and the leases that it holds are given back once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_the_server_still_reads_is_held_after_the_reply() -> None:
     assert half.released(1) is None
 
 
-def test_a_new_connection_is_told_of_open_calls_in_their_order_and_of_abandoned_ones() -> None:
+def test_a_new_connection_gets_open_calls_in_their_order_and_abandoned_ones() -> None:
     half, (first, second, third) = opened(1, 2, 3)
     half.abandon(2, 2, 20)
     assert half.lost() == []

@@ -1,4 +1,4 @@
-"""Answers that are kept: within bytes and time, the newest of a key."""
+"""Kept replies: within bytes and time, the newest of a key."""
 
 from __future__ import annotations
 

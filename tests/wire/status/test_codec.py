@@ -1,4 +1,4 @@
-"""What a pool without Ray says of itself arrives as it was."""
+"""Status and statistics of a pool without Ray arrive unchanged."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def status(config: Config) -> Status:
 
 
 def policy(devices: object, *, patience: int) -> None:
-    """Stands for one that a program brings."""
+    """A policy, in place of a program's own."""
 
 
 def test_a_status_arrives_as_it_was() -> None:
-    told = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
-    assert codec.decode(codec.encode(told), Status) == told
+    sent = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
+    assert codec.decode(codec.encode(sent), Status) == sent
 
 
-def test_code_in_a_configuration_is_told_by_its_name() -> None:
-    told = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
-    seen = codec.decode(codec.encode(told), Status)
+def test_code_in_a_configuration_is_sent_as_its_name() -> None:
+    sent = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
+    seen = codec.decode(codec.encode(sent), Status)
     assert seen.config.policy == f"partial({__name__}.policy, patience=3)"
 
 
 def test_statistics_arrive_as_they_were() -> None:
     ledger = Ledger(0.0)
     ledger.write(LedgerEntry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
-    told = ledger.read(1.5)
-    assert codec.decode(codec.encode(told), Stats) == told
+    sent = ledger.read(1.5)
+    assert codec.decode(codec.encode(sent), Stats) == sent
     assert codec.decode(codec.encode(WORKER), WorkerInfo) == WORKER
 
 
-def test_another_answer_than_was_asked_for_is_refused() -> None:
+def test_a_value_of_another_class_is_refused() -> None:
     with pytest.raises(TypeError, match="Status"):
         codec.decode(codec.encode(WORKER), Status)
 

@@ -42,8 +42,8 @@ def tiers(hits: int) -> dict[str, TierUse]:
 def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kaas.pool.observing.ledger.FUNCTIONS_PER_CLIENT", 2)
     ledger = Ledger(0.0)
-    for life in range(2):
-        for name in ("f", "g", "h", f"i{life}", "f"):
+    for epoch in range(2):
+        for name in ("f", "g", "h", f"i{epoch}", "f"):
             ledger.write(LedgerEntry(name, "a", 0, "succeeded", {"kernels": 1.0}, tiers(1)))
         ledger.write(LedgerEntry("h", "b", 0, "succeeded"))
         ledger.reset(1.0)
