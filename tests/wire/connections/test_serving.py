@@ -24,7 +24,7 @@ class Served:
     """A connection that some threads serve. A message whose number `gives` is its thread's, which calls `on_given`.
 
     Fields:
-        taken: numbers of messages, in the order in which they were taken. given: likewise. lost: reasons of ended threads.
+        taken: numbers of messages, in the order in which they came. given: likewise. lost: reasons of ended threads.
     """
 
     def __init__(self, connection: Connection, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
