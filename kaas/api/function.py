@@ -73,7 +73,7 @@ def _registered(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a Function is invoked: see `invoke`.
+    """The options of a Function's invocations: see `invoke`.
 
     Raises:
         InvalidRequest

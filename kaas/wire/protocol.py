@@ -116,8 +116,8 @@ class Objects(_Message, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of: frame, its position among the message's frames (the header is 0); object, of this client, read from
-    offset on."""
+    """A frame or an object. frame: its position among the message's frames (the header is 0). object: of this client,
+    read from offset on."""
 
     frame: int = 0
     object: str = ""
@@ -244,7 +244,7 @@ class Reply(_Message, frozen=True, tag="told"):
 
 
 class Failure(_Message, frozen=True):
-    """The reply to a request that failed. number: 0 if the request cannot be told. error: the class's name, as in
+    """The reply to a request that failed. number: 0 if the request is unknown. error: the class's name, as in
     `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when the request may be sent again, if that helps."""
 
     number: int

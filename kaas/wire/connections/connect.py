@@ -1,4 +1,4 @@
-"""How a process connects to its pool."""
+"""Connecting a process to its pool."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kaas.wire.connections.zmq_listener import ZmqListener
 
 LAST_WORDS_S = 1.0
-"""How long sent messages may still go out when the pool ends."""
+"""Sent messages may still go out for so long when the pool ends."""
 
 
 class Channel(Protocol):

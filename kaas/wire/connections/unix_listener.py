@@ -21,7 +21,7 @@ READS = 8
 WAITING_AT_MOST = 128
 """Peers that may wait to be let in."""
 FULL_S = 0.2
-"""How long no peer is let in after this process had no descriptor left for it."""
+"""No peer is let in for so long after this process had no descriptor left for one."""
 
 
 class UnixListener:

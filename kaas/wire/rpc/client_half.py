@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class CallState(Enum):
-    """Where a call stands."""
+    """The state of a call."""
 
     OPEN = "sent, or to be sent as soon as there is a connection"
     RESTING = "the server was busy: to be sent again after a pause"
@@ -17,7 +17,7 @@ class CallState(Enum):
 
 
 class CallEvent(Enum):
-    """What happens to a call. The methods of `ClientHalf` have the same names in lower case."""
+    """An event of a call. The methods of `ClientHalf` have the same names in lower case."""
 
     REPLIED = "its reply has come"
     HELD = "its reply has come, but the server still reads what the call holds"

@@ -17,7 +17,7 @@ from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 
 class WaitState(Enum):
-    """Where a session's wait for a reply stands."""
+    """The state of a session's wait for a reply."""
 
     RUNNING = "there is no reply yet"
     READY = "there is a reply, which is to be sent on the session's next connection"
@@ -26,7 +26,7 @@ class WaitState(Enum):
 
 
 class WaitEvent(Enum):
-    """What happens to a wait. The methods of `ServerHalf` have the same names in lower case."""
+    """An event of a wait. The methods of `ServerHalf` have the same names in lower case."""
 
     ENDED = "its run has a reply"
     CANCEL = "its session wants it no more: the reply is that it was cancelled"
@@ -54,7 +54,7 @@ TRANSITIONS: dict[tuple[WaitState, WaitEvent], frozenset[WaitState]] = {
 
 
 class Run(msgspec.Struct, eq=False, kw_only=True):
-    """What calls lead to. An adapter's run is a subclass with what is to be run.
+    """The run that calls lead to. An adapter's run is a subclass with the work to do.
 
     Fields:
         waits: of sessions that have no reply yet. done: there is a reply. lasting: the reply is kept on disk too.
