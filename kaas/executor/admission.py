@@ -13,13 +13,13 @@ from kaas.executor.cache.reservation import Shortage, Unsaved
 from kaas.executor.cache.tiers import granules
 from kaas.executor.cache.write_back import WriteBackStream
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.inputs import Arriving, Inputs
+from kaas.executor.inputs import FetchedObject, Inputs
 from kaas.executor.plan.arena import Layout
 from kaas.executor.plan.plan import describe, too_large
 from kaas.executor.single_flight import SingleFlight
 from kaas.ktask.graph import KTask
 
-Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
+Gather = Callable[[Mapping[bytes, FetchedObject]], Inputs]
 """Looks up what a request reads, given what has been fetched for it; under the lock."""
 
 
@@ -69,21 +69,21 @@ class Admission:
         self._single_flight = SingleFlight(monitor)
         self._queue: list[object] = []
 
-    def admit(self, wanted: AdmissionRequest) -> Admitted:
+    def admit(self, request: AdmissionRequest) -> Admitted:
         """Fetch what is missing, and wait until everything fits at once.
 
         Raises:
             What gathering and fetching raise; RequestTooLarge, OutOfDeviceMemory: the request cannot fit even if no
             other runs; DeviceLost.
         """
-        fetched: dict[bytes, Arriving] = {}
+        fetched: dict[bytes, FetchedObject] = {}
         own: dict[bytes, float] = {}
         store_s = memory_s = 0.0
         try:
             while True:
                 with self._monitor.lock:
                     began = perf_counter()
-                    inputs, lease = self._enter(wanted, fetched)
+                    inputs, lease = self._enter(request, fetched)
                     at_s = perf_counter()
                     memory_s += at_s - began
                     if lease is not None:
@@ -98,51 +98,53 @@ class Admission:
                 self._single_flight.forget(own)
             raise
 
-    def _enter(self, wanted: AdmissionRequest, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, MemoryLease | None]:
+    def _enter(
+        self, request: AdmissionRequest, fetched: Mapping[bytes, FetchedObject]
+    ) -> tuple[Inputs, MemoryLease | None]:
         """Return the inputs with a lease of all memory or, while objects are missing, without one."""
         self._monitor.check()
-        place = object()
+        ticket = object()
         try:
             while True:
-                if not self._queue or self._queue[0] is place:
-                    inputs = wanted.gather(fetched)
+                if not self._queue or self._queue[0] is ticket:
+                    inputs = request.gather(fetched)
                     if inputs.missing:
                         return inputs, None
-                    lease = self._reserve(wanted, inputs)
+                    lease = self._reserve(request, inputs)
                     if isinstance(lease, MemoryLease):
                         return inputs, lease
                     if lease is not None:
-                        self._save(lease, place)
+                        self._save(lease, ticket)
                         continue
-                if place not in self._queue:
-                    self._queue.append(place)
+                if ticket not in self._queue:
+                    self._queue.append(ticket)
                 self._monitor.wait()
         finally:
-            if self._queue and place in self._queue:
-                self._queue.remove(place)
+            if self._queue and ticket in self._queue:
+                self._queue.remove(ticket)
                 self._monitor.notify()
 
-    def _save(self, unsaved: Unsaved, place: object) -> None:
+    def _save(self, unsaved: Unsaved, ticket: object) -> None:
         """Write back objects that must leave; meanwhile no request overtakes the waiting one."""
-        if place not in self._queue:
-            self._queue.insert(0, place)
+        if ticket not in self._queue:
+            self._queue.insert(0, ticket)
         with self._monitor.left():
             self._write_back.save(unsaved.keys)
         self._monitor.check()
 
-    def _reserve(self, wanted: AdmissionRequest, inputs: Inputs) -> MemoryLease | Unsaved | None:
+    def _reserve(self, request: AdmissionRequest, inputs: Inputs) -> MemoryLease | Unsaved | None:
         """Return a lease, or objects to be written back first, or None: not now."""
-        if inputs.made and not self._made_anew(inputs.made):
+        if inputs.made and not self._forget_earlier(inputs.made):
             return None
-        arena_bytes = wanted.layout(inputs.resident, inputs.kept_mask).nbytes if wanted.layout is not None else 0
-        lease = self._memory.take(inputs, wanted.slot, arena_bytes)
+        arena_bytes = request.layout(inputs.resident, inputs.kept_mask).nbytes if request.layout is not None else 0
+        lease = self._memory.take(inputs, request.slot, arena_bytes)
         if not isinstance(lease, Shortage):
             return lease
         if lease.lasting_bytes:
-            raise self._refusal(wanted.task, inputs, arena_bytes, lease.lasting_bytes)
+            raise self._refusal(request.task, inputs, arena_bytes, lease.lasting_bytes)
         return None
 
-    def _made_anew(self, keys: Iterable[bytes]) -> bool:
+    def _forget_earlier(self, keys: Iterable[bytes]) -> bool:
         """Forget outputs that a request is to keep and that are there already, and return True if they are gone.
 
         The request has run here before, for an earlier process of the pool. An output that another request reads or

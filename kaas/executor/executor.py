@@ -73,7 +73,7 @@ class Executor:
         self._on_printed = on_printed
         self._closed = False
         self._monitor = DeviceMonitor()
-        self._entered = DeviceContext(device, self._monitor)
+        self._context = DeviceContext(device, self._monitor)
         with device.current():
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
@@ -114,11 +114,11 @@ class Executor:
             What `make_plan` raises; DeviceLost.
         """
         try:
-            with self._entered:
+            with self._context:
                 for one in self._slots:
                     slot = self._slots.take(one.number)
                     try:
-                        plan = slot.replay(task, self._memory.cache.device.capacity_bytes).plan
+                        plan = slot.graph_cache(task, self._memory.cache.device.capacity_bytes).plan
                     finally:
                         self._slots.give(slot)
                 return plan
@@ -136,7 +136,7 @@ class Executor:
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
-        with self._entered:
+        with self._context:
             stats = self._load(sources, pin)
             self._tidy()
             return stats
@@ -162,7 +162,7 @@ class Executor:
             What `write_back` raises.
         """
         named = None if keys is None else list(keys)
-        with self._entered:
+        with self._context:
             self._write_back.save(self._write_back.unsaved(named))
             with self._monitor.lock:
                 self._monitor.check()
@@ -179,7 +179,7 @@ class Executor:
         Raises:
             DeviceError, DeviceLost, what `on_write_back` raises.
         """
-        with self._entered:
+        with self._context:
             self._write_back.save(keys)
 
     def discard(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -191,7 +191,7 @@ class Executor:
             DeviceLost
         """
         named = list(keys)
-        with self._entered:
+        with self._context:
             with self._monitor.lock:
                 self._monitor.check()
                 self._write_back.give_up(named)
@@ -217,7 +217,7 @@ class Executor:
         """
         watched = self._watched(request)
         try:
-            with self._entered:
+            with self._context:
                 taken = self._slots.take(slot, request.task.key)
                 try:
                     result = self._run(taken, request, watched)
@@ -243,7 +243,7 @@ class Executor:
         if self._monitor.lost is not None or self._closed:
             return
         self._closed = True
-        with self._entered:
+        with self._context:
             for slot in self._slots:
                 self._slots.take(slot.number).close()
             with self._monitor.lock:
@@ -273,17 +273,17 @@ class Executor:
 
     def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
-        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
-        plan = replay.plan
+        graphs = slot.graph_cache(request.task, self._memory.cache.device.capacity_bytes, request.client)
+        plan = graphs.plan
         given = check(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
-        admitted = self._admit(self._wanted(slot, replay, request, kept))
+        admitted = self._admit(self._admission_request(slot, graphs, request, kept))
         try:
             if watched is not None:
                 watched.begin()
-            done = work(slot, replay, request, admitted, given, kept)
+            done = work(slot, graphs, request, admitted, given, kept)
         except DeviceLost:
             raise
         except BaseException:
@@ -322,8 +322,8 @@ class Executor:
         admitted = self._admit(AdmissionRequest(look_up))
         lease = admitted.lease
         try:
-            for arrival in (*lease.arrivals.values(), *lease.awaited):
-                arrival.watch.synchronize()
+            for copy in (*lease.copies.values(), *lease.awaited):
+                copy.events.synchronize()
             tiers, _ = tiers_of(admitted)
         except DeviceLost:
             raise
@@ -333,13 +333,13 @@ class Executor:
         self._commit(admitted, pin)
         return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0, (), self.cached_bytes)
 
-    def _wanted(
-        self, slot: Slot, replay: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
+    def _admission_request(
+        self, slot: Slot, graphs: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
     ) -> AdmissionRequest:
-        plan, memory = replay.plan, self._memory
+        plan, memory = graphs.plan, self._memory
         by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
         look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
-        return AdmissionRequest(look_up, plan.task, slot.number, replay.layout)
+        return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout)
 
     def _admit(self, wanted: AdmissionRequest) -> Admitted:
         """Admit a request: all its memory is reserved, and its objects are on the device or on their way."""
@@ -347,7 +347,7 @@ class Executor:
             admitted = self._admission.admit(wanted)
             try:
                 lease = admitted.lease
-                complete = not (lease.loaded or lease.awaited) or self._host_to_device.bring(lease)
+                complete = not (lease.loaded or lease.awaited) or self._host_to_device.copy(lease)
             except DeviceLost:
                 raise
             except BaseException:

@@ -66,7 +66,7 @@ class HostObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Arriving:
+class FetchedObject:
     """An object that was fetched, since no tier has it."""
 
     data: memoryview
@@ -119,9 +119,9 @@ class Inputs(msgspec.Struct):
             are among the objects. kept_mask: bit i: that with index i.
     """
 
-    missing: dict[bytes, Callable[[], Arriving]] = {}
+    missing: dict[bytes, Callable[[], FetchedObject]] = {}
     objects: dict[bytes, int] = {}
-    arriving: dict[bytes, Arriving] = {}
+    fetched: dict[bytes, FetchedObject] = {}
     parts: dict[bytes, Part] = {}
     replaced: list[bytes] = []
     constants: set[bytes] = set()
@@ -188,7 +188,7 @@ def gather(
     kept: Mapping[int, bytes],
     find: Find,
     ranges: Ranges,
-    fetched: Mapping[bytes, Arriving],
+    fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
     """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
 
@@ -205,12 +205,12 @@ def gather(
         source = sources[buffer.name]
         key = source.key
         assert key is not None, "that is what the others have"
-        found = find(key) or inputs.arriving.get(key)
+        found = find(key) or inputs.fetched.get(key)
         if found is None:
             if source.offset_bytes is not None:
                 views.setdefault(key, []).append(index)
                 continue
-            found = _arrive(plan.task, buffer, key, source, inputs, fetched, ranges)
+            found = _whole_object(plan.task, buffer, key, source, inputs, fetched, ranges)
             if found is None:
                 continue
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes, found.shape)
@@ -225,16 +225,16 @@ def gather(
 
 
 def gather_whole(
-    sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]
+    sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, FetchedObject]
 ) -> Inputs:
     """As above, for objects that no request reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:
         key = source.key
         assert key is not None, "only objects are cached"
-        found = find(key) or inputs.arriving.get(key)
+        found = find(key) or inputs.fetched.get(key)
         if found is None:
-            found = _arrive(None, _UNREAD, key, source, inputs, fetched, ranges)
+            found = _whole_object(None, _UNREAD, key, source, inputs, fetched, ranges)
             if found is None:
                 continue
         inputs.objects[key] = found.nbytes
@@ -243,21 +243,21 @@ def gather_whole(
     return inputs
 
 
-def _arrive(
+def _whole_object(
     task: KTask | None,
     buffer: Buffer,
     key: bytes,
     source: InputSource,
     inputs: Inputs,
-    fetched: Mapping[bytes, Arriving],
+    fetched: Mapping[bytes, FetchedObject],
     ranges: Ranges,
-) -> Arriving | None:
+) -> FetchedObject | None:
     """An object that no tier has, whole; None if it has to be fetched."""
     arriving = fetched.get(key)
     if arriving is None:
         inputs.missing.setdefault(key, partial(_fetch, task, buffer, source))
         return None
-    inputs.arriving[key] = arriving
+    inputs.fetched[key] = arriving
     inputs.replaced.extend(part.entry for part in ranges.parts(key))
     return arriving
 
@@ -280,7 +280,7 @@ def _gather_views(
     inputs: Inputs,
     key: bytes,
     sources: Mapping[int, InputSource],
-    fetched: Mapping[bytes, Arriving],
+    fetched: Mapping[bytes, FetchedObject],
     find: Find,
     ranges: Ranges,
 ) -> None:
@@ -290,7 +290,7 @@ def _gather_views(
         for index, source in sources.items()
     }
     new: tuple[Part, ...] = ()
-    if key not in inputs.arriving and not all(ranges.covering(key, *span) for span in spans.values()):
+    if key not in inputs.fetched and not all(ranges.covering(key, *span) for span in spans.values()):
         if key not in fetched:
             first = next(iter(sources))
             inputs.missing.setdefault(key, partial(_fetch, plan.task, plan.buffers[first], sources[first]))
@@ -298,7 +298,7 @@ def _gather_views(
         new = _take_views(plan, inputs, key, fetched[key], sources, spans, ranges)
     for index, source in sources.items():
         start, end = spans[index]
-        whole = inputs.arriving.get(key)
+        whole = inputs.fetched.get(key)
         if whole is not None:
             check_fit(plan.buffers[index], whole.nbytes, whole.dtype, start)
             inputs.objects[key] = whole.nbytes
@@ -308,7 +308,7 @@ def _gather_views(
         covering = next(added, None) or ranges.covering(key, start, end)
         assert covering is not None, "what is not covered is new"
         entry = covering.entry
-        found = inputs.arriving.get(entry) or find(entry)
+        found = inputs.fetched.get(entry) or find(entry)
         assert found is not None, "some tier holds each of the ranges"
         inputs.objects[entry] = found.nbytes
         _use(plan, inputs, index, entry, source, start - covering.start)
@@ -318,7 +318,7 @@ def _take_views(
     plan: Plan,
     inputs: Inputs,
     key: bytes,
-    whole: Arriving,
+    whole: FetchedObject,
     sources: Mapping[int, InputSource],
     spans: Mapping[int, tuple[int, int]],
     ranges: Ranges,
@@ -327,13 +327,13 @@ def _take_views(
     for index, source in sources.items():
         check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
     if whole.nbytes <= ranges.whole_bytes:
-        inputs.arriving[key] = whole
+        inputs.fetched[key] = whole
         return ()
     new, replaced = ranges.cover(key, spans.values(), whole.nbytes)
     inputs.replaced.extend(part.entry for part in replaced)
     for part in new:
         data = whole.data[part.start : part.end]
-        inputs.arriving[part.entry] = Arriving(data, len(data), None)
+        inputs.fetched[part.entry] = FetchedObject(data, len(data), None)
         inputs.parts[part.entry] = part
     return new
 
@@ -365,13 +365,13 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
     return found
 
 
-def _fetch(task: KTask | None, buffer: Buffer, source: InputSource) -> Arriving:
+def _fetch(task: KTask | None, buffer: Buffer, source: InputSource) -> FetchedObject:
     """
     Raises:
         InputFailed, NotContiguous
     """
     data, dtype, shape = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
-    return Arriving(data, len(data), dtype, shape)
+    return FetchedObject(data, len(data), dtype, shape)
 
 
 def _value(task: KTask | None, buffer: Buffer, source: InputSource) -> Any:

@@ -28,19 +28,19 @@ class KernelTime:
 
 
 def launch_timed(
-    blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, watches: Sequence[EventPair]
+    blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, pairs: Sequence[EventPair]
 ) -> list[float]:
     """Launches the kernels in their order, which the edges of every kTask agree with, so many times; gives the seconds
-    of each. As many launches as there are watches are under way at once."""
+    of each. As many launches as there are pairs are under way at once."""
     seconds = [0.0] * len(blocks)
     launches = iterations * len(blocks)
-    for first in range(0, launches, len(watches)):
-        timed = [(launch % len(blocks), watch) for launch, watch in zip(range(first, launches), watches, strict=False)]
-        for index, watch in timed:
-            watch.start(stream)
+    for first in range(0, launches, len(pairs)):
+        timed = [(launch % len(blocks), pair) for launch, pair in zip(range(first, launches), pairs, strict=False)]
+        for index, pair in timed:
+            pair.start(stream)
             blocks[index].launch(stream)
-            watch.stop(stream)
+            pair.stop(stream)
         stream.synchronize()
-        for index, watch in timed:
-            seconds[index] += watch.seconds()
+        for index, pair in timed:
+            seconds[index] += pair.seconds()
     return seconds

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.inputs import Arriving
+from kaas.executor.inputs import FetchedObject
 
 
 @dataclass(slots=True)
 class _Fetch:
-    data: Arriving | None = None
+    data: FetchedObject | None = None
 
 
 class SingleFlight:
@@ -26,7 +26,9 @@ class SingleFlight:
         self._monitor = monitor
         self._under_way: dict[bytes, _Fetch] = {}
 
-    def fetch(self, wanted: Mapping[bytes, Callable[[], Arriving]], own: dict[bytes, float]) -> dict[bytes, Arriving]:
+    def fetch(
+        self, wanted: Mapping[bytes, Callable[[], FetchedObject]], own: dict[bytes, float]
+    ) -> dict[bytes, FetchedObject]:
         """Return all of these objects.
 
         `own` gets the keys of the objects that were fetched here, and the seconds that took; the caller ends with
@@ -35,7 +37,7 @@ class SingleFlight:
         Raises:
             What fetching raises. A request that waited for the same object then fetches it itself.
         """
-        fetched: dict[bytes, Arriving] = {}
+        fetched: dict[bytes, FetchedObject] = {}
         while len(fetched) < len(wanted):
             with self._monitor.lock:
                 key = self._next(wanted, fetched)
@@ -61,7 +63,7 @@ class SingleFlight:
             self._under_way.pop(key, None)
         self._monitor.notify()
 
-    def _next(self, wanted: Iterable[bytes], fetched: dict[bytes, Arriving]) -> bytes | None:
+    def _next(self, wanted: Iterable[bytes], fetched: dict[bytes, FetchedObject]) -> bytes | None:
         """One that no request fetches; None after others' fetches have been looked at, and waited for."""
         left = [key for key in wanted if key not in fetched]
         for key in left:

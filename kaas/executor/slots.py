@@ -40,13 +40,13 @@ class Slot:
         self.arena = arena
         self.stream = device.stream()
         self.kernels = LoadedKernels(device)
-        self.replays: dict[str, GraphCache] = {}
+        self.graph_caches: dict[str, GraphCache] = {}
         self._device = device
         self._device_to_host = DeviceToHost(device, self.stream)
         self._client: str | None = None
         self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
 
-    def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
+    def graph_cache(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
         """Return the plan of a kTask in this slot, made at its first request.
 
         Args:
@@ -57,31 +57,31 @@ class Slot:
         Raises:
             What `make_plan` raises.
         """
-        replay = self._ready(task, capacity_bytes)
-        if client is None or not replay.plan.globals:
-            return replay
-        stale = {library.name for library in replay.plan.globals if library.stale(client)}
+        graphs = self._graph_cache(task, capacity_bytes)
+        if client is None or not graphs.plan.globals:
+            return graphs
+        stale = {library.name for library in graphs.plan.globals if library.stale(client)}
         if not stale:
-            return replay
-        for key, other in list(self.replays.items()):
+            return graphs
+        for key, other in list(self.graph_caches.items()):
             if any(library.name in stale for library in other.plan.globals):
-                self.replays.pop(key).close()
+                self.graph_caches.pop(key).close()
         self.kernels.drop(stale)
-        return self._ready(task, capacity_bytes)
+        return self._graph_cache(task, capacity_bytes)
 
-    def _ready(self, task: KTask, capacity_bytes: int) -> GraphCache:
-        replay = self.replays.pop(task.key, None)
-        if replay is None:
+    def _graph_cache(self, task: KTask, capacity_bytes: int) -> GraphCache:
+        graphs = self.graph_caches.pop(task.key, None)
+        if graphs is None:
             device = self._device
             name = device.info().name
             plan = make_plan(task, self.kernels, device.limits, capacity_bytes, name, apart=device.checks)
-            replay = GraphCache(plan, device)
-            if len(self.replays) >= MAX_PLANS:
-                self.replays.pop(next(iter(self.replays))).close()
-                in_use = (replay, *self.replays.values())
+            graphs = GraphCache(plan, device)
+            if len(self.graph_caches) >= MAX_PLANS:
+                self.graph_caches.pop(next(iter(self.graph_caches))).close()
+                in_use = (graphs, *self.graph_caches.values())
                 self.kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
-        self.replays[task.key] = replay  # the last one is the one used last
-        return replay
+        self.graph_caches[task.key] = graphs  # the last one is the one used last
+        return graphs
 
     def enter(self, client: str, plan: Plan) -> None:
         """Clear the arena, and put globals back, where requests of other clients may have left bytes.
@@ -131,10 +131,10 @@ class Slot:
             instance.launch(stream, times)
         stream.kernels.stop(stream)
 
-    def profile(self, replay: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
+    def profile(self, graphs: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
         """Run the kernels one by one, all between two events, and each between two of its own."""
         self.stream.kernels.start(self.stream)
-        times = replay.profile(values, self.stream, iterations)
+        times = graphs.profile(values, self.stream, iterations)
         self.stream.kernels.stop(self.stream)
         return times
 
@@ -151,8 +151,8 @@ class Slot:
         return outputs
 
     def close(self) -> None:
-        while self.replays:
-            self.replays.popitem()[1].close()
+        while self.graph_caches:
+            self.graph_caches.popitem()[1].close()
         self._device_to_host.close()
         self.stream.close()
         self.kernels.close()
@@ -175,11 +175,11 @@ class Slot:
 
     def _wait_for(self, lease: MemoryLease) -> None:
         """Make the stream wait for the objects that are on their way."""
-        for arrival in lease.awaited:
-            arrival.watch.hold_back(self.stream)
-        if lease.arrivals:
-            last = next(reversed(lease.arrivals.values()))  # they come one after the other
-            last.watch.hold_back(self.stream)
+        for copy in lease.awaited:
+            copy.events.hold_back(self.stream)
+        if lease.copies:
+            last = next(reversed(lease.copies.values()))  # they come one after the other
+            last.events.hold_back(self.stream)
 
     def _write_tables(self, plan: Plan, placement: ArenaPlacement, addresses: list[int]) -> None:
         """Write tables of pointers.
@@ -210,7 +210,7 @@ def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, 
 
 
 @dataclass(slots=True, eq=False)
-class _Asking:
+class _Waiter:
     """A thread that waits for a slot. number: of the wanted slot; None: any. given: the slot that it got."""
 
     number: int | None
@@ -224,7 +224,7 @@ class Slots:
         self._monitor = monitor
         self._all = tuple(slots)
         self._free = {slot.number: slot for slot in slots}  # the last one is the one freed last
-        self._asking: list[_Asking] = []
+        self._waiters: list[_Waiter] = []
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._all)
@@ -249,32 +249,32 @@ class Slots:
                 return slot
             if number is not None and not 0 <= number < len(self._all):
                 raise ValueError(f"there is no slot {number}: they are {len(self._all)}, counted from 0")
-            asking = _Asking(number)
-            self._asking.append(asking)
+            waiter = _Waiter(number)
+            self._waiters.append(waiter)
             try:
-                while asking.given is None:
+                while waiter.given is None:
                     self._monitor.wait()
-                return asking.given
+                return waiter.given
             except BaseException:
-                if asking.given is not None:
-                    self._pass_on(asking.given)
+                if waiter.given is not None:
+                    self._pass_on(waiter.given)
                 else:
-                    self._asking.remove(asking)
+                    self._waiters.remove(waiter)
                 raise
 
     def _fitting(self, task: str) -> Slot | None:
         free = self._free.values()
-        return next((slot for slot in reversed(free) if task in slot.replays), next(reversed(free), None))
+        return next((slot for slot in reversed(free) if task in slot.graph_caches), next(reversed(free), None))
 
     def give(self, slot: Slot) -> None:
         with self._monitor.lock:
             self._pass_on(slot)
 
     def _pass_on(self, slot: Slot) -> None:
-        for asking in self._asking:
-            if asking.number is None or asking.number == slot.number:
-                self._asking.remove(asking)
-                asking.given = slot
+        for waiter in self._waiters:
+            if waiter.number is None or waiter.number == slot.number:
+                self._waiters.remove(waiter)
+                waiter.given = slot
                 self._monitor.notify()
                 return
         self._free[slot.number] = slot

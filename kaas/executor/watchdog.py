@@ -18,17 +18,17 @@ class Watched(msgspec.Struct, eq=False):
         running: symbols of the kernels that ran on the device then.
     """
 
-    dog: Watchdog
+    watchdog: Watchdog
     task: str
     limit_s: float
     exceeded: bool = False
     running: tuple[str, ...] = ()
 
     def begin(self) -> None:
-        self.dog.begin(self)
+        self.watchdog.begin(self)
 
     def end(self) -> None:
-        self.dog.end(self)
+        self.watchdog.end(self)
 
 
 class Watchdog:

@@ -62,24 +62,24 @@ class SlotWork(msgspec.Struct, frozen=True):
 
 def work(
     slot: Slot,
-    replay: GraphCache,
+    graphs: GraphCache,
     request: RunRequest,
     admitted: Admitted,
     given: ChosenValues,
     kept: Mapping[int, bytes],
 ) -> SlotWork:
     """Copy in, launch, copy out."""
-    plan, inputs = replay.plan, admitted.inputs
+    plan, inputs = graphs.plan, admitted.inputs
     slot.enter(request.client, plan)
-    placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
+    placement = graphs.place(inputs.resident, slot.arena.address, inputs.kept_mask)
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
     values = LaunchValues(placement, addresses, given.scalars)
-    launches = None if request.profile else replay.bind(values, given.iterations)
+    launches = None if request.profile else graphs.bind(values, given.iterations)
     copied = perf_counter()
 
     kernels: tuple[KernelTime, ...] = ()
     if launches is None:
-        kernels = slot.profile(replay, values, given.iterations)
+        kernels = slot.profile(graphs, values, given.iterations)
     else:
         slot.launch(launches)
     outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
@@ -103,6 +103,6 @@ def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
     tiers = lease.tiers
     if not lease.loaded:
         return tiers, 0.0
-    arriving_s = sum(arrival.watch.seconds() for arrival in lease.arrivals.values())
+    arriving_s = sum(copy.events.seconds() for copy in lease.copies.values())
     seconds = {"device": arriving_s, "host": lease.hosting_s, "store": admitted.store_s}
     return {tier: use._replace(seconds=seconds[tier]) for tier, use in tiers.items()}, arriving_s

@@ -43,7 +43,7 @@ def request(task: kaas.KTask, rounds: int, factor: int, *, profile: bool) -> tup
 
 
 def test_every_kernel_is_told(executor: Executor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = (1, graph_cache._WATCHES - 1, graph_cache._WATCHES, 2 * graph_cache._WATCHES + 1)
+    rounds = (1, graph_cache._EVENT_PAIRS - 1, graph_cache._EVENT_PAIRS, 2 * graph_cache._EVENT_PAIRS + 1)
     executor.run(request(task, 1, 1, profile=False)[0])
     with monkeypatch.context() as patch:
         patch.delattr(GraphInstance, "launch")

@@ -180,6 +180,6 @@ def test_side_by_side(crowded: Executor, library: kaas.Library, data: st.DataObj
     finally:
         set_strict(None)
     cache, memory = crowded.cache, crowded._memory
-    assert (cache.pinned, memory.leases, memory._arrivals.among(cache.sizes)) == (frozenset(), 0, [])
+    assert (cache.pinned, memory.leases, memory._inflight.among(cache.sizes)) == (frozenset(), 0, [])
     assert memory._pool.used_bytes() == cache.used_bytes <= CROWDED_BYTES
     assert cache.host.reserved_bytes + memory.buffers.idle_bytes <= 4 << 10

@@ -212,7 +212,7 @@ def test_many_shapes_of_requests_need_two_instances_at_most(executor: Executor, 
     for k in range(8):
         run(executor, task, {"a": InputSource(ints(k), key=b"instance-%d" % k), "b": ints(k)})
         run(executor, task, {"a": ints(k), "b": InputSource(ints(k), key=b"instance-%d" % k)})
-    assert len(next(iter(executor._slots)).replays[task.key]._chains[1]._instances) == 2
+    assert len(next(iter(executor._slots)).graph_caches[task.key]._chains[1]._instances) == 2
 
 
 @pytest.mark.parametrize("client", ["second", ""])

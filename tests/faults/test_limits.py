@@ -167,15 +167,15 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
         if watched.task == "last":
             all_ended.set()
 
-    dog = Watchdog(overrun)
-    never = Watched(dog, "never", PATIENCE_S)
-    left = Watched(dog, "left", 0.02)
+    watchdog = Watchdog(overrun)
+    never = Watched(watchdog, "never", PATIENCE_S)
+    left = Watched(watchdog, "left", 0.02)
     never.begin()
-    while dog._wakes_s == math.inf:
+    while watchdog._wakes_s == math.inf:
         pass  # until it sleeps, and for long
     left.begin()
     left.end()
-    requests = [Watched(dog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
+    requests = [Watched(watchdog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
     for request in requests:
         request.begin()
     assert all_ended.wait(PATIENCE_S)
@@ -183,9 +183,9 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
     assert [watched.exceeded for watched in (never, left, *requests)] == [False, False, True, True]
     for request in (never, *requests):
         request.end()
-    thread = dog._thread
+    thread = watchdog._thread
     assert thread is not None
-    dog.close()
+    watchdog.close()
     assert not thread.is_alive()
-    Watched(dog, "too late", 0.01).begin()
+    Watched(watchdog, "too late", 0.01).begin()
     assert ended == ["first", "last"]

@@ -18,7 +18,7 @@ from tests.faults.conftest import ORDINAL, Open
 from tests.faults.workload import (
     CACHE_BYTES,
     SIZES,
-    Books,
+    Accounting,
     Case,
     Draw,
     attempt,
@@ -83,7 +83,7 @@ def test_out_of_memory_at_every_allocation(
     failed = []
     for at in range(1, MOST_ALLOCATIONS + 1):
         executor = opened()
-        books = Books(executor)
+        accounting = Accounting(executor)
         case = situation(executor, library)
         before = executor.cache.sizes
         run_out(at, 2)
@@ -95,9 +95,9 @@ def test_out_of_memory_at_every_allocation(
             failed.append(at)
         software.forgive()
         assert executor.lost is None
-        books.check()
+        accounting.check()
         right(case, executor.run)
-        books.check()
+        accounting.check()
         executor.close()
     assert failed == list(range(1, SITUATIONS[situation] + 1))
     assert not host_memory
@@ -109,23 +109,23 @@ def test_one_allocation_that_fails_is_survived(
 ) -> None:
     for at in range(1, MOST_ALLOCATIONS + 1):
         executor = opened()
-        books = Books(executor)
+        accounting = Accounting(executor)
         case = situation(executor, library)
         run_out(at, 1)
         right(case, executor.run)
         software.forgive()
         assert executor.cache.device.capacity_bytes == CACHE_BYTES
-        books.check()
+        accounting.check()
         executor.close()
 
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_slow_copy_changes_nothing(opened: Open, library: kaas.Library, at: int) -> None:
     executor = opened()
-    books = Books(executor)
+    accounting = Accounting(executor)
     software.inject(software.Fault("slow_copy", at=at, seconds=1e-3), ORDINAL)
     right(adding(library, LARGE, 0, 1), executor.run)
-    books.check()
+    accounting.check()
 
 
 @pytest.mark.usefixtures("all_given_back")
@@ -134,17 +134,17 @@ def test_objects_that_cannot_be_loaded_ahead(opened: Open, host_memory: set[int]
     objects = [cached(LARGE, 0), cached(LARGE, 1)]
     for at in (1, 2):
         executor = opened()
-        books = Books(executor)
+        accounting = Accounting(executor)
         run_out(at, 2)
         with pytest.raises(OutOfDeviceMemory):
             executor.load(objects, pin=pin)
         software.forgive()
         assert not executor.cache.sizes
-        books.check()
+        accounting.check()
         executor.load(objects, pin=pin)
         executor.unpin()
         assert len(executor.cache.sizes) == 2
-        books.check()
+        accounting.check()
         executor.close()
     assert not host_memory
 
@@ -201,7 +201,7 @@ def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_thousand_random_faults(opened: Open, library: kaas.Library, host_memory: set[int], seed: int) -> None:
     executor = opened()
-    books = Books(executor)
+    accounting = Accounting(executor)
     draw = Draw(library, seed)
     ended: Counter[str] = Counter()
     for _ in range(FAULTS):
@@ -214,9 +214,9 @@ def test_a_thousand_random_faults(opened: Open, library: kaas.Library, host_memo
         if draw.random.random() < 0.1:
             tend(draw, executor)
         software.forgive()
-        books.check()
+        accounting.check()
         right(draw.case(), executor.run)
-        books.check()
+        accounting.check()
     assert ended.keys() == {"NoneType", "OutOfDeviceMemory", "InputFailed", "WrongSize"}
     assert min(ended.values()) >= FAULTS // 50
     executor.close()

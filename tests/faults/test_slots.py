@@ -17,7 +17,7 @@ from kaas.errors import DeviceLost, OutOfDeviceMemory
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_recoverable import spoil, spoil_request
-from tests.faults.workload import SIZES, Books, Draw, attempt, content, right, tasks
+from tests.faults.workload import SIZES, Accounting, Draw, attempt, content, right, tasks
 from tests.patience import PATIENCE_S
 
 SLOTS = 2
@@ -41,7 +41,7 @@ def together(work: Callable[[int], Counter[str]]) -> Counter[str]:
 @pytest.mark.usefixtures("all_given_back")
 def test_random_faults_in_two_slots(opened: Open, library: kaas.Library, host_memory: set[int]) -> None:
     executor = opened(slots=SLOTS)
-    books = Books(executor)
+    accounting = Accounting(executor)
 
     def work(number: int) -> Counter[str]:
         draw, ended = Draw(library, number), Counter[str]()
@@ -55,11 +55,11 @@ def test_random_faults_in_two_slots(opened: Open, library: kaas.Library, host_me
     ended = together(work)
     assert ended.keys() == {"NoneType", "OutOfDeviceMemory", "InputFailed", "WrongSize"}
     assert executor.lost is None
-    books.check()
+    accounting.check()
     draw = Draw(library, SLOTS)
     for _ in range(10):
         right(draw.case(), executor.run)
-    books.check()
+    accounting.check()
     executor.close()
     assert not host_memory
 

@@ -16,7 +16,7 @@ from kaas.errors import DeviceLost
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import ORDINAL, Open, new_context
-from tests.faults.workload import SIZES, Books, Case, Draw, attempt, cached, content, right, tasks
+from tests.faults.workload import SIZES, Accounting, Case, Draw, attempt, cached, content, right, tasks
 from tests.patience import PATIENCE_S
 
 KINDS = {
@@ -69,9 +69,9 @@ def test_a_fault_at_every_kernel(opened: Open, library: kaas.Library, kind: str,
     executor.close()
     new_context()
     fresh = opened()
-    books = Books(fresh)
+    accounting = Accounting(fresh)
     right(case, fresh.run)
-    books.check()
+    accounting.check()
 
 
 def test_a_fault_in_a_later_iteration(opened: Open, library: kaas.Library) -> None:
@@ -119,10 +119,10 @@ def test_random_losses(opened: Open, library: kaas.Library) -> None:
     draw, lost = Draw(library, 5), 0
     for _ in range(LOSSES):
         executor = opened()
-        books = Books(executor)
+        accounting = Accounting(executor)
         for _ in range(draw.random.randrange(3)):
             right(draw.case(), executor.run)
-        books.check()
+        accounting.check()
         kind = draw.random.choice(sorted(KINDS))
         software.inject(software.Fault(kind, at=draw.random.randint(1, 3)), ORDINAL)
         case = draw.case()

@@ -124,7 +124,7 @@ def attempt(case: Case, run: Callable[[RunRequest], Any], *possible: type[KaasEr
     return None
 
 
-class Books:
+class Accounting:
     """What an executor says that it holds, against what it has taken from its pool of memory since it was opened."""
 
     def __init__(self, executor: Executor) -> None:

@@ -259,8 +259,8 @@ class ObjectCache(Generic[D, H]):
         host_hits = tuple(key for key in loads if key in self.host.values)
         fetched = {key: nbytes for key, nbytes in loads.items() if key not in made} if made else loads
         host_loads, host_victims = self._make_host_room(fetched, kept, first)
-        self.device.router(victims, loads)
-        self.host.router(host_victims, host_loads)
+        self.device.exchange(victims, loads)
+        self.host.exchange(host_victims, host_loads)
         arenas_freed = {other: self.arenas.pop(other) for other in freed}
         if slot is not None:
             self._set_arena(slot, arena)

@@ -39,7 +39,7 @@ class MemoryLease(msgspec.Struct):
         made: those that the request makes there.
         host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
         left: objects of which nothing is on the device any more.
-        arrivals: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
+        copies: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
         hosting_s: seconds it took to copy what arrived to host memory.
     """
 
@@ -53,7 +53,7 @@ class MemoryLease(msgspec.Struct):
     evicted: list[bytes] = []
     host_evicted: list[bytes] = []
     left: tuple[bytes, ...] = ()
-    arrivals: dict[bytes, InflightCopy] = {}
+    copies: dict[bytes, InflightCopy] = {}
     awaited: list[InflightCopy] = []
     hosting_s: float = 0.0
 
@@ -81,7 +81,7 @@ class TieredMemory:
         self._device = device
         self._pool = device.pool()
         self.buffers = PageLockedBuffers(device)
-        self._arrivals = InflightCopies()
+        self._inflight = InflightCopies()
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """An object, in the fastest memory that has it."""
@@ -100,8 +100,8 @@ class TieredMemory:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
                 no request holds any of it.
         """
-        awaited = self._arrivals.among(inputs.objects)
-        if awaited and any(arrival.failed for arrival in awaited):
+        awaited = self._inflight.among(inputs.objects)
+        if awaited and any(copy.failed for copy in awaited):
             return Shortage(0)
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
         if reservation is None:
@@ -116,16 +116,16 @@ class TieredMemory:
     def commit(self, lease: MemoryLease, inputs: Inputs, saved: bool = False) -> None:
         """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
         self.leases -= 1
-        if lease.arrivals:
-            self._arrivals.ended(lease.arrivals)
+        if lease.copies:
+            self._inflight.ended(lease.copies)
         self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
 
     def give_back(self, lease: MemoryLease) -> None:
         """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
         self.leases -= 1
-        self._arrivals.ended(lease.arrivals)
+        self._inflight.ended(lease.copies)
         cached, hosted = self.cache.fail(lease.reservation)
-        self._arrivals.forget(cached)
+        self._inflight.forget(cached)
         self._free(cached, hosted)
 
     def hold(self, keys: Iterable[bytes]) -> None:
@@ -161,7 +161,7 @@ class TieredMemory:
         self.buffers.trim(0)
         for buffer in self.buffers.take_leaving():
             buffer.close()
-        self._arrivals.close()
+        self._inflight.close()
         self._pool.close()
 
     def _entries(self, key: bytes) -> Iterator[bytes]:
@@ -246,12 +246,12 @@ class TieredMemory:
                 made = inputs.made[key]
                 lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
                 continue
-            comes = inputs.arriving.get(key) or on_host[key]
+            comes = inputs.fetched.get(key) or on_host[key]
             lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype, comes.shape)
         self._pool.settle()
         for key in reservation.host_hits:
             lease.sources[key] = on_host[key].memory.address
-        for key, arriving in inputs.arriving.items():
+        for key, arriving in inputs.fetched.items():
             hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
             if hosted is not None:
                 lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype, arriving.shape)
@@ -274,7 +274,7 @@ class TieredMemory:
         lease.tiers = self._uses(lease, inputs)
         self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
         if lease.loaded:
-            lease.arrivals = self._arrivals.expect(lease.loaded)
+            lease.copies = self._inflight.expect(lease.loaded)
             for part in inputs.parts.values():
                 self.ranges.add(part)
         if lease.evicted or lease.host_evicted:
@@ -311,10 +311,10 @@ class TieredMemory:
             return _hits(inputs)
         hit_bytes, host_bytes, store_bytes = (
             sum(inputs.objects[key] for key in keys)
-            for keys in (reservation.hits, reservation.host_hits, inputs.arriving)
+            for keys in (reservation.hits, reservation.host_hits, inputs.fetched)
         )
         missed = [key for key in reservation.loads if key not in lease.made]
-        returning, hosted = cache.device.returning(missed), cache.host.returning(inputs.arriving)
+        returning, hosted = cache.device.returning(missed), cache.host.returning(inputs.fetched)
         return {
             "device": TierUse(
                 len(reservation.hits),
@@ -327,12 +327,12 @@ class TieredMemory:
             "host": TierUse(
                 len(reservation.host_hits),
                 host_bytes,
-                len(inputs.arriving) - hosted,
+                len(inputs.fetched) - hosted,
                 hosted,
                 len(lease.host_evicted),
                 sum(cache.host.sizes[key] for key in lease.host_evicted),
             ),
-            "store": TierUse(len(inputs.arriving), store_bytes),
+            "store": TierUse(len(inputs.fetched), store_bytes),
         }
 
     def _resize(self, arena: SlotArena, nbytes: int) -> None:
@@ -354,13 +354,13 @@ class InflightCopy:
     """One object on its way.
 
     Fields:
-        watch: of its copy. submitted: the copy is in its stream. failed: it never will be.
+        events: time its copy. submitted: the copy is in its stream. failed: it never will be.
     """
 
-    __slots__ = ("failed", "submitted", "watch")
+    __slots__ = ("events", "failed", "submitted")
 
-    def __init__(self, watch: EventPair) -> None:
-        self.watch = watch
+    def __init__(self, events: EventPair) -> None:
+        self.events = events
         self.submitted = False
         self.failed = False
 
@@ -370,30 +370,30 @@ class InflightCopies:
 
     def __init__(self) -> None:
         self._under_way: dict[bytes, InflightCopy] = {}
-        self._watches: list[EventPair] = []  # to be used again: a driver takes longer to make them than to record them
+        self._idle_events: list[EventPair] = []  # kept, since making events takes longer than recording them
 
     def expect(self, entries: Iterable[bytes]) -> dict[bytes, InflightCopy]:
-        made = {entry: InflightCopy(self._watches.pop() if self._watches else EventPair()) for entry in entries}
+        made = {entry: InflightCopy(self._idle_events.pop() if self._idle_events else EventPair()) for entry in entries}
         self._under_way.update(made)
         return made
 
     def among(self, entries: Iterable[bytes]) -> list[InflightCopy]:
-        """The arrivals of those of these entries that are on their way."""
+        """The copies of those of these entries that are on their way."""
         if not self._under_way:
             return []
-        return [arrival for entry in entries if (arrival := self._under_way.get(entry)) is not None]
+        return [copy for entry in entries if (copy := self._under_way.get(entry)) is not None]
 
-    def ended(self, arrivals: Mapping[bytes, InflightCopy]) -> None:
+    def ended(self, copies: Mapping[bytes, InflightCopy]) -> None:
         """Their copies are over. Those that failed stay known until the cache has dropped the object."""
-        self.forget([entry for entry, arrival in arrivals.items() if not arrival.failed])
+        self.forget([entry for entry, copy in copies.items() if not copy.failed])
 
     def forget(self, entries: Iterable[bytes]) -> None:
         for entry in entries:
-            arrival = self._under_way.pop(entry, None)
-            if arrival is not None:
-                self._watches.append(arrival.watch)
+            copy = self._under_way.pop(entry, None)
+            if copy is not None:
+                self._idle_events.append(copy.events)
 
     def close(self) -> None:
         """Once nothing is on its way."""
-        while self._watches:
-            self._watches.pop().close()
+        while self._idle_events:
+            self._idle_events.pop().close()

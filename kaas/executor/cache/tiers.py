@@ -77,7 +77,7 @@ class Tier(Generic[T]):
         """How many of these have been here before."""
         return sum(key in self._left and key not in self.values for key in keys)
 
-    def router(self, victims: Iterable[bytes], loads: Mapping[bytes, int]) -> None:
+    def exchange(self, victims: Iterable[bytes], loads: Mapping[bytes, int]) -> None:
         """Counts the room as if the victims had gone and the loads had come."""
         self.reserved_bytes += sum(loads.values()) - sum(self.sizes[key] for key in victims)
 

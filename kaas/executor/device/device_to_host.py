@@ -26,12 +26,12 @@ class _Chunk:
     """Page-locked memory, and the part of an output that is on its way to it."""
 
     memory: HostMemory
-    watch: EventPair
+    events: EventPair
     target: Bytes | None = None
 
     def empty(self) -> None:
         if self.target is not None:
-            self.watch.synchronize()
+            self.events.synchronize()
             self.target[:] = self.memory.data[: self.target.size]
             self.target = None
 
@@ -62,7 +62,7 @@ class DeviceToHost:
     def close(self) -> None:
         while self._chunks:
             chunk = self._chunks.pop()
-            chunk.watch.close()
+            chunk.events.close()
             chunk.memory.close()
 
     def _copy_large(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
@@ -76,7 +76,7 @@ class DeviceToHost:
             chunk = free.pop() if free else travelling.popleft()
             chunk.empty()
             self._stream.copy_out(chunk.memory.address, address, piece.size)
-            chunk.watch.stop(self._stream)
+            chunk.events.stop(self._stream)
             chunk.target = piece
             travelling.append(chunk)
         for chunk in travelling:

@@ -20,7 +20,7 @@ class HostToDevice:
         self._monitor = monitor
         self._submitting = threading.Lock()  # so that a copy stands right between its two events
 
-    def bring(self, lease: MemoryLease) -> bool:
+    def copy(self, lease: MemoryLease) -> bool:
         """Submit the copies of objects that are new on the device, through host memory where the cache wants that.
 
         Returns:
@@ -31,11 +31,11 @@ class HostToDevice:
                 self._submit(lease, key)
         except BaseException:
             with self._monitor.lock:
-                for arrival in lease.arrivals.values():
-                    arrival.failed = not arrival.submitted
+                for copy in lease.copies.values():
+                    copy.failed = not copy.submitted
                 self._monitor.notify()
             raise
-        return not lease.awaited or self._awaited(lease)
+        return not lease.awaited or self._wait_for_others(lease)
 
     def synchronize(self) -> None:
         self._stream.synchronize()
@@ -45,22 +45,22 @@ class HostToDevice:
 
     def _submit(self, lease: MemoryLease, key: bytes) -> None:
         loaded, source = lease.loaded[key], lease.sources[key]
-        arrival, hosted = lease.arrivals[key], lease.host_loaded.get(key)
+        copy, hosted = lease.copies[key], lease.host_loaded.get(key)
         if hosted is not None:
             began = perf_counter()
             hosted.memory.data[: hosted.nbytes] = np.frombuffer(source, np.uint8)
             lease.hosting_s += perf_counter() - began
             source = hosted.memory.address
         with self._submitting:
-            arrival.watch.start(self._stream)
+            copy.events.start(self._stream)
             self._stream.copy_in(loaded.address, source, loaded.nbytes)
-            arrival.watch.stop(self._stream)
+            copy.events.stop(self._stream)
         with self._monitor.lock:
-            arrival.submitted = True
+            copy.submitted = True
             self._monitor.notify()
 
-    def _awaited(self, lease: MemoryLease) -> bool:
+    def _wait_for_others(self, lease: MemoryLease) -> bool:
         with self._monitor.lock:
-            while not all(arrival.submitted or arrival.failed for arrival in lease.awaited):
+            while not all(copy.submitted or copy.failed for copy in lease.awaited):
                 self._monitor.wait()
-            return not any(arrival.failed for arrival in lease.awaited)
+            return not any(copy.failed for copy in lease.awaited)

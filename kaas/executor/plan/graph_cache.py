@@ -34,7 +34,7 @@ MAX_CHAIN_KERNELS = 128
 
 _MAX_LAYOUTS = 16
 
-_WATCHES = 32
+_EVENT_PAIRS = 32
 """Launches that a profiled request has under way at once."""
 
 _write_address = struct.Struct("<Q").pack_into
@@ -75,7 +75,7 @@ class GraphCache:
     def __init__(self, plan: Plan, device: OpenDevice) -> None:
         self.plan = plan
         self._device = device
-        self._watches: list[EventPair] = []
+        self._event_pairs: list[EventPair] = []
         self._chains = {1: _Chain(plan, device.graph(), 1)}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._placements: dict[tuple[int, int], ArenaPlacement] = {}
@@ -111,19 +111,19 @@ class GraphCache:
 
     def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
         """Runs the kernels so many times with these values, without the graph, and says how long each took."""
-        if not self._watches:
-            self._watches = [EventPair() for _ in range(_WATCHES)]
+        if not self._event_pairs:
+            self._event_pairs = [EventPair() for _ in range(_EVENT_PAIRS)]
         blocks = self._chains[1].bind(values).blocks
         kernels = self.plan.task.kernels
-        times = launch_timed(blocks, iterations, stream, self._watches)
+        times = launch_timed(blocks, iterations, stream, self._event_pairs)
         return tuple(
             KernelTime(kernel.symbol, index, seconds, iterations)
             for index, (kernel, seconds) in enumerate(zip(kernels, times, strict=True))
         )
 
     def close(self) -> None:
-        while self._watches:
-            self._watches.pop().close()
+        while self._event_pairs:
+            self._event_pairs.pop().close()
         while self._chains:
             self._chains.popitem()[1].close()
 

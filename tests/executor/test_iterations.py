@@ -83,7 +83,7 @@ def test_every_iteration_has_the_values_of_its_request(executor: Executor, libra
         a = InputSource(np.full(N, which + 1, np.int32), key=b"iterated-%d" % which)
         for rounds in ROUNDS:
             check(executor, task, a, zeros, turn - 2, rounds)
-    chains = next(iter(executor._slots)).replays[task.key]._chains
+    chains = next(iter(executor._slots)).graph_caches[task.key]._chains
     assert sorted(chains) == [1, 4, 16, 64]
     assert {len(chain._instances) for chain in chains.values()} == {MAX_INSTANCES}
 
