@@ -20,14 +20,16 @@ from kaas.executor.single_flight import SingleFlight
 from kaas.ktask.graph import KTask
 
 Gather = Callable[[Mapping[bytes, FetchedObject]], Inputs]
-"""Looks up what a request reads, given what has been fetched for it; under the lock."""
+"""Looks up the inputs of a request, given the objects that were fetched for it. Needs the lock."""
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True):
     """The demand of a request, or of a prefetch, which has no kTask, no slot and no arena.
 
     Fields:
-        layout: of the arena, by the inputs that lie there and the outputs that do not (`Plan.layout`).
+        gather: looks up the inputs.
+        layout: gives the arena's layout, for masks of the inputs in the arena and of the outputs outside it
+            (`Plan.layout`).
     """
 
     gather: Gather
@@ -40,9 +42,8 @@ class Admitted(msgspec.Struct, frozen=True):
     """An admitted request.
 
     Fields:
-        at_s: the time of admission, by `perf_counter`. store_s: seconds spent fetching. own_s: those without waiting
-        for
-            other requests' fetches.
+        at_s: the time of admission, by `perf_counter`.
+        store_s: seconds spent fetching. own_s: the part of store_s without waiting for other requests' fetches.
         memory_s: seconds of looking up, waiting for room, allocating and freeing.
     """
 
@@ -57,8 +58,8 @@ class Admitted(msgspec.Struct, frozen=True):
 class Admission:
     """Admits requests in the order of arrival.
 
-    A request that does not fit with the running ones waits. Later requests queue after it, even those that would fit,
-    since their objects could otherwise stay pinned in turn, for ever.
+    A request that does not fit with the running ones waits. Later requests queue behind it, even if they would fit:
+    otherwise their objects could stay pinned in turn, and the first request would wait for ever.
     """
 
     def __init__(self, memory: TieredMemory, monitor: DeviceMonitor, write_back: WriteBackStream, device: str) -> None:
@@ -70,11 +71,11 @@ class Admission:
         self._queue: list[object] = []
 
     def admit(self, request: AdmissionRequest) -> Admitted:
-        """Fetch what is missing, and wait until everything fits at once.
+        """Fetch missing objects, and wait until everything fits at once.
 
         Raises:
-            What gathering and fetching raise; RequestTooLarge, OutOfDeviceMemory: the request cannot fit even if no
-            other runs; DeviceLost.
+            The errors of gathering and of fetching; RequestTooLarge, OutOfDeviceMemory: the request cannot fit even if
+            no other runs; DeviceLost.
         """
         fetched: dict[bytes, FetchedObject] = {}
         own: dict[bytes, float] = {}
@@ -90,7 +91,7 @@ class Admission:
                         if own:
                             self._single_flight.forget(own)
                         return Admitted(inputs, lease, at_s, store_s, memory_s, sum(own.values()))
-                # What has been fetched is kept, so that this happens at most once for each object.
+                # Fetched objects are kept, so that each object is fetched at most once.
                 fetched.update(self._single_flight.fetch(inputs.missing, own))
                 store_s += perf_counter() - at_s
         except BaseException:
@@ -125,7 +126,7 @@ class Admission:
                 self._monitor.notify()
 
     def _save(self, unsaved: Unsaved, ticket: object) -> None:
-        """Write back objects that must leave; meanwhile no request overtakes the waiting one."""
+        """Write back objects that must leave. No request overtakes the waiting one meanwhile."""
         if ticket not in self._queue:
             self._queue.insert(0, ticket)
         with self._monitor.left():
@@ -133,7 +134,7 @@ class Admission:
         self._monitor.check()
 
     def _reserve(self, request: AdmissionRequest, inputs: Inputs) -> MemoryLease | Unsaved | None:
-        """Return a lease, or objects to be written back first, or None: not now."""
+        """Return a lease, objects to be written back first, or None: the memory is not free yet."""
         if inputs.made and not self._forget_earlier(inputs.made):
             return None
         arena_bytes = request.layout(inputs.resident, inputs.kept_mask).nbytes if request.layout is not None else 0
@@ -145,10 +146,10 @@ class Admission:
         return None
 
     def _forget_earlier(self, keys: Iterable[bytes]) -> bool:
-        """Forget outputs that a request is to keep and that are there already, and return True if they are gone.
+        """Forget outputs that a request will keep and that are here already; return True if they are gone.
 
         The request has run here before, for an earlier process of the pool. An output that another request reads or
-        writes goes later.
+        writes leaves later.
         """
         memory = self._memory
         there = [key for key in keys if memory.find(key) is not None]
@@ -163,9 +164,9 @@ class Admission:
         capacity_bytes, device = self._memory.cache.device.capacity_bytes, self._device
         if needed_bytes > capacity_bytes:
             return too_large(task, needed_bytes, capacity_bytes, device)
-        what, largest, fields = describe(task)
+        name, largest, fields = describe(task)
         return OutOfDeviceMemory(
-            f"{what}: {device} lacks {missing_bytes} bytes beside what is pinned, of {needed_bytes}{largest}",
+            f"{name} needs {needed_bytes} bytes at once{largest}; pinned objects leave {missing_bytes} too few on {device}",
             **fields,
             device=device,
             needed_bytes=needed_bytes,

@@ -29,7 +29,7 @@ from kaas.ktask.graph import KTask
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
 
 HOST_CACHE_BYTES = 4 << 30
-"""Page-locked host memory that an executor takes at most for its cache, unless it is told."""
+"""The most page-locked host memory that an executor takes for its cache by default."""
 
 _NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
@@ -56,15 +56,15 @@ class Executor:
         Args:
             slots: requests that run at a time.
             cache_bytes: device memory for objects and arenas together; None: all that the device can spare.
-            host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
-                tier.
+            host_cache_bytes: page-locked host memory for objects; None: as much as cache_bytes, up to
+                HOST_CACHE_BYTES; 0: no host tier.
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
-            run_limit_s: how long a request may run, from when it has all its memory on, before it is ended, and the
-                device's context with it. Only kernels of the software GPU can be ended: on a GPU there is no limit.
-            on_write_back: takes the outputs that requests have kept on the device, each at most once, in the thread
-                that asks for it or needs its room, which may wait there. Without it no request may keep any.
-            on_printed: is told (client, text) what the kernels of a request have printed on a software device, once it
-                has ended. They print to the stdout of the process all the same (`softgpu.set_echo`).
+            run_limit_s: seconds that a request may run, counted from its admission. A request beyond it is ended, and
+                the device's context with it. Only kernels of the software GPU can be ended: a GPU has no limit.
+            on_write_back: gets outputs that requests have kept on the device, each at most once, in the thread that
+                asks for the output or needs its room. It may wait. Without it no request may keep an output.
+            on_printed: gets (client, text) once a request has ended: the text that its kernels printed on a software
+                device. The text also goes to the stdout of the process (`softgpu.set_echo`).
         """
         if slots < 1:
             raise ValueError(f"an executor has 1 slot or more, not {slots}")
@@ -88,17 +88,17 @@ class Executor:
 
     @property
     def lost(self) -> DeviceLost | None:
-        """The error after which this process can do nothing more with its device; None before."""
+        """The error after which this process cannot use its device any more; None before."""
         return self._monitor.lost
 
     @property
     def cache(self) -> ObjectCache[CachedObject, HostObject]:
-        """The objects on the device and in host memory, to look at."""
+        """The objects on the device and in host memory, for reading only."""
         return self._memory.cache
 
     @property
     def cached_bytes(self) -> tuple[int, int]:
-        """Bytes that objects take of device memory and of page-locked host memory, those on their way included."""
+        """Bytes of objects in device memory and in page-locked host memory, those on their way included."""
         cache = self._memory.cache
         return cache.device.reserved_bytes, cache.host.reserved_bytes
 
@@ -111,7 +111,7 @@ class Executor:
         """Check a kTask against its code and this device, and prepare every slot for its first request.
 
         Raises:
-            What `make_plan` raises; DeviceLost.
+            The errors of `make_plan`; DeviceLost.
         """
         try:
             with self._context:
@@ -131,7 +131,7 @@ class Executor:
 
         Args:
             sources: the objects.
-            pin: they stay there until `unpin` or `close`.
+            pin: the objects stay on the device until `unpin` or `close`.
 
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
@@ -147,19 +147,19 @@ class Executor:
             return frozenset(self._memory.cache.sizes)
 
     def unpin(self, keys: Iterable[bytes] | None = None) -> None:
-        """Let these objects, or all pinned ones, leave the device again."""
+        """Allow these objects, or all pinned ones (None), to leave the device again."""
         with self._monitor.lock:
             self._monitor.check()
             self._memory.let_go(keys)
             self._monitor.notify()
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
-        """Forget these objects, or all, but for pinned ones; return the keys of those that were on the device.
+        """Forget these objects, or all (None), except pinned ones; return the keys of those that were on the device.
 
         Kept outputs are written back first.
 
         Raises:
-            What `write_back` raises.
+            The errors of `write_back`.
         """
         named = None if keys is None else list(keys)
         with self._context:
@@ -172,12 +172,12 @@ class Executor:
             return left
 
     def write_back(self, keys: Iterable[bytes]) -> None:
-        """Pass kept outputs to `on_write_back`, unless it has them already or they are not here.
+        """Pass kept outputs to `on_write_back`. Outputs that were passed before, or that are not here, are left out.
 
-        This waits for no slot. The outputs stay on the device as long as there is room.
+        The call waits for no slot. The outputs stay on the device as long as there is room.
 
         Raises:
-            DeviceError, DeviceLost, what `on_write_back` raises.
+            DeviceError, DeviceLost, the errors of `on_write_back`.
         """
         with self._context:
             self._write_back.save(keys)
@@ -185,7 +185,7 @@ class Executor:
     def discard(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
         """Forget kept outputs that no program will ask for; return the keys of those that were on the device.
 
-        An output that a request reads stays for now, and is never written back.
+        An output that a request still reads leaves later, and is never written back.
 
         Raises:
             DeviceLost
@@ -203,17 +203,17 @@ class Executor:
     def run(self, request: RunRequest, slot: int | None = None) -> RunResult:
         """Run a request to its end, and return all its outputs.
 
-        If it fails, its pins are released, objects that only it has loaded are gone, and the next request finds the
-        arena in order.
+        If the request fails, its pins are released and objects that only it has loaded are freed. The next request
+        finds the arena in order.
 
         Args:
             request: the request.
-            slot: number of a slot; None: any free one. Waits for it.
+            slot: number of the slot to wait for; None: any.
 
         Raises:
-            What `prepare` raises; InvalidRequest, MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous,
-            InputFailed, MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; what `write_back` raises;
-            DeviceLost, and DeadlineExceeded beyond the run limit, after which `lost` is set.
+            The errors of `prepare`; InvalidRequest, MissingInput, UnexpectedInput, WrongSize, WrongDtype,
+            NotContiguous, InputFailed, MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; the errors of
+            `write_back`; DeviceLost, and DeadlineExceeded beyond the run limit, after which `lost` is set.
         """
         watched = self._watched(request)
         try:
@@ -233,7 +233,7 @@ class Executor:
                 watched.end()
 
     def close(self) -> None:
-        """Give everything back once the running requests have ended, but of a lost device. Later calls raise."""
+        """Free everything once the running requests have ended; nothing on a lost device. Later calls raise."""
         try:
             self._close()
         finally:
@@ -256,12 +256,12 @@ class Executor:
         self.device.close()
 
     def interrupt(self, task: str) -> bool:
-        """End all running kernels and the device's context. Return True if that is possible; it is on no GPU."""
+        """End all running kernels and the device's context. Return True if that is possible; no GPU can do it."""
         if self.device.cancels:
             self._failures.end(task, "was interrupted")
         return self.device.cancels
 
-    # --- the way of a request
+    # --- the steps of a request
 
     def _watched(self, request: RunRequest) -> Watched | None:
         limit_s, own_s = self._run_limit_s, request.limit_s
@@ -289,7 +289,7 @@ class Executor:
         except BaseException:
             slot.stream.synchronize()
             if plan.prints:
-                self._take_printed(request.client)  # the next request, of any client, would have it in its result
+                self._take_printed(request.client)  # otherwise the text would be in the next request's result
             self._give_back(admitted.lease)
             raise
         self._commit(admitted, saved=request.copy_kept)
@@ -342,7 +342,7 @@ class Executor:
         return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout)
 
     def _admit(self, wanted: AdmissionRequest) -> Admitted:
-        """Admit a request: all its memory is reserved, and its objects are on the device or on their way."""
+        """Reserve all memory of a request; return once its objects are on the device or on their way."""
         while True:
             admitted = self._admission.admit(wanted)
             try:
@@ -355,13 +355,13 @@ class Executor:
                 raise
             if complete:
                 return admitted
-            self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
+            self._give_back(admitted.lease)  # another request failed to load an object that this one found: try again
 
     def _kept(self, plan: Plan, request: RunRequest) -> dict[int, bytes]:
         """Return the keys of the outputs that stay on the device, by index."""
         label = plan.task.label
         if not (self._write_back.possible or request.copy_kept):
-            raise InvalidRequest(f"kTask {label!r}: this executor has nobody to write kept outputs back to", task=label)
+            raise InvalidRequest(f"kTask {label!r}: this executor has no receiver for kept outputs", task=label)
         outputs = {plan.buffers[index].name: index for index in plan.outputs}
         for name in request.keep:
             if name not in outputs:
@@ -376,7 +376,7 @@ class Executor:
             self._monitor.notify()
 
     def _tidy(self) -> None:
-        """Close page-locked memory that has to leave, which may take long."""
+        """Close page-locked memory that has to leave. Closing it may take long."""
         if self._memory.buffers.leaving:
             with self._monitor.lock:
                 leaving = self._memory.buffers.take_leaving()
@@ -384,10 +384,7 @@ class Executor:
                 buffer.close()
 
     def _give_back(self, lease: MemoryLease) -> None:
-        """Give the memory of a failed request back, once its stream is idle.
-
-        Nothing can be given back of a lost device.
-        """
+        """Free the memory of a failed request, whose own stream must be idle. Nothing can be freed on a lost device."""
         if lease.loaded:
             self._host_to_device.synchronize()
         with self._monitor.lock:

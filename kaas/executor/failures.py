@@ -1,4 +1,4 @@
-"""What an executor adds to an error: the request that caused it, printed text, the kernels that ran."""
+"""Facts that an executor adds to an error: the request that caused it, printed text, the kernels that ran."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failures:
     def __init__(self, device: OpenDevice, monitor: DeviceMonitor, take_printed: Callable[[str], str]) -> None:
         """
         Args:
-            take_printed: takes what kernels have printed, for the log under this client's name.
+            take_printed: takes the text that kernels have printed, for the log under this client's name.
         """
         self._device = device
         self._take_printed = take_printed
@@ -39,11 +39,11 @@ class Failures:
         self._overran = False
 
     def overrun(self, watched: Watched) -> None:
-        """End a request that has run for too long, and the device's context with all that runs there."""
+        """End a request that has run for too long, and the device's context with all requests on it."""
         watched.running = self.end(watched.task, f"ran longer than its limit of {watched.limit_s} s, and was ended")
 
     def end(self, task: str, why: str) -> tuple[str, ...]:
-        """End a request, and the device's context with all that runs there. Return the kernels that ran."""
+        """End a request, and the device's context with all requests on it. Return the kernels that ran."""
         device = self._device.info().name
         self._overran = True
         self._monitor.lose(DeviceLost(f"{device}: kTask {task!r} {why}", task=task, device=device, **_TIMED_OUT))
@@ -53,7 +53,7 @@ class Failures:
         """Add to an error the facts that are known here.
 
         Raises:
-            DeadlineExceeded, DeviceLost: instead of the error, since a request ran for too long, this one or another.
+            DeadlineExceeded, DeviceLost: instead of the error, since this request or another one ran for too long.
         """
         if isinstance(error, DeviceError | InvalidCode | InvalidRequest) and not hasattr(error, "task"):
             error.task = task.label
@@ -67,14 +67,14 @@ class Failures:
         if not hasattr(error, "printed"):
             error.printed = self._all_printed(client)
         if watched is not None:
-            watched.end()  # else the watchdog may still be asking which kernels ran
+            watched.end()  # otherwise the watchdog may still be asking which kernels ran
         if watched is not None and watched.exceeded:
             raise _exceeded(error, task, watched) from error
         if self._overran and (lost := self._monitor.lost) is not None and lost.message != error.message:
             raise DeviceLost(lost.message, **{**lost.fields, "printed": error.printed}) from error
 
     def _all_printed(self, client: str) -> str:
-        """Return all printed text to each request that ran when the device was lost."""
+        """Return all printed text, for each request that ran when the device was lost."""
         with self._lock:
             printed = self._printed + self._take_printed(client)
             self._printed = printed.encode(errors="replace")[-PRINTED_BYTES:].decode(errors="ignore")
@@ -82,7 +82,7 @@ class Failures:
 
 
 def _exceeded(error: DeviceLost, task: KTask, watched: Watched) -> DeadlineExceeded:
-    """Return the error, with the kernels of this kTask that ran; other requests' kernels ran in parallel."""
+    """Return the error, with the kernels that ran and belong to this kTask, not to a request in parallel."""
     kernels = tuple(sorted({kernel.symbol for kernel in task.kernels}.intersection(watched.running)))
     named = f" in kernel {' and '.join(kernels)}" if kernels else ""
     return DeadlineExceeded(

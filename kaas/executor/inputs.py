@@ -1,4 +1,4 @@
-"""The inputs of one request, resolved and sorted by the way they take to the device."""
+"""The inputs of one request, sorted by their way to the device."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class InputSource(msgspec.Struct, frozen=True):
-    """Where one input of one request comes from. A Struct, since every request makes some.
+    """The source of one input of one request. A Struct, since every request makes some.
 
     Args:
-        value: an array or anything with the buffer protocol; None if fetch brings it.
-        key: identity of the object; it is cached under it. None: passed by value, never cached.
-        fetch: gets the object when it is not cached; what it raises becomes the cause of InputFailed.
-        offset_bytes: None: the object is the whole input. Else the input is the object's bytes from there on.
-        constant: a function binds it; such objects leave the cache last.
+        value: an array or any object with the buffer protocol; None if fetch returns it.
+        key: identity of the object, which is cached under it. None: passed by value, never cached.
+        fetch: returns the object when it is not cached; its error becomes the cause of InputFailed.
+        offset_bytes: None: the object is the whole input. Otherwise the input is the object's bytes from there on.
+        constant: a function binds the object; constants leave the cache last.
     """
 
     value: Any = None
@@ -46,7 +46,7 @@ class CachedObject:
     """An object on the device.
 
     Fields:
-        dtype, shape: None: plain bytes, good for every buffer.
+        dtype, shape: None: plain bytes, which fit every buffer.
     """
 
     address: int
@@ -57,7 +57,7 @@ class CachedObject:
 
 @dataclass(frozen=True, slots=True)
 class HostObject:
-    """An object in page-locked host memory, as above."""
+    """An object in page-locked host memory; its fields are as in `CachedObject`."""
 
     memory: HostMemory
     nbytes: int
@@ -67,7 +67,7 @@ class HostObject:
 
 @dataclass(frozen=True, slots=True)
 class FetchedObject:
-    """An object that was fetched, since no tier has it."""
+    """An object that was fetched because no tier has it; its fields are as in `CachedObject`."""
 
     data: memoryview
     nbytes: int
@@ -76,9 +76,9 @@ class FetchedObject:
 
 
 _ALIGNMENT_BYTES = 256
-"""What cuMemAlloc promises, and so what kernels may expect of every buffer."""
+"""The alignment that cuMemAlloc promises, and that kernels may expect of every buffer."""
 _UNREAD = Buffer("object", 1)
-"""Stands for the input that an object will be, in errors."""
+"""Stands in errors for the input that a prefetched object will be."""
 Find = Callable[[bytes], CachedObject | HostObject | None]
 """Looks an object up in the tiers of a cache."""
 
@@ -87,11 +87,11 @@ class ByValue(msgspec.Struct):
     """The inputs that are passed by value.
 
     Fields:
-        staged: (buffer's index, bytes) of those in host memory.
-        placed, moved: arrays that lie on the device, by the buffer's index: read where they are, or copied since some
-            kernel writes them, they are not aligned as kernels expect, or they are small and read often. (Address, who
-            keeps the memory.)
-        resident: bit i: that with index i lies in the arena.
+        staged: (buffer's index, bytes) of the inputs in host memory.
+        placed, moved: arrays on the device, by the buffer's index: (address, owner of the memory). Kernels read placed
+            ones where they are. Moved ones are copied, since a kernel writes them, they are not aligned as kernels
+            expect, or they are small and read often.
+        resident: bit i: the input with index i lies in the arena.
         others: indices of the inputs that are objects with a key instead.
     """
 
@@ -103,20 +103,21 @@ class ByValue(msgspec.Struct):
 
 
 class Inputs(msgspec.Struct):
-    """What a request brings.
+    """The inputs of a request, and the outputs that it keeps on the device.
 
     Fields:
-        missing: how to fetch the objects that no tier has and no request has fetched. While there is any, the rest is
-            incomplete.
-        objects: bytes of every object with a key, by key. arriving: those that no tier has.
-        parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
-        constants: those that a function binds.
-        by_value: what is passed by value.
-        shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or copied since
-            some kernel writes them, a view of them is not aligned as kernels expect, or they are small and read often.
+        missing: functions that fetch the objects that neither a tier nor `fetched` has. While there are some, the other
+            fields are incomplete.
+        objects: bytes of every object with a key, by key. fetched: the objects that no tier has.
+        parts: objects that are parts of larger ones. replaced: keys of cached parts that these include.
+        constants: objects that a function binds.
+        by_value: inputs that are passed by value.
+        shared, copied: (buffer's index, key, offset) of objects. Kernels read shared ones where they are cached. Copied
+            ones are copied, since a kernel writes them, a view is not aligned as kernels expect, or they are small and
+            read often.
         resident: bit i: the buffer with index i lies in the arena.
-        kept: the outputs that stay on the device, by index, with the keys that they get; made: the same by key. They
-            are among the objects. kept_mask: bit i: that with index i.
+        kept: the outputs that stay on the device: index -> key. made: key -> buffer. They are among the objects.
+            kept_mask: bit i: the output with index i is kept.
     """
 
     missing: dict[bytes, Callable[[], FetchedObject]] = {}
@@ -134,7 +135,7 @@ class Inputs(msgspec.Struct):
     kept_mask: int = 0
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
-        """These outputs, which no tier can have yet, are to stay on the device."""
+        """Note the outputs that will stay on the device; no tier can have them yet."""
         self.kept = kept
         self.kept_mask = sum(1 << index for index in kept)
         self.made = {key: plan.buffers[index] for index, key in kept.items()}
@@ -142,11 +143,13 @@ class Inputs(msgspec.Struct):
 
 
 def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: int) -> ByValue:
-    """The inputs that are passed by value.
+    """Return the inputs that are passed by value.
 
     Args:
-        device: number of the device; an array that lies there stays there.
-        stream: which reads it. It waits for the one in which the array is made.
+        plan: the plan of the kTask.
+        sources: the inputs by buffer name.
+        device: number of the device. An array on this device stays there.
+        stream: the stream that reads the array. It waits for the stream that makes the array.
 
     Raises:
         InputFailed, WrongSize, WrongShape, WrongDtype, NotContiguous, DeviceUnavailable
@@ -161,7 +164,7 @@ def stage(plan: Plan, sources: Mapping[str, InputSource], device: int, stream: i
         by_value.resident |= 1 << index
         value = source.value
         if type(value) is bytes and len(value) == plan.nbytes[index] and source.offset_bytes is None:
-            by_value.staged.append((index, value))  # as small inputs come: the rest would say the same, but later
+            by_value.staged.append((index, value))  # the fast way of small inputs, with the same result
             continue
         value = _value(plan.task, buffer, source)
         if is_exporter(value):
@@ -190,10 +193,9 @@ def gather(
     ranges: Ranges,
     fetched: Mapping[bytes, FetchedObject],
 ) -> Inputs:
-    """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
+    """Look up the inputs of a request: in the tiers of the cache, otherwise among the objects fetched for it.
 
-    Args:
-        kept: its outputs that stay on the device, by index, with the keys that they get.
+    `kept` maps indices of the outputs that stay on the device to their keys.
 
     Raises:
         WrongSize, WrongShape, WrongDtype
@@ -204,7 +206,7 @@ def gather(
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         key = source.key
-        assert key is not None, "that is what the others have"
+        assert key is not None, "the others have keys"
         found = find(key) or inputs.fetched.get(key)
         if found is None:
             if source.offset_bytes is not None:
@@ -227,7 +229,7 @@ def gather(
 def gather_whole(
     sources: Iterable[InputSource], find: Find, ranges: Ranges, fetched: Mapping[bytes, FetchedObject]
 ) -> Inputs:
-    """As above, for objects that no request reads yet: each of them whole."""
+    """Look up whole objects that no request reads yet, as `gather` does."""
     inputs = Inputs()
     for source in sources:
         key = source.key
@@ -252,23 +254,23 @@ def _whole_object(
     fetched: Mapping[bytes, FetchedObject],
     ranges: Ranges,
 ) -> FetchedObject | None:
-    """An object that no tier has, whole; None if it has to be fetched."""
-    arriving = fetched.get(key)
-    if arriving is None:
+    """Return a whole object that no tier has; None if it must be fetched."""
+    found = fetched.get(key)
+    if found is None:
         inputs.missing.setdefault(key, partial(_fetch, task, buffer, source))
         return None
-    inputs.fetched[key] = arriving
+    inputs.fetched[key] = found
     inputs.replaced.extend(part.entry for part in ranges.parts(key))
-    return arriving
+    return found
 
 
 def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: InputSource, offset_bytes: int) -> None:
-    apart = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
+    copied = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
     if source.constant:
         inputs.constants.add(key)
     elif index in plan.often_read:
-        apart = True
-    if apart:
+        copied = True
+    if copied:
         inputs.copied.append((index, key, offset_bytes))
         inputs.resident |= 1 << index
     else:
@@ -284,7 +286,7 @@ def _gather_views(
     find: Find,
     ranges: Ranges,
 ) -> None:
-    """All views of one object that no tier has whole: they share it or, of a large one, the parts that they cover."""
+    """Look up all views of one object that no tier has whole. They share the object or, if it is large, its parts."""
     spans = {
         index: (source.offset_bytes or 0, (source.offset_bytes or 0) + plan.buffers[index].nbytes)
         for index, source in sources.items()
@@ -323,7 +325,7 @@ def _take_views(
     spans: Mapping[int, tuple[int, int]],
     ranges: Ranges,
 ) -> tuple[Part, ...]:
-    """Takes an object that was fetched for views of it whole, or in parts, which it gives."""
+    """Add a fetched object, whole or by the parts that its views cover. Return these parts."""
     for index, source in sources.items():
         check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
     if whole.nbytes <= ranges.whole_bytes:
@@ -339,10 +341,10 @@ def _take_views(
 
 
 def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
-    """The scalars in the plan's order.
+    """Return the scalars' bytes in the plan's order.
 
     Raises:
-        MissingScalar, WrongScalar: not exactly the kTask's, or bytes of another size than their kinds have.
+        MissingScalar, WrongScalar: the names are not exactly the kTask's, or the bytes have another size than the kind.
     """
     task = plan.task
     if len(scalars) > len(plan.scalars):
@@ -366,10 +368,7 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _fetch(task: KTask | None, buffer: Buffer, source: InputSource) -> FetchedObject:
-    """
-    Raises:
-        InputFailed, NotContiguous
-    """
+    """Fetch an object. Raise InputFailed or NotContiguous."""
     data, dtype, shape = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
     return FetchedObject(data, len(data), dtype, shape)
 

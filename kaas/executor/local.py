@@ -1,4 +1,4 @@
-"""kTasks in this process, without Ray: `kaas.run_local` and what `kaas check` does."""
+"""kTasks in this process, without Ray: `kaas.run_local`, and the check of `kaas check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kaas.executor.profile import KernelTime
 
 GRACE_S = 1.0
-"""So long after Ctrl-C a request may still end by itself: then the device stays usable."""
+"""Seconds after Ctrl-C in which a request may still end by itself. Then the device stays usable."""
 
 _lock = threading.Lock()
 _executors: dict[tuple[str, int, int | None], Executor] = {}
@@ -38,30 +38,31 @@ def run_local(
     profile: Callable[[tuple[KernelTime, ...]], object] | None = None,
     limit_s: float | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Runs a kTask in this process and returns its outputs, in the order in which it lists them.
+    """Run a kTask in this process and return its outputs, in the order in which it lists them.
 
     Args:
-        inputs: by buffer name: arrays, NumPy's or those of any library that knows DLPack, anything with the buffer
-            protocol, or Views of these.
+        task: the kTask.
+        inputs: by buffer name: arrays of NumPy or of any library with DLPack, objects with the buffer protocol, or
+            Views of these.
         scalars: by name.
-        device: None is the first GPU or, where there is none, a software GPU; an int is the number of a device of that
-            kind; a kaas.Device says which kind, and how much memory of it to use.
-        profile: the kernels run one by one, without the graph, and this is called with what each of them took: symbol,
-            index, seconds, launches. `profile=print` will do.
-        limit_s: ends kernels that run longer, on the software GPU: on a GPU nothing can. This process can then do
-            nothing more with the device, as after each error that sticks to it.
+        device: None is the first GPU or, without one, a software GPU; an int is the number of a device of that kind; a
+            kaas.Device names the kind and the memory to use.
+        profile: a function that gets the time of each kernel: symbol, index, seconds, launches. The kernels then run
+            one by one, without the graph. `profile=print` works.
+        limit_s: kernels that run longer are ended, on the software GPU only. This process cannot use the device after
+            that, as after every error that sticks to a device.
 
-    Ctrl-C ends it: on the software GPU kernels that go on for a second more are ended as by limit_s; on a GPU they go
-    on by themselves.
+    Ctrl-C ends the call. Kernels of the software GPU that run for a second more are ended as by limit_s; kernels of a
+    GPU run on.
 
-    What kernels print goes to this process's stdout.
+    The text that kernels print goes to this process's stdout.
 
     Returns:
-        The outputs by buffer name: arrays of the buffers' dtypes and shapes, in memory of their own, to be changed at
-        will.
+        The outputs by buffer name: arrays of the buffers' dtypes and shapes, in memory of their own, which the caller
+        may change.
 
     Raises:
-        KaasError: every kind that the kTask, the request or the device gives reason for.
+        KaasError: any error of the kTask, the request or the device.
     """
     result = run(task, inputs, scalars=scalars, device=device, profile=profile is not None, limit_s=limit_s)
     if profile is not None:
@@ -78,7 +79,7 @@ def run(
     profile: bool = False,
     limit_s: float | None = None,
 ) -> RunResult:
-    """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
+    """Run a kTask as run_local does. The result also has the times of the stages and, with profile, of the kernels."""
     from kaas.executor.executor import RunRequest
 
     if not isinstance(task, KTask):
@@ -91,14 +92,16 @@ def run(
     sources = {name: source_of(value) for name, value in given.items()}
     executor = executor_for(device)
     if executor.lost is not None:
-        message = f"an earlier kTask has cost this process its device; a new process has one. {executor.lost.message}"
+        message = f"an earlier kTask lost the device of this process; start a new process. {executor.lost.message}"
         raise DeviceLost(message, **executor.lost.fields)
     return interruptible(executor, RunRequest(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
 def interruptible(executor: Executor, request: RunRequest) -> RunResult:
-    """Run a request such that Ctrl-C ends it. Python tells the main thread of that, and only between two steps of
-    Python: while the main thread waited for the device itself, that would be too late.
+    """Run a request in a thread of its own, so that Ctrl-C ends it.
+
+    Python raises KeyboardInterrupt in the main thread, and only between two steps of Python. A main thread that waited
+    for the device itself would get it too late.
 
     Raises:
         KaasError, KeyboardInterrupt
@@ -110,7 +113,7 @@ def interruptible(executor: Executor, request: RunRequest) -> RunResult:
     def run() -> None:
         try:
             done.set_result(executor.run(request))
-        except BaseException as error:  # noqa: BLE001 - it is raised where this is waited for
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             done.set_exception(error)
 
     threading.Thread(target=run, name="kaas run_local", daemon=True).start()
@@ -126,7 +129,7 @@ def interruptible(executor: Executor, request: RunRequest) -> RunResult:
 
 
 def check(task: KTask, device: Device | int | None = None) -> Plan:
-    """Checks a kTask against its code and a device (as in run_local) and runs nothing.
+    """Check a kTask against its code and a device (as in run_local) without running it.
 
     Raises:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch, LaunchLimit, RequestTooLarge,
@@ -136,7 +139,7 @@ def check(task: KTask, device: Device | int | None = None) -> Plan:
 
 
 def executor_for(device: Device | int | None = None) -> Executor:
-    """This process's executor for a device; it is opened once."""
+    """Return this process's executor for a device, which is opened once."""
     from kaas.executor.device.device import gpu_count, open_device
     from kaas.executor.executor import Executor
 
@@ -150,7 +153,7 @@ def executor_for(device: Device | int | None = None) -> Executor:
         key = (kind, ordinal, memory_bytes)
         if key not in _executors:
             if kind == "software":
-                # they get their sizes once in a process: those of the first to ask must do for all who come later
+                # A process sets the sizes of its software devices once: the first call must suffice for later ones.
                 wanted = device if isinstance(device, Device) else Device()
                 enough_bytes = max(memory_bytes or 0, SOFTWARE_GPU_BYTES)
                 software.load(replace(wanted, memory_bytes=enough_bytes), SOFTWARE_GPUS)
@@ -160,7 +163,7 @@ def executor_for(device: Device | int | None = None) -> Executor:
 
 
 def source_of(value: Any) -> InputSource:
-    """Where an input comes from that is passed by value: an array, or a View of one."""
+    """Return the source of an input that is passed by value: an array, or a View of one."""
     from kaas.executor.inputs import InputSource
 
     if isinstance(value, View):

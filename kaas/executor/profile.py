@@ -1,4 +1,4 @@
-"""How long each kernel of a request takes: launched one by one, between two events of its own."""
+"""The time of each kernel of a request. The kernels are launched one by one, each between two events."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """What one kernel of a kTask took.
+    """The time of one kernel of a kTask.
 
     Fields:
-        symbol, index: its name in the code, and its place among the kTask's kernels.
-        seconds: of the device, over all its launches.
+        symbol, index: the kernel's name in the code, and its place among the kTask's kernels.
+        seconds: device time of all its launches.
         launches: one for each iteration.
     """
 
@@ -30,8 +30,10 @@ class KernelTime:
 def launch_timed(
     blocks: Sequence[ParameterBlock], iterations: int, stream: Stream, pairs: Sequence[EventPair]
 ) -> list[float]:
-    """Launches the kernels in their order, which the edges of every kTask agree with, so many times; gives the seconds
-    of each. As many launches as there are pairs are under way at once."""
+    """Launch the kernels in their order, which satisfies the edges of every kTask. Return the seconds of each.
+
+    Up to `len(pairs)` launches are under way at once.
+    """
     seconds = [0.0] * len(blocks)
     launches = iterations * len(blocks)
     for first in range(0, launches, len(pairs)):

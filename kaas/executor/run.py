@@ -24,13 +24,14 @@ class RunRequest(msgspec.Struct, frozen=True):
     """One invocation.
 
     Fields:
+        inputs: by buffer name.
         scalars: as `kaas.ktask.request.encode_scalars` makes them.
-        client: whose memory it leaves behind.
-        profile: whether to run without the graph and tell how long each kernel took.
-        limit_s: how long it may run, if that is less than the executor's limit.
-        keep: outputs that stay on the device, with the keys under which later requests find them; what is
-            there under these is made anew. The executor writes them back when it is told to, or before they leave.
-        copy_kept: those are among the result's outputs too, and never written back.
+        client: the client to which the bytes belong that the request leaves in memory.
+        profile: run without the graph, and measure the time of each kernel.
+        limit_s: seconds that the request may run, if that is less than the executor's limit.
+        keep: names of outputs that stay on the device, with the keys under which later requests find them. An object
+            that is there under such a key is replaced. The executor writes them back on demand, or before they leave.
+        copy_kept: kept outputs are also in the result, and are never written back.
     """
 
     task: KTask
@@ -44,13 +45,13 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """What came of it.
+    """The result of an invocation.
 
     Fields:
-        data: bytes of its outputs in fresh memory, by name in the order in which the kTask lists them, but for those
-            that only stay on the device.
-        printed: what kernels have printed, of the software GPU. With several slots some of it may be of requests that
-            ran beside this one: nothing tells them apart. It also goes to the process's stdout.
+        data: bytes of the outputs in fresh memory, by name in the kTask's order, without outputs that only stay on the
+            device.
+        printed: the text that kernels of the software GPU printed. With several slots it may include text of requests
+            that ran at the same time, since nothing separates them. It also goes to the process's stdout.
     """
 
     task: KTask
@@ -60,7 +61,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The same memory as arrays."""
+        """The outputs as arrays that share the memory of `data`."""
         return {
             buffer.name: self.data[buffer.name].view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
             for buffer in self.task.outputs

@@ -1,4 +1,4 @@
-"""Fetches under way: a request whose object another request fetches gets that request's object."""
+"""Fetches under way. A request that wants an object that another request fetches gets the same object."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from kaas.executor.inputs import FetchedObject
 
 @dataclass(slots=True)
 class _Fetch:
+    """A fetch under way. data: the object, once it is there."""
+
     data: FetchedObject | None = None
 
 
 class SingleFlight:
     """The fetches under way, and the fetched objects until the fetching request has made its reservation.
 
-    No request waits for another's fetch while it has one of its own to do, so two requests that want the same two
-    objects never wait for each other.
+    No request waits for another's fetch while it has an object of its own to fetch. Two requests that want the same
+    two objects thus never wait for each other.
     """
 
     def __init__(self, monitor: DeviceMonitor) -> None:
@@ -29,13 +31,13 @@ class SingleFlight:
     def fetch(
         self, wanted: Mapping[bytes, Callable[[], FetchedObject]], own: dict[bytes, float]
     ) -> dict[bytes, FetchedObject]:
-        """Return all of these objects.
+        """Return all of these objects, of which some may come from other requests' fetches.
 
-        `own` gets the keys of the objects that were fetched here, and the seconds that took; the caller ends with
-        `forget`.
+        `own` gets the keys of the objects that this call fetched, with the seconds of each fetch. The caller must call
+        `forget` for them.
 
         Raises:
-            What fetching raises. A request that waited for the same object then fetches it itself.
+            The error of a fetch. A request that waited for the same object then fetches it itself.
         """
         fetched: dict[bytes, FetchedObject] = {}
         while len(fetched) < len(wanted):
@@ -64,7 +66,7 @@ class SingleFlight:
         self._monitor.notify()
 
     def _next(self, wanted: Iterable[bytes], fetched: dict[bytes, FetchedObject]) -> bytes | None:
-        """One that no request fetches; None after others' fetches have been looked at, and waited for."""
+        """Return a key that no request fetches; None after a wait for other requests' fetches."""
         left = [key for key in wanted if key not in fetched]
         for key in left:
             if key not in self._under_way:
@@ -72,6 +74,6 @@ class SingleFlight:
         others = {key: self._under_way[key] for key in left}
         if all(other.data is None for other in others.values()):
             self._monitor.wait()
-        # Those that fetched may have come to their end meanwhile: what they fetched is still here.
+        # The fetching requests may have ended meanwhile; their objects are still in `others`.
         fetched.update({key: other.data for key, other in others.items() if other.data is not None})
         return None

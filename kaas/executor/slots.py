@@ -1,6 +1,6 @@
 """The slots of an executor, and `Slots`, which hands them out in the order in which threads ask.
 
-A slot has a stream, plans and an arena. A slot copies the inputs of a request in, launches, and copies the outputs out.
+A slot has a stream, plans and an arena. It copies a request's inputs in, launches, and copies the outputs out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from kaas.executor.profile import KernelTime
 from kaas.ktask.graph import KTask
 
 MAX_PLANS = 256
-"""Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
+"""Plans that a slot keeps. Beyond them it drops the least recently used plan, with its graph."""
 
 
 class Slot:
     """Capacity for one request at a time. Use it inside `device.current()`.
 
-    It has loaded libraries of its own: requests that run beside each other must not share the globals of their code.
+    A slot has loaded libraries of its own: requests that run at the same time must not share the globals of their code.
 
     Fields:
-        number: among the slots of its executor. arena: which only the executor's memory changes.
+        number: among the slots of its executor. arena: only the executor's memory changes it.
+        graph_caches: by the kTask's key, the least recently used first.
     """
 
     def __init__(self, number: int, device: OpenDevice, arena: SlotArena) -> None:
@@ -47,7 +48,7 @@ class Slot:
         self._tables: tuple[ArenaPlacement, list[bytes]] | None = None
 
     def graph_cache(self, task: KTask, capacity_bytes: int, client: str | None = None) -> GraphCache:
-        """Return the plan of a kTask in this slot, made at its first request.
+        """Return the plan of a kTask with its graphs in this slot, which the kTask's first request makes.
 
         Args:
             task: the kTask.
@@ -55,7 +56,7 @@ class Slot:
             client: the client of the request, if it has one.
 
         Raises:
-            What `make_plan` raises.
+            The errors of `make_plan`.
         """
         graphs = self._graph_cache(task, capacity_bytes)
         if client is None or not graphs.plan.globals:
@@ -80,13 +81,13 @@ class Slot:
                 self.graph_caches.pop(next(iter(self.graph_caches))).close()
                 in_use = (graphs, *self.graph_caches.values())
                 self.kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
-        self.graph_caches[task.key] = graphs  # the last one is the one used last
+        self.graph_caches[task.key] = graphs  # the last one is the most recently used
         return graphs
 
     def enter(self, client: str, plan: Plan) -> None:
-        """Clear the arena, and put globals back, where requests of other clients may have left bytes.
+        """Clear the arena and restore globals, where requests of other clients may have left bytes.
 
-        To be called once the request has its lease.
+        The request must have its lease.
         """
         for library in plan.globals:
             library.enter(client, self.stream)
@@ -98,7 +99,7 @@ class Slot:
             self._tables = None
 
     def copy_in(self, plan: Plan, placement: ArenaPlacement, inputs: Inputs, lease: MemoryLease) -> list[int]:
-        """Submit the copies that bring the inputs to where the kernels find them; return all addresses."""
+        """Submit the copies of the inputs to the places where kernels read them; return all addresses."""
         stream = self.stream
         objects = lease.objects
         if self._device.checks:
@@ -132,14 +133,14 @@ class Slot:
         stream.kernels.stop(stream)
 
     def profile(self, graphs: GraphCache, values: LaunchValues, iterations: int) -> tuple[KernelTime, ...]:
-        """Run the kernels one by one, all between two events, and each between two of its own."""
+        """Run the kernels one by one: all between two events, and each between two more. Return the times."""
         self.stream.kernels.start(self.stream)
         times = graphs.profile(values, self.stream, iterations)
         self.stream.kernels.stop(self.stream)
         return times
 
     def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> dict[str, Bytes]:
-        """Wait for everything and return the outputs' bytes, but for those that only stay on the device."""
+        """Wait for everything and return the outputs' bytes, without outputs that only stay on the device."""
         outputs: dict[str, Bytes] = {}
         targets: list[tuple[int, Bytes]] = []
         for index in plan.outputs:
@@ -151,6 +152,7 @@ class Slot:
         return outputs
 
     def close(self) -> None:
+        """Free the plans, buffers, stream and code of the slot; its last request must have ended."""
         while self.graph_caches:
             self.graph_caches.popitem()[1].close()
         self._device_to_host.close()
@@ -162,7 +164,7 @@ class Slot:
     ) -> None:
         """Name the regions of the arena, and the cached objects that kernels read or make.
 
-        An object that other requests read too at this moment gets the name that it has here.
+        An object that other requests read at the same time gets its name in this request.
         """
         describe = self._device.describe
         describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
@@ -174,18 +176,15 @@ class Slot:
                 describe(there.address, granules(there.nbytes), [region])
 
     def _wait_for(self, lease: MemoryLease) -> None:
-        """Make the stream wait for the objects that are on their way."""
+        """Make the stream wait for the copies of objects that are on their way."""
         for copy in lease.awaited:
             copy.events.hold_back(self.stream)
         if lease.copies:
-            last = next(reversed(lease.copies.values()))  # they come one after the other
+            last = next(reversed(lease.copies.values()))  # the copies run one after the other
             last.events.hold_back(self.stream)
 
     def _write_tables(self, plan: Plan, placement: ArenaPlacement, addresses: list[int]) -> None:
-        """Write tables of pointers.
-
-        They stay in the arena for the next request, unless another plan runs in between.
-        """
+        """Write tables of pointers, which stay in the arena until another plan runs."""
         if not plan.tables:
             self._tables = None
             return
@@ -201,7 +200,7 @@ class Slot:
 
 
 def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
-    """Yield the regions of the arena: names, offsets and bytes."""
+    """Yield (name, offset, bytes) of the regions of the arena."""
     for tenant in plan.tenants:
         address = placement.addresses[tenant.index]
         if address and tenant.nbytes:
@@ -211,7 +210,7 @@ def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A thread that waits for a slot. number: of the wanted slot; None: any. given: the slot that it got."""
+    """A thread that waits for a slot. number: of the wanted slot; None: any. given: the slot that the thread got."""
 
     number: int | None
     given: Slot | None = None
@@ -223,7 +222,7 @@ class Slots:
     def __init__(self, slots: Sequence[Slot], monitor: DeviceMonitor) -> None:
         self._monitor = monitor
         self._all = tuple(slots)
-        self._free = {slot.number: slot for slot in slots}  # the last one is the one freed last
+        self._free = {slot.number: slot for slot in slots}  # the last one was freed last
         self._waiters: list[_Waiter] = []
 
     def __iter__(self) -> Iterator[Slot]:
@@ -233,7 +232,7 @@ class Slots:
         return len(self._all)
 
     def take(self, number: int | None = None, task: str = "") -> Slot:
-        """Return a slot, to be given back; wait for it.
+        """Wait for a slot and return it. The caller must `give` it back.
 
         Args:
             number: of the slot; None: any, preferably one that has the plan of this kTask.
@@ -267,6 +266,7 @@ class Slots:
         return next((slot for slot in reversed(free) if task in slot.graph_caches), next(reversed(free), None))
 
     def give(self, slot: Slot) -> None:
+        """Give a slot back: to the first thread that waits for it, otherwise to the free slots."""
         with self._monitor.lock:
             self._pass_on(slot)
 

@@ -1,4 +1,4 @@
-"""What an executor measures of each request."""
+"""The measurements of each request in an executor."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from kaas.executor.profile import KernelTime
 
 
 class RunStats(msgspec.Struct, frozen=True, array_like=True):
-    """What one request did, or a load; it goes to the pool as it is.
+    """The measurements of one request or one load. It travels to the pool unchanged.
 
     Fields:
-        stages: seconds by stage: plan, fetch, memory (looking for what is there, waiting for room, allocating,
-            freeing), copy_in, kernels (of the device), copy_out, total.
-        tiers: of "device", "host" and "store", those where something happened.
-        loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
-        device_s: seconds that the kernels took.
-        kernels: what each kernel took, in the kTask's order, if the request asked for it.
-        cached_bytes: of the objects that are then on the device and in host memory.
-        occupied_s: seconds for which the request had its place on the device: its plan, its own loads, kernels and
-            copies, without what it waited for; None where device_s is all of that.
+        stages: seconds by stage: plan, fetch, memory (looking objects up, waiting for room, allocating, freeing),
+            copy_in, kernels (device time), copy_out, total.
+        tiers: the use of "device", "host" and "store", without unused tiers.
+        loaded: keys of objects of which at least a part was loaded to the device or made there.
+        evicted: keys of objects that were evicted and of which nothing is left on the device.
+        device_s: device seconds of the kernels.
+        kernels: the time of each kernel, in the kTask's order, if the request asked for it.
+        cached_bytes: bytes of the objects on the device and in host memory after the request.
+        occupied_s: seconds for which the request occupied the device: its plan, its own loads, kernels and copies,
+            without waiting; None if device_s is the whole.
     """
 
     stages: dict[str, float]
@@ -36,28 +37,30 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def charged_s(self) -> float:
-        """Device seconds that fair sharing charges for it."""
+        """Device seconds that fair sharing charges for the request."""
         return self.device_s if self.occupied_s is None else self.occupied_s
 
     @property
     def graph(self) -> bool:
-        """Whether the kernels ran as a graph: they do unless each is timed."""
+        """True if the kernels ran as a graph: always, except when each kernel is timed."""
         return not self.kernels
 
     @property
     def hits(self) -> int:
-        """Objects that were on the device."""
+        """Number of input objects that were on the device."""
         return self.tiers["device"].objects if "device" in self.tiers else 0
 
     @property
     def misses(self) -> int:
-        """Objects that were not."""
+        """Number of input objects that were not on the device."""
         return self.tiers["device"].misses if "device" in self.tiers else 0
 
     @property
     def hit_bytes(self) -> int:
+        """Bytes of input objects that were on the device."""
         return self.tiers["device"].nbytes if "device" in self.tiers else 0
 
     @property
     def miss_bytes(self) -> int:
+        """Bytes of input objects that came from host memory or the store."""
         return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")

@@ -1,4 +1,4 @@
-"""Ends requests that exceed the run limit: one thread for an executor, asleep until the next limit."""
+"""Ends requests that exceed the run limit. One thread for each executor sleeps until the next limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Watched(msgspec.Struct, eq=False):
     """One request under a limit, which counts from `begin`. A Struct, since every request makes one.
 
     Fields:
-        task: the label of its kTask. exceeded: it ran longer, and the watchdog has done something about it.
-        running: symbols of the kernels that ran on the device then.
+        task: the label of the kTask. exceeded: the request ran longer, and the watchdog has ended it.
+        running: symbols of the kernels that ran on the device at that moment.
     """
 
     watchdog: Watchdog
@@ -25,9 +25,11 @@ class Watched(msgspec.Struct, eq=False):
     running: tuple[str, ...] = ()
 
     def begin(self) -> None:
+        """Start the limit's time."""
         self.watchdog.begin(self)
 
     def end(self) -> None:
+        """Remove the request from its watchdog."""
         self.watchdog.end(self)
 
 
@@ -37,7 +39,7 @@ class Watchdog:
     def __init__(self, overrun: Callable[[Watched], None]) -> None:
         """
         Args:
-            overrun: called with a request as soon as it has run for too long; must not wait.
+            overrun: called with a request as soon as it has run for too long. It must not wait.
         """
         self._overrun = overrun
         self._lock = threading.Lock()
@@ -48,6 +50,7 @@ class Watchdog:
         self._closed = False
 
     def begin(self, watched: Watched) -> None:
+        """Watch a request from now on."""
         ends_s = monotonic() + min(watched.limit_s, threading.TIMEOUT_MAX)  # an int may be too large for a float
         with self._lock:
             self._limits[watched] = ends_s
@@ -59,11 +62,12 @@ class Watchdog:
                 self._changed.notify()
 
     def end(self, watched: Watched) -> None:
-        """Remove a request. After this it is `exceeded`, with all that follows, or never will be."""
+        """Remove a request. After this call `exceeded` and `running` do not change any more."""
         with self._lock:
-            self._limits.pop(watched, None)  # the thread sleeps on: most requests leave before their limit
+            self._limits.pop(watched, None)  # no wake-up: most requests end before their limit
 
     def close(self) -> None:
+        """End the thread, and wait for that."""
         with self._changed:
             self._closed = True
             self._changed.notify()

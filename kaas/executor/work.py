@@ -21,7 +21,7 @@ from kaas.ktask.request import check_names, iterations_of
 
 
 class ChosenValues(msgspec.Struct, frozen=True):
-    """The choices of a request besides its inputs: scalars in the plan's order, and the number of iterations."""
+    """The values that a request chooses besides its inputs: scalars in the plan's order, and the iterations."""
 
     scalars: list[bytes]
     iterations: int
@@ -47,9 +47,9 @@ class SlotWork(msgspec.Struct, frozen=True):
     """The result of a slot's work.
 
     Fields:
-        copied_at_s: when all copies to the device had been submitted, by `perf_counter`.
-        kernels_s, travel_s: device seconds of the kernels, and of the objects that the request brought.
-        kernels: times of each kernel, if they were asked for.
+        copied_at_s: the time at which all copies to the device were submitted, by `perf_counter`.
+        kernels_s, travel_s: device seconds of the kernels, and of the copies of objects that the request loaded.
+        kernels: the time of each kernel, if the request asked for it.
     """
 
     outputs: dict[str, Bytes]
@@ -87,9 +87,9 @@ def work(
 
 
 def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: float) -> float:
-    """Return the seconds for which a request kept its place on the device from others; ended_s: by `perf_counter`.
+    """Return the seconds for which a request occupied the device. `ended_s` is a time of `perf_counter`.
 
-    The copies of other requests' objects are theirs: where this request waited for them, only its own parts count.
+    Copies of other requests' objects count for those requests: if this one waited for them, only its own parts count.
     """
     seconds = ended_s - admitted.at_s
     if admitted.lease.awaited:
@@ -98,7 +98,7 @@ def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: flo
 
 
 def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
-    """Return the use of each tier, and the seconds of copies to the device, once they have ended."""
+    """Return the use of each tier, and the seconds of copies to the device, which must have ended."""
     lease = admitted.lease
     tiers = lease.tiers
     if not lease.loaded:

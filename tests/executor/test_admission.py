@@ -67,7 +67,7 @@ def test_what_is_pinned_is_not_waited_for(
     executor.load([source(8), source(9)], pin=True)
     first = threads.submit(executor.run, request(task, 8, 9), 0)
     stop.reached()
-    with pytest.raises(OutOfDeviceMemory, match="lacks 512 bytes beside what is pinned"):
+    with pytest.raises(OutOfDeviceMemory, match="pinned objects leave 512 too few"):
         executor.load([source(1), InputSource(array(1, N * 5 // 2), key=b"large")])
     stop.go_on()
     check(first, 17)

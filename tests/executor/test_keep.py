@@ -351,7 +351,7 @@ def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: ka
 
 
 def test_what_cannot_be_kept_is_said(make: Callable[..., Executor], double: kaas.KTask, executor: Executor) -> None:
-    with pytest.raises(InvalidRequest, match="nobody to write"):
+    with pytest.raises(InvalidRequest, match="no receiver"):
         run(executor, double, 1, b"1")
     own = make(64 * KIB)
     with pytest.raises(InvalidRequest, match="no output 'z'"):

@@ -450,7 +450,7 @@ def test_pinned_objects_leave_only_when_they_may(make_executor: MakeExecutor, ta
     for value in range(2, 6):
         assert b"\1" not in add(executor, task, value, value + 1).evicted
     executor.load([source(2)], pin=True)
-    with pytest.raises(OutOfDeviceMemory, match="beside what is pinned"):
+    with pytest.raises(OutOfDeviceMemory, match="pinned objects leave"):
         add(executor, task, 3, 4)
     assert executor.flush() == (b"\5", b"\6")  # the arena left before they did
     assert set(executor.cache.sizes) == {b"\1", b"\2"}

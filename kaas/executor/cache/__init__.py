@@ -1,4 +1,4 @@
 """The tiered cache of one device: device memory, page-locked host memory, host memory.
 
-Runs in an executor's process.
+It runs in an executor's process.
 """

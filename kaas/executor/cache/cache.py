@@ -1,15 +1,16 @@
-"""The object cache of one device: decides who comes and who goes, in two phases, and touches no memory itself.
+"""The object cache of one device: decides in two phases which objects come and leave, and touches no memory itself.
 
-It has two tiers, the device's memory and page-locked host memory. A request reserves all it needs at once: its objects
-in both tiers, and the arena of its slot. A reservation names its victims and fits whole, or says what is missing and
-changes nothing. The caller frees and allocates, and then commits or aborts. A committed reservation keeps its objects
-pinned until its request has succeeded (`release`) or failed (`fail`); what only failed requests have loaded goes.
+The cache has two tiers, the device's memory and page-locked host memory. A request reserves all its memory at once: for
+its objects in both tiers, and for the arena of its slot. A reservation either fits whole and names its victims, or it
+names the shortage and changes nothing. The caller frees and allocates, and then commits or aborts. A committed
+reservation keeps its objects pinned until its request has succeeded (`release`) or failed (`fail`). Objects that only
+failed requests have loaded are freed.
 
-Objects come to the device through the host tier and stay there too, as long as it has room: what the device has to give
-up is then a copy away, not a fetch. An object that the host tier cannot take goes past it; only the device must fit.
+Objects come to the device through the host tier and stay in both while there is room: an object that the device evicts
+then comes back by a copy, not by a fetch. An object that does not fit into the host tier goes to the device only.
 
-What a request makes on the device is *unsaved* once it has succeeded: there is no other copy, so it leaves only after
-the caller has said `saved`.
+An object that a request makes on the device is *unsaved* once the request has succeeded: there is no other copy, so the
+object leaves only after the caller has called `saved`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ H = TypeVar("H")
 
 
 class ObjectCache(Generic[D, H]):
-    """Objects by key, in the device's memory, where the slots' arenas lie beside them, and in host memory.
+    """Objects by key in the device's memory, which also has the slots' arenas, and in host memory.
 
-    One reservation is open (neither committed nor aborted) at a time; committed ones overlap freely. What they pin
-    leaves neither tier.
+    One reservation is open (neither committed nor aborted) at a time; committed ones overlap freely. The objects that
+    they pin leave neither tier.
 
     Fields:
-        device, host: the tiers. arenas: bytes by slot, of those that have any. unsaved: keys of the objects of which
-            there is no other copy. All to look at; only the methods of the cache change them.
+        device, host: the tiers. arenas: bytes of the arenas, by slot. unsaved: keys of the objects without another
+            copy. Only the methods of the cache change these fields.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class ObjectCache(Generic[D, H]):
         self._held: set[bytes] = set()
         self._open: Reservation | None = None
         self._running: set[int] = set()
-        self._new: set[bytes] = set()  # on the device, loaded by requests of which none has succeeded yet
-        self._host_new: set[bytes] = set()  # in host memory likewise
+        self._new: set[bytes] = set()  # on the device, and used by no request that succeeded
+        self._host_new: set[bytes] = set()  # the same for host memory
 
     @property
     def arena_bytes(self) -> int:
@@ -72,11 +73,14 @@ class ObjectCache(Generic[D, H]):
 
     @property
     def pinned(self) -> frozenset[bytes]:
+        """Keys of the objects that requests or `hold` pin."""
         return frozenset(self._pins)
 
     def hit(self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int) -> Reservation | None:
-        """`reserve` and `commit` in one, for a request for which there is nothing to free or to allocate: all its
-        objects are on the device, and its arena is large enough. None: it is not such a one."""
+        """Reserve and commit in one call, if there is nothing to free or to allocate. Otherwise return None.
+
+        That is so if all objects are on the device and the arena is large enough.
+        """
         if self._open is not None:
             raise ValueError("a reservation is still open")
         if slot in self._running:
@@ -95,14 +99,17 @@ class ObjectCache(Generic[D, H]):
         replaced: Collection[bytes] = (),
         made: Collection[bytes] = (),
     ) -> Reservation | Shortage | Unsaved:
-        """Room for objects (key -> bytes) beside an arena of at least arena_bytes, for a slot in which nothing runs.
+        """Reserve room for objects (key -> bytes) and an arena of at least arena_bytes, for an idle slot.
 
-        Arenas in which nothing runs leave before any object does: what this slot's has beyond arena_bytes, then those
-        of other slots. As long as there is room they stay. What the objects have replaced is among the victims, unless
-        it is pinned.
+        Idle arenas leave before any object: first the part of this slot's arena beyond arena_bytes, then the arenas of
+        other slots. They stay while there is room. Replaced objects are among the victims, unless they are pinned.
 
         Args:
-            made: those of the objects that the request makes on the device. No tier has them, and they do not come
+            objects: bytes by key.
+            slot: None: the request has no slot, and no arena.
+            arena_bytes: 0: no arena.
+            replaced: keys of objects that the new ones replace.
+            made: keys of those objects that the request makes on the device. No tier has them, and they do not come
                 through host memory.
         """
         there = self.device.values
@@ -122,10 +129,9 @@ class ObjectCache(Generic[D, H]):
     def commit(
         self, reservation: Reservation, values: Mapping[bytes, D], host_values: Mapping[bytes, H] | None = None
     ) -> None:
-        """The victims are gone; what the reservation loads has its room, and others may find it.
+        """Remove the victims, which are freed, and add the loaded objects, which have their memory now.
 
-        Args:
-            host_values: of host_loads; what is not among them did not get there.
+        `host_values` has the values of the host_loads; a missing key got no host memory.
         """
         self._close(reservation)
         for key in reservation.victims:
@@ -150,11 +156,13 @@ class ObjectCache(Generic[D, H]):
         host_freed: Iterable[bytes] = (),
         arenas: Mapping[int, int] | None = None,
     ) -> None:
-        """Everything as before the reservation, but for the victims that were already freed.
+        """Undo a reservation, except for victims that are already freed.
 
         Args:
-            freed, host_freed: these victims, on the device and in host memory.
-            arenas: of the slots whose arenas it changes, if they could not stay as they were before.
+            reservation: the open reservation.
+            freed: victims that are freed on the device.
+            host_freed: victims that are freed in host memory.
+            arenas: bytes of the slots' arenas that the reservation changes, if they are not as before.
         """
         self._close(reservation)
         self.device.take_back(reservation.victims, reservation.loads)
@@ -170,11 +178,12 @@ class ObjectCache(Generic[D, H]):
     def release(
         self, reservation: Reservation, *, constants: Collection[bytes] = (), unsaved: Collection[bytes] = ()
     ) -> None:
-        """The request has succeeded: its objects count as used now, and may leave.
+        """End a request that succeeded: its objects count as used now, and may leave.
 
         Args:
-            constants: those of its objects that a function binds.
-            unsaved: those that it has made and of which there is no other copy.
+            reservation: the request's.
+            constants: keys of its objects that a function binds.
+            unsaved: keys of objects that it made and that have no other copy.
         """
         if unsaved:
             self.unsaved.update(unsaved)
@@ -182,10 +191,10 @@ class ObjectCache(Generic[D, H]):
         self._end(reservation)
 
     def fail(self, reservation: Reservation) -> tuple[dict[bytes, D], dict[bytes, H]]:
-        """The request has failed: its objects may leave, and those go that only failed requests have used.
+        """End a request that failed: its objects may leave, and objects that only failed requests used are removed.
 
         Returns:
-            What to free of each tier.
+            The objects to free, of each tier.
         """
         self._end(reservation)
         if not self._new:
@@ -197,7 +206,7 @@ class ObjectCache(Generic[D, H]):
         return self.device.retract(left), self.host.retract(hosted)
 
     def saved(self, key: bytes) -> None:
-        """Take in that there is another copy of an object now."""
+        """Note that an object has another copy now."""
         self.unsaved.discard(key)
 
     @property
@@ -206,24 +215,24 @@ class ObjectCache(Generic[D, H]):
         return frozenset(self._held)
 
     def hold(self, keys: Iterable[bytes]) -> None:
-        """Objects that are on the device stay pinned until `let_go`, beyond any request; once more changes nothing."""
+        """Pin objects that are on the device until `let_go`. A second call changes nothing."""
         new = [key for key in keys if key not in self._held]
         for key in new:
             self._held.add(key)
             self._pins[key] = self._pins.get(key, 0) + 1
         unproven = [key for key in new if key in self._new]
-        if unproven:  # these stay now, whatever becomes of the requests that load them
+        if unproven:  # these stay even if the requests that load them fail
             self._used(unproven, (), ())
 
     def let_go(self, keys: Iterable[bytes]) -> None:
-        """The reverse; nothing happens to what is not held."""
+        """Undo `hold`. Keys that are not held are ignored."""
         for key in keys:
             if key in self._held:
                 self._held.remove(key)
                 self._unpin(key)
 
     def flush(self, keys: Iterable[bytes]) -> tuple[dict[bytes, D], dict[bytes, H]]:
-        """Forgets those of these objects that are neither pinned nor unsaved; gives what to free of each tier."""
+        """Forget these objects, except pinned and unsaved ones. Return the objects to free, of each tier."""
         if self._open is not None:
             raise ValueError("a reservation is still open")
         leaving = [key for key in dict.fromkeys(keys) if key not in self._pins and key not in self.unsaved]
@@ -249,7 +258,7 @@ class ObjectCache(Generic[D, H]):
         for arena, freed in self._arenas_to_try(slot, before, arena_bytes):
             needed_bytes = load_bytes + arena + others_bytes - sum(self.arenas[other] for other in freed)
             victims = self.device.victims(needed_bytes, kept, first)
-            if victims is not None and len(victims) == replacing:  # no object leaves for want of room
+            if victims is not None and len(victims) == replacing:  # no object must leave to make room
                 break
         if victims is None:
             return self._shortage(objects, loads, needed_bytes, kept)
@@ -268,8 +277,10 @@ class ObjectCache(Generic[D, H]):
         return Reservation(hits, loads, victims, slot, arena, before, arenas_freed, host_hits, host_loads, host_victims)
 
     def _arenas_to_try(self, slot: int | None, before: int, arena_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Sizes of the slot's arena, with the other slots whose arenas are given up: from nothing at all to everything
-        in which nothing runs. An arena costs one call to allocate anew, an object the way from where it came."""
+        """Yield sizes of the slot's arena with the other slots whose arenas are given up, the least loss first.
+
+        Idle arenas go before objects: one call allocates an arena again, while an object must be copied or fetched.
+        """
         if before > arena_bytes:
             yield before, ()
         yield arena_bytes, ()
@@ -281,7 +292,7 @@ class ObjectCache(Generic[D, H]):
     def _shortage(
         self, objects: Mapping[bytes, int], loads: Mapping[bytes, int], needed_bytes: int, kept: Collection[bytes]
     ) -> Shortage:
-        """What is missing beside what is kept, and beside what is held, if everything else left."""
+        """Return the bytes that are missing with the kept objects, and with only the held ones."""
         sizes, capacity_bytes = self.device.sizes, self.device.capacity_bytes
         running_bytes = sum(self.arenas.get(other, 0) for other in self._running)
         alone = needed_bytes - running_bytes + sum(sizes[key] for key in self._held | (objects.keys() - loads.keys()))
@@ -291,7 +302,7 @@ class ObjectCache(Generic[D, H]):
     def _make_host_room(
         self, loads: Mapping[bytes, int], kept: Collection[bytes], first: Collection[bytes]
     ) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
-        """As many of the loads as host memory can take beside what is kept, in their order, and who leaves for them."""
+        """Return as many loads as fit into host memory with the kept objects, in their order, and the victims."""
         taken: dict[bytes, int] = {}
         victims = self.host.victims(0, kept, first) or ()
         taken_bytes = 0
@@ -306,7 +317,7 @@ class ObjectCache(Generic[D, H]):
         return taken, victims
 
     def _used(self, keys: Collection[bytes], loaded: Collection[bytes], constants: Collection[bytes]) -> None:
-        """A request that used these has succeeded; host memory hears only of what came through it."""
+        """Note that a request used these objects and succeeded. Host memory notes only those that came through it."""
         if loaded or self._new:
             through = [key for key in keys if key in self.host.values and (key in loaded or key in self._host_new)]
             if through:
@@ -324,7 +335,7 @@ class ObjectCache(Generic[D, H]):
             self.arenas[slot] = nbytes
 
     def _pin(self, objects: Iterable[bytes], slot: int | None) -> None:
-        """A request begins."""
+        """Begin a request."""
         for key in objects:
             self._pins[key] = self._pins.get(key, 0) + 1
         if slot is not None:

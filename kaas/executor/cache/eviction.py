@@ -1,4 +1,4 @@
-"""Which cached objects leave when room is needed: the LRU rule. Values in, values out."""
+"""The LRU rule: which cached objects leave when room is needed. Values in, values out."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from itertools import chain
 from typing import Protocol
 
 IN_USE_REQUESTS = 1024
-"""A function counts as in use while no more requests than these have come since its last one."""
+"""A function is in use until more requests than these have come since its last one."""
 
 
 class Eviction(Protocol):
-    """The order of a tier's objects, and the choice of victims; the cache reports what happens."""
+    """The order of a tier's objects, and the choice of victims. The cache reports uses and removals."""
 
     def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
-        """Take in that a request added or used these objects; `constants` among them are bound by a function."""
+        """Note that a request added or used these objects. A function binds those in `constants`."""
 
     def removed(self, key: bytes) -> None:
-        """Take in that an object is gone."""
+        """Note that an object is gone."""
 
     def victims(
         self, needed_bytes: int, sizes: Mapping[bytes, int], kept: Container[bytes]
     ) -> tuple[bytes, ...] | None:
         """Return objects of at least needed_bytes together, none of them in kept; None if there are not enough.
 
-        The question changes nothing: the cache says `removed` for objects that really go.
+        The call changes nothing: the cache calls `removed` for objects that really leave.
         """
 
 
 class TwoSets:
     """Least recently used, in two sets and a third for constants.
 
-    Objects that were used once go first, then the rest, and last the constants of functions that are in use; in each
-    set, the object that was not used for the longest time goes first. Objects that pass through once thus cannot drive
-    out those that come back (as in 2Q; T. Johnson, D. Shasha, 1994). Constants of functions that no request calls any
-    more count among the rest.
+    Objects that were used once leave first, then the rest, and last the constants of functions in use. In each set the
+    least recently used object leaves first. Objects that are used once thus cannot drive out objects that are used
+    again (as in 2Q; T. Johnson, D. Shasha, 1994). Constants of functions that are not in use any more count among the
+    rest.
     """
 
     __slots__ = ("_again", "_bound", "_now", "_once", "_place")
 
     def __init__(self) -> None:
         self._now = 0
-        self._once: dict[bytes, int] = {}  # each set: key -> the request that used it last, in this order
+        self._once: dict[bytes, int] = {}  # each set, in this order: key -> number of the last request
         self._again: dict[bytes, int] = {}
         self._bound: dict[bytes, int] = {}
         self._place: dict[bytes, dict[bytes, int]] = {}

@@ -1,4 +1,4 @@
-"""Carries out what the cache decides: frees and allocates memory of both tiers for the objects and the arenas."""
+"""Carries out the cache's decisions: frees and allocates memory of both tiers for the objects and the arenas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 @dataclass(slots=True)
 class SlotArena:
-    """A slot's arena. address: 0 while it has no bytes; fresh: it was not cleared since it was allocated."""
+    """A slot's arena. address: 0 while it has no bytes; fresh: it was not cleared since its allocation."""
 
     address: int = 0
     nbytes: int = 0
@@ -30,17 +30,17 @@ class SlotArena:
 
 
 class MemoryLease(msgspec.Struct):
-    """The memory of one request: its reservation, and what was done for it.
+    """The memory of one request: its reservation, and the work that was done for it.
 
     Fields:
-        objects: all that lie on the device, among them those of the request, which stay there.
-        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
-        loaded: objects that are new on the device; sources: what to copy them from.
-        made: those that the request makes there.
-        host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
-        left: objects of which nothing is on the device any more.
-        copies: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
-        hosting_s: seconds it took to copy what arrived to host memory.
+        objects: all objects on the device. Those of the request stay there.
+        tiers: as in `RunStats`, without the seconds of copies.
+        loaded: objects that are new on the device. sources: the bytes, or the host address, to copy them from.
+        made: objects that the request makes there. host_loaded: objects that are new in host memory.
+        evicted, host_evicted: victims that are freed.
+        left: keys of evicted objects of which nothing is on the device any more.
+        copies: of loaded. awaited: copies that other requests make of this request's objects.
+        hosting_s: seconds that fetched objects took to be copied to host memory.
     """
 
     reservation: Reservation
@@ -59,11 +59,10 @@ class MemoryLease(msgspec.Struct):
 
 
 class TieredMemory:
-    """A device's memory with the host memory before it: cached objects, and the arenas of the slots. Use it inside
-    `device.current()`, and by one thread at a time.
+    """A device's memory and its host tier. Use it inside `device.current()`, and by one thread at a time.
 
     Fields:
-        arenas: by slot. buffers: of the host tier. leases: how many are out.
+        arenas: by slot. buffers: of the host tier. leases: the number of leases in use.
     """
 
     def __init__(
@@ -84,17 +83,18 @@ class TieredMemory:
         self._inflight = InflightCopies()
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
-        """An object, in the fastest memory that has it."""
+        """Return an object in the fastest memory that has it; None if no tier has it."""
         return self.cache.device.values.get(key) or self.cache.host.values.get(key)
 
     def object_of(self, entry: bytes) -> bytes:
-        """The key of the object that an entry of the cache is, or is a part of."""
+        """Return the key of the object that an entry of the cache is, or is a part of."""
         part = self.ranges.part(entry)
         return entry if part is None else part.key
 
     def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> MemoryLease | Shortage | Unsaved:
-        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. There is
-        none for an object that never came, until all who hoped for it know that.
+        """Return a lease of all memory that a request needs, or the obstacle; then nothing has changed.
+
+        Requests for an object whose copy failed get a Shortage of 0 bytes until the object is dropped.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
@@ -114,14 +114,14 @@ class TieredMemory:
         return lease
 
     def commit(self, lease: MemoryLease, inputs: Inputs, saved: bool = False) -> None:
-        """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
+        """End a request that succeeded: its objects may leave. saved: the objects that it made have another copy."""
         self.leases -= 1
         if lease.copies:
             self._inflight.ended(lease.copies)
         self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
 
     def give_back(self, lease: MemoryLease) -> None:
-        """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
+        """End a request that failed, whose work has ended: objects that only failed requests used are freed."""
         self.leases -= 1
         self._inflight.ended(lease.copies)
         cached, hosted = self.cache.fail(lease.reservation)
@@ -129,16 +129,16 @@ class TieredMemory:
         self._free(cached, hosted)
 
     def hold(self, keys: Iterable[bytes]) -> None:
-        """Objects that are on the device stay there, until `let_go`."""
+        """Keep objects that are on the device there until `let_go`."""
         self.cache.hold([entry for key in keys for entry in self._entries(key)])
 
     def let_go(self, keys: Iterable[bytes] | None) -> None:
-        """These objects (None: all that are held) may leave again."""
+        """Allow these objects (None: all that are held) to leave again."""
         held = self.cache.held
         self.cache.let_go(held if keys is None else [entry for key in keys for entry in self._entries(key)])
 
     def flush(self, keys: Iterable[bytes] | None) -> tuple[bytes, ...]:
-        """Frees these objects (None: all) in both tiers, but for pinned ones; gives those that were on the device."""
+        """Free these objects (None: all) in both tiers, except pinned and unsaved ones; return those of the device."""
         if keys is None:
             entries = {**self.cache.device.values, **self.cache.host.values}.keys()
         else:
@@ -151,7 +151,7 @@ class TieredMemory:
         return left
 
     def close(self) -> None:
-        """Once no lease is out."""
+        """Free everything. No lease may be in use."""
         for cached in self.cache.device.values.values():
             self._pool.free(cached.address)
         for hosted in self.cache.host.values.values():
@@ -165,12 +165,12 @@ class TieredMemory:
         self._pool.close()
 
     def _entries(self, key: bytes) -> Iterator[bytes]:
-        """Keys under which an object, or parts of it, may be cached."""
+        """Yield the keys under which an object, or parts of it, may be cached."""
         yield key
         yield from [part.entry for part in self.ranges.parts(key)]
 
     def _free(self, cached: dict[bytes, CachedObject], hosted: dict[bytes, HostObject]) -> None:
-        """Frees what the cache has dropped, and forgets parts that no tier has any more."""
+        """Free objects that the cache has dropped, and forget parts that no tier has any more."""
         for there in cached.values():
             self._pool.free(there.address)
         for on_host in hosted.values():
@@ -184,16 +184,14 @@ class TieredMemory:
             if self.find(entry) is None:
                 self.ranges.remove(entry)
 
-    # --- carrying out
-
     def _make(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
     ) -> MemoryLease | Shortage | Unsaved:
-        """Room for what is not there yet."""
+        """Reserve room and allocate it. If the driver refuses, correct the budget and try once more."""
         try:
             return self._try(inputs, slot, arena_bytes, awaited)
         except OutOfDeviceMemory:
-            # Other users of the device, or code with large globals: plan with what the driver really has.
+            # Other users of the device, or code with large globals, take memory: plan with the driver's real memory.
             tier = self.cache.device
             free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
             tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
@@ -246,19 +244,19 @@ class TieredMemory:
                 made = inputs.made[key]
                 lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
                 continue
-            comes = inputs.fetched.get(key) or on_host[key]
-            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype, comes.shape)
+            source = inputs.fetched.get(key) or on_host[key]
+            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), source.nbytes, source.dtype, source.shape)
         self._pool.settle()
         for key in reservation.host_hits:
             lease.sources[key] = on_host[key].memory.address
-        for key, arriving in inputs.fetched.items():
+        for key, fetched in inputs.fetched.items():
             hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
             if hosted is not None:
-                lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype, arriving.shape)
-            lease.sources[key] = arriving.data
+                lease.host_loaded[key] = HostObject(hosted, fetched.nbytes, fetched.dtype, fetched.shape)
+            lease.sources[key] = fetched.data
 
     def _host(self, lease: MemoryLease, nbytes: int) -> HostMemory | None:
-        """Page-locked memory; None, with the tier's budget corrected, if the driver has no more of it."""
+        """Return page-locked memory. If the driver has no more, correct the tier's budget and return None."""
         tier = self.cache.host
         missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
         missing_bytes = sum(lease.reservation.host_loads[key] for key in missing)
@@ -270,7 +268,7 @@ class TieredMemory:
         return buffer
 
     def _settle(self, lease: MemoryLease, inputs: Inputs) -> None:
-        """All is allocated: others may find it from now on, although the objects are still to come."""
+        """Commit the reservation: other requests find the objects from now on, although their copies are to come."""
         lease.tiers = self._uses(lease, inputs)
         self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
         if lease.loaded:
@@ -281,7 +279,7 @@ class TieredMemory:
             lease.left = self._gone(lease)
 
     def _undo(self, lease: MemoryLease) -> None:
-        """The driver refused: what was allocated goes, what was freed stays so."""
+        """Free the new memory after a refusal of the driver. Freed memory stays free."""
         reservation = lease.reservation
         for new in (*lease.loaded.values(), *lease.made.values()):
             self._pool.free(new.address)
@@ -297,7 +295,7 @@ class TieredMemory:
         self._forget_parts((*lease.evicted, *lease.host_evicted))
 
     def _gone(self, lease: MemoryLease) -> tuple[bytes, ...]:
-        """Forgets parts that no tier has any more; gives the objects of which nothing is on the device any more."""
+        """Forget parts that no tier has any more; return evicted objects of which nothing is left on the device."""
         there = self.cache.device.values
         keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
         self._forget_parts((*lease.evicted, *lease.host_evicted))
@@ -346,15 +344,15 @@ class TieredMemory:
 
 
 def _hits(inputs: Inputs) -> dict[str, TierUse]:
-    """What a request did that found everything on the device."""
+    """Return the tiers' use of a request that found everything on the device."""
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
 
 
 class InflightCopy:
-    """One object on its way.
+    """The copy of one object to the device.
 
     Fields:
-        events: time its copy. submitted: the copy is in its stream. failed: it never will be.
+        events: around the copy. submitted: the copy is in its stream. failed: it will never be there.
     """
 
     __slots__ = ("events", "failed", "submitted")
@@ -366,34 +364,36 @@ class InflightCopy:
 
 
 class InflightCopies:
-    """All of them, by entry of the cache. For one thread at a time."""
+    """All copies under way, by entry of the cache. For one thread at a time."""
 
     def __init__(self) -> None:
         self._under_way: dict[bytes, InflightCopy] = {}
         self._idle_events: list[EventPair] = []  # kept, since making events takes longer than recording them
 
     def expect(self, entries: Iterable[bytes]) -> dict[bytes, InflightCopy]:
+        """Add and return copies of these entries, which are still to be submitted."""
         made = {entry: InflightCopy(self._idle_events.pop() if self._idle_events else EventPair()) for entry in entries}
         self._under_way.update(made)
         return made
 
     def among(self, entries: Iterable[bytes]) -> list[InflightCopy]:
-        """The copies of those of these entries that are on their way."""
+        """Return the copies under way of these entries."""
         if not self._under_way:
             return []
         return [copy for entry in entries if (copy := self._under_way.get(entry)) is not None]
 
     def ended(self, copies: Mapping[bytes, InflightCopy]) -> None:
-        """Their copies are over. Those that failed stay known until the cache has dropped the object."""
+        """Remove ended copies. Failed ones stay until the cache has dropped the object."""
         self.forget([entry for entry, copy in copies.items() if not copy.failed])
 
     def forget(self, entries: Iterable[bytes]) -> None:
+        """Remove the copies of these entries."""
         for entry in entries:
             copy = self._under_way.pop(entry, None)
             if copy is not None:
                 self._idle_events.append(copy.events)
 
     def close(self) -> None:
-        """Once nothing is on its way."""
+        """Free the events. No copy may be under way."""
         while self._idle_events:
             self._idle_events.pop().close()

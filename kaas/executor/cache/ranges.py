@@ -1,7 +1,7 @@
-"""Which parts of large objects are cached: several views of one share a copy of what they cover together.
+"""The parts of large objects that are cached. Several views of an object share one copy of the bytes that they cover.
 
-Objects up to a size are cached whole. Of a larger one only those ranges are that requests read; ranges that overlap
-become one, since a view needs its bytes in one piece. Values in, values out, as in `cache.py`.
+Objects up to a size are cached whole. Of a larger object only the ranges that requests read are cached. Ranges that
+overlap become one, since a view needs its bytes in one piece. Values in, values out, as in `cache.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kaas.executor.cache.tiers import GRANULE_BYTES
 
 WHOLE_OBJECT_BYTES = 64 << 20
-"""Objects up to this many bytes are cached whole, unless an executor is told otherwise."""
+"""Objects up to this many bytes are cached whole by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class Part:
 
     @property
     def entry(self) -> bytes:
+        """The key of the cache for this part."""
         return b"%b[%d:%d" % (self.key, self.start, self.end)
 
 
 class Ranges:
-    """The parts that some tier holds."""
+    """The parts that a tier holds. whole_bytes: objects up to this size are cached whole."""
 
     def __init__(self, whole_bytes: int = WHOLE_OBJECT_BYTES) -> None:
         self.whole_bytes = whole_bytes
@@ -37,23 +38,24 @@ class Ranges:
         self._objects: dict[bytes, list[Part]] = {}
 
     def parts(self, key: bytes) -> Sequence[Part]:
-        """Those of one object."""
+        """Return the parts of one object."""
         return self._objects.get(key, ())
 
     def part(self, entry: bytes) -> Part | None:
-        """The part under this key of the cache; None if it is that of a whole object."""
+        """Return the part with this key of the cache; None if no part has it."""
         return self._entries.get(entry)
 
     def covering(self, key: bytes, start: int, end: int) -> Part | None:
-        """A part that holds all of a range."""
+        """Return a part that holds a whole range; None if there is none."""
         return next((part for part in self.parts(key) if part.start <= start and end <= part.end), None)
 
     def cover(
         self, key: bytes, wanted: Iterable[tuple[int, int]], nbytes: int
     ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Parts to add, so that each wanted range of an object of nbytes lies in one, and parts that these replace.
+        """Return parts to add and parts that these replace.
 
-        They begin at multiples of GRANULE_BYTES, so that a view is aligned as it would be in the whole object.
+        Each wanted range of the object, which has nbytes bytes, then lies in one part. Parts begin at multiples of
+        GRANULE_BYTES, so that a view is aligned as in the whole object.
         """
         spans = [(part.start, part.end, part) for part in self.parts(key)]
         for start, end in wanted:
@@ -71,12 +73,13 @@ class Ranges:
         return tuple(new), tuple(replaced)
 
     def add(self, part: Part) -> None:
+        """Add a part, which a tier holds now."""
         if part.entry not in self._entries:
             self._entries[part.entry] = part
             self._objects.setdefault(part.key, []).append(part)
 
     def remove(self, entry: bytes) -> None:
-        """No tier holds this any more; nothing happens if it is no part."""
+        """Remove a part that no tier holds any more. Keys of whole objects are ignored."""
         part = self._entries.pop(entry, None)
         if part is not None:
             rest = self._objects[part.key]
@@ -86,7 +89,7 @@ class Ranges:
 
 
 def _overlapping(spans: Iterable[tuple[int, int, Part]]) -> list[list[Part]]:
-    """Groups of spans that hang together by bytes they share."""
+    """Return groups of spans that are connected by shared bytes."""
     groups: list[list[Part]] = []
     reach = -1
     for start, end, part in sorted(spans, key=lambda span: span[:2]):

@@ -1,4 +1,4 @@
-"""What a request gets of the object cache: a reservation, or what keeps it from having one."""
+"""The object cache's reply to a request: a reservation, or the obstacle to it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Reservation(msgspec.Struct, frozen=True):
 
     Fields:
         hits: objects of the request that are on the device.
-        loads: objects that are not: key -> bytes to allocate there.
+        loads: the other objects of the request: key -> bytes to allocate on the device.
         victims: objects to free on the device first.
-        slot: whose request it is; None: no request's, and without an arena.
-        arena_bytes, arena_bytes_before: of the slot; the arena must be allocated anew where they differ.
-        arenas_freed: other slots, in which nothing runs, with the bytes of their arenas: these must be freed first.
-        host_hits: those of loads that are in host memory.
-        host_loads: those of the others that host memory will keep: key -> bytes to allocate there.
+        slot: the slot of the request; None: no slot, and no arena.
+        arena_bytes, arena_bytes_before: of the slot. If they differ, the arena must be allocated again.
+        arenas_freed: idle slots whose arenas must be freed first: slot -> bytes.
+        host_hits: loads that are in host memory.
+        host_loads: other loads that host memory will keep: key -> bytes to allocate there.
         host_victims: objects to free in host memory first.
     """
 
@@ -40,17 +40,17 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def arenas_before(self) -> dict[int, int]:
-        """The arenas that it changes, as they were."""
+        """Bytes before the reservation of the arenas that it changes, by slot."""
         own = {} if self.slot is None else {self.slot: self.arena_bytes_before}
         return own | dict(self.arenas_freed)
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a request would need beyond all that could be freed now. Nothing has changed.
+    """The bytes that a request lacks even after all possible evictions. Nothing has changed.
 
     Fields:
-        lasting_bytes: those of them that would be missing even if no other request ran: waiting is no use.
+        lasting_bytes: bytes that would be missing even if no other request ran, so that waiting does not help.
     """
 
     missing_bytes: int
@@ -59,6 +59,6 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """Objects that would have to leave, and of which there is no other copy yet. Nothing has changed."""
+    """Objects that must be written back before they can leave. Nothing has changed."""
 
     keys: tuple[bytes, ...]

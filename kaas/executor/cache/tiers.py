@@ -1,4 +1,4 @@
-"""One tier of the cache: which objects lie in one memory, how much room they take, who leaves next."""
+"""One tier of the cache: the objects in one memory, their room, and the next victims."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from kaas.executor.cache.eviction import Eviction, TwoSets
 T = TypeVar("T")
 
 GRANULE_BYTES = 512
-"""Memory is counted in these: cuMemAlloc aligns to at least 256 bytes, the software GPU to 512."""
+"""The unit in which memory is counted: cuMemAlloc aligns to at least 256 bytes, the software GPU to 512."""
 REMEMBERED = 1 << 16
-"""Keys of objects that left, kept to tell a miss of something new from one for want of room."""
+"""Keys of evicted objects that a tier remembers, to separate capacity misses from compulsory ones."""
 
 
 def granules(nbytes: int) -> int:
-    """nbytes rounded up; at least one granule, since even an empty object needs an address."""
+    """Round nbytes up to granules: at least one, since even an empty object needs an address."""
     return max(GRANULE_BYTES, -(-nbytes // GRANULE_BYTES) * GRANULE_BYTES)
 
 
 class TierUse(NamedTuple):
-    """What requests did in one tier: "device", "host" (page-locked memory) or "store" (whatever lies behind these).
+    """The use of one tier by requests: "device", "host" (page-locked memory) or "store" (the source of all others).
 
     Fields:
         objects, nbytes: input objects that were found there: hits of this tier.
-        compulsory, capacity: those that were not: never seen there before, or driven out since.
+        compulsory, capacity: misses: objects that were never there before, or were evicted since.
         evictions, evicted_bytes: objects that left to make room.
-        seconds: spent bringing objects into this tier; of the store, spent waiting for it.
+        seconds: spent on bringing objects into this tier; for the store, on waiting for it.
     """
 
     objects: int = 0
@@ -40,14 +40,15 @@ class TierUse(NamedTuple):
 
     @property
     def misses(self) -> int:
+        """Number of input objects that were not found there."""
         return self.compulsory + self.capacity
 
 
 class Tier(Generic[T]):
-    """Objects by key, each with its size and a value of the caller's (where it lies), bounded in bytes.
+    """Objects by key, bounded in bytes. Each has a size and a value of the caller, such as its address.
 
     Fields:
-        reserved_bytes: what its objects take, those included for which room has only been reserved.
+        reserved_bytes: bytes of the objects, including those for which room is only reserved.
     """
 
     def __init__(self, capacity_bytes: int, eviction: Eviction | None = None) -> None:
@@ -61,9 +62,9 @@ class Tier(Generic[T]):
     def victims(
         self, needed_bytes: int, kept: Collection[bytes], first: Iterable[bytes] = ()
     ) -> tuple[bytes, ...] | None:
-        """Who would have to leave for needed_bytes more; None if even all that may leave are too few.
+        """Return the objects that must leave for needed_bytes more; None if even all that may leave are too few.
 
-        first: those that leave in any case, if they are here.
+        Objects in `first` leave in any case, if they are here. Objects in `kept` stay.
         """
         excess = self.reserved_bytes + needed_bytes - self.capacity_bytes
         leaving = tuple(key for key in first if key in self.sizes)
@@ -74,43 +75,44 @@ class Tier(Generic[T]):
         return None if others is None else leaving + others
 
     def returning(self, keys: Iterable[bytes]) -> int:
-        """How many of these have been here before."""
+        """Return the number of these objects that were here before and were evicted."""
         return sum(key in self._left and key not in self.values for key in keys)
 
     def exchange(self, victims: Iterable[bytes], loads: Mapping[bytes, int]) -> None:
-        """Counts the room as if the victims had gone and the loads had come."""
+        """Count the room as if the victims were gone and the loads were here."""
         self.reserved_bytes += sum(loads.values()) - sum(self.sizes[key] for key in victims)
 
     def take_back(self, victims: Iterable[bytes], loads: Mapping[bytes, int]) -> None:
-        """The reverse of `exchange`."""
+        """Undo `exchange`."""
         self.reserved_bytes -= sum(loads.values()) - sum(self.sizes[key] for key in victims)
 
     def add(self, key: bytes, nbytes: int, value: T) -> None:
-        """An object is there, in room that was counted before."""
+        """Add an object, whose room is counted already."""
         self.values[key] = value
         self.sizes[key] = nbytes
 
     def drop(self, keys: Iterable[bytes]) -> dict[bytes, T]:
-        """Forgets those of these objects that are here, with their room; gives their values."""
+        """Forget these objects and their room. Return the values of those that were here."""
         dropped = {key: self.values[key] for key in keys if key in self.values}
         for key in dropped:
             self.reserved_bytes -= self.sizes[key]
             self.forget(key)
-            del self._left[key]  # it was not driven out
+            del self._left[key]  # it was not evicted
         return dropped
 
     def retract(self, keys: Iterable[bytes]) -> dict[bytes, T]:
-        """As `drop`, for objects that no request has used: as if they had never come."""
+        """Drop objects that no request has used, as if they had never been here. Return their values."""
         retracted = {key: self.values.pop(key) for key in keys if key in self.values}
         for key in retracted:
             self.reserved_bytes -= self.sizes.pop(key)
         return retracted
 
     def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
+        """Note that a request used these objects. A function binds those in `constants`."""
         self._eviction.used(keys, constants)
 
     def forget(self, key: bytes) -> None:
-        """An object has gone, from room that is counted elsewhere."""
+        """Forget an evicted object, whose room the caller counts."""
         del self.values[key], self.sizes[key]
         self._eviction.removed(key)
         self._left.pop(key, None)

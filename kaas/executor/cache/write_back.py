@@ -1,4 +1,4 @@
-"""Copies outputs that stayed on the device to the host: when they are asked for, or before they leave."""
+"""Copies outputs that stayed on the device to the host: on demand, or before they leave."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ Deliver = Callable[[bytes, np.ndarray[Any, Any]], None]
 
 
 class WriteBackStream:
-    """The way of kept outputs to the host, on a stream of its own: it waits for no slot and no other stream. Use it
-    inside `device.current()`, and not within the lock.
+    """The copies of kept outputs to the host, on a stream of their own, which waits for no slot and no other stream.
 
-    An object stays *unsaved* in the cache, and so on the device, until its copy has been delivered.
+    Use it inside `device.current()`, and without holding the lock. An object stays *unsaved* in the cache, and so on
+    the device, until its copy is delivered.
+
+    Fields:
+        possible: True if there is a receiver.
     """
 
     def __init__(
@@ -38,11 +41,10 @@ class WriteBackStream:
         self._under_way: set[bytes] = set()
 
     def save(self, keys: Iterable[bytes]) -> None:
-        """Delivers each of these that has not been; waits for those that others are delivering. Other keys are nothing
-        to it.
+        """Deliver each unsaved object of these, and wait for those that other threads deliver. Ignore other keys.
 
         Raises:
-            DeviceError, DeviceLost: of the copy; what `deliver` raises. The object is unsaved then, as before.
+            DeviceError, DeviceLost: the copy failed; the errors of `deliver`. The object stays unsaved.
         """
         for key in keys:
             if not self._begin(key):
@@ -55,18 +57,19 @@ class WriteBackStream:
             self._end(key, saved=True)
 
     def unsaved(self, keys: Iterable[bytes] | None = None) -> list[bytes]:
-        """Those of these objects, or of all, that have not been delivered."""
+        """Return the undelivered objects of these, or of all (None)."""
         with self._monitor.lock:
             left = self._memory.cache.unsaved
             return list(left) if keys is None else [key for key in keys if key in left]
 
     def give_up(self, keys: Iterable[bytes]) -> None:
-        """Within the lock: no program wants these any more. Copies on their way arrive nevertheless."""
+        """Drop outputs that no program wants. Copies on their way still arrive. Needs the lock."""
         for key in keys:
             if key not in self._under_way:
                 self._memory.cache.saved(key)
 
     def close(self) -> None:
+        """Free the stream and its buffers."""
         self._device_to_host.close()
         self._stream.close()
 
@@ -80,8 +83,8 @@ class WriteBackStream:
             return True
 
     def _copy(self, key: bytes) -> None:
-        assert self._deliver is not None, "nothing is kept otherwise"
-        there = self._memory.cache.device.values[key]  # it stays there while it is unsaved
+        assert self._deliver is not None, "without a receiver no output is kept"
+        there = self._memory.cache.device.values[key]  # an unsaved object stays there
         assert there.dtype is not None, "it is an output"
         assert there.shape is not None, "it is an output"
         data = np.empty(there.nbytes, np.uint8)
