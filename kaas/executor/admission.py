@@ -166,7 +166,8 @@ class Admission:
             return too_large(task, needed_bytes, capacity_bytes, device)
         name, largest, fields = describe(task)
         return OutOfDeviceMemory(
-            f"{name} needs {needed_bytes} bytes at once{largest}; pinned objects leave {missing_bytes} too few on {device}",
+            f"{name} needs {needed_bytes} bytes at once{largest}; pinned objects leave {missing_bytes} too few on "
+            f"{device}",
             **fields,
             device=device,
             needed_bytes=needed_bytes,

@@ -52,8 +52,10 @@ class Executor:
         on_write_back: Deliver | None = None,
         on_printed: Callable[[str, str], None] | None = None,
     ) -> None:
-        """
+        """Open slots and streams on a device. Memory for objects and arenas is allocated by requests.
+
         Args:
+            device: the device, which `close` closes too.
             slots: requests that run at a time.
             cache_bytes: device memory for objects and arenas together; None: all that the device can spare.
             host_cache_bytes: page-locked host memory for objects; None: as much as cache_bytes, up to

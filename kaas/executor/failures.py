@@ -27,10 +27,7 @@ class Failures:
     """The errors of one executor. Any thread may call the methods."""
 
     def __init__(self, device: OpenDevice, monitor: DeviceMonitor, take_printed: Callable[[str], str]) -> None:
-        """
-        Args:
-            take_printed: takes the text that kernels have printed, for the log under this client's name.
-        """
+        """Use `take_printed` for the text that kernels have printed; its argument is the client, for the log."""
         self._device = device
         self._take_printed = take_printed
         self._monitor = monitor

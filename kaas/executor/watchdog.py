@@ -37,10 +37,7 @@ class Watchdog:
     """The limits of running requests. Its thread starts with the first limit, and ends with `close`."""
 
     def __init__(self, overrun: Callable[[Watched], None]) -> None:
-        """
-        Args:
-            overrun: called with a request as soon as it has run for too long. It must not wait.
-        """
+        """Call `overrun` with each request as soon as it has run for too long. It must not wait."""
         self._overrun = overrun
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

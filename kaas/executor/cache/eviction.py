@@ -48,6 +48,7 @@ class TwoSets:
         self._place: dict[bytes, dict[bytes, int]] = {}
 
     def used(self, keys: Iterable[bytes], constants: Collection[bytes] = ()) -> None:
+        """Put the objects at the end of their sets: of the constants, or of the objects used once or more often."""
         self._now += 1
         for key in keys:
             old = self._place.get(key)
@@ -60,6 +61,7 @@ class TwoSets:
             self._place[key] = new
 
     def removed(self, key: bytes) -> None:
+        """Forget an object. If it comes back, it counts as new."""
         place = self._place.pop(key, None)
         if place is not None:
             del place[key]
@@ -67,6 +69,7 @@ class TwoSets:
     def victims(
         self, needed_bytes: int, sizes: Mapping[bytes, int], kept: Container[bytes]
     ) -> tuple[bytes, ...] | None:
+        """Return the first objects in the order of eviction that are enough together, as `Eviction.victims`."""
         chosen: list[bytes] = []
         if needed_bytes > 0:
             for key in self._order():

@@ -1,4 +1,4 @@
-"""Code in the driver's hands: loaded libraries, their kernels and their variables."""
+"""Code that the driver has loaded: libraries, their kernels and their variables."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from kaas.ktask.library import Image, Library
 
 
 def load(library: Library, device: Any, name: str) -> LoadedLibrary:
-    """Load the first of the library's images that a device can run. An image of which the device refuses some
-    kernels is loaded only if there is no other.
+    """Load the first of the library's images that a device can run.
+
+    An image of which the device refuses some kernels is loaded only if there is no other.
 
     Args:
-        device: the driver's handle. name: of the device, for errors.
+        library: the library.
+        device: the driver's handle.
+        name: of the device, for errors.
 
     Raises:
-        CorruptImage, UnsupportedCode: about all of them, if there is none.
-        Unprovided: those that there are were to be provided.
+        CorruptImage, UnsupportedCode: no image can run; the error is about all of them.
+        Unprovided: no image can run, and all of them are named code that could not be provided.
     """
     refusals: list[KaasError] = []
     partial: LoadedLibrary | None = None
@@ -58,7 +61,7 @@ def _load(image: Image, device: Any, name: str) -> LoadedLibrary:
 
 
 def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
-    """One error for all images: corrupt, or not provided, only if every one is."""
+    """Return one error for all images. It is CorruptImage or Unprovided only if every image has that error."""
     first = refusals[0]
     if isinstance(first, Unprovided) and all(isinstance(error, Unprovided) for error in refusals):
         first.library = library.hash
@@ -71,7 +74,7 @@ def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
 
 
 class LoadedLibrary:
-    """A code image in the driver's hands. image: which one of its library's, or of what is provided for it."""
+    """A loaded code image. image: the image of the library, or of the code that is provided for it."""
 
     def __init__(self, handle: Any, device: Any, image: Image) -> None:
         self.image = image
@@ -79,10 +82,10 @@ class LoadedLibrary:
         self._device = device
 
     def kernel(self, symbol: str) -> LoadedKernel | None:
-        """A kernel by its symbol; None if there is none.
+        """Return a kernel by its symbol; None if there is none.
 
         Raises:
-            UnsupportedCode: the software GPU has no code for something in it.
+            UnsupportedCode: the software GPU cannot run some of its instructions.
         """
         status, handle = driver.cuLibraryGetKernel(self._handle, symbol.encode())
         if int(status) == driver.CUresult.CUDA_ERROR_NOT_FOUND:
@@ -91,23 +94,22 @@ class LoadedLibrary:
         return LoadedKernel(handle, self._device)
 
     def whole(self) -> bool:
-        """Whether every kernel of it can be taken here."""
+        """Return True if the device can run every kernel of the image."""
         try:
             return all(self.kernel(symbol) is not None for symbol in self.symbols())
         except UnsupportedCode:
             return False
 
     def symbols(self) -> list[str]:
-        """Names of all kernels."""
+        """Return the names of all kernels."""
         count = call(driver.cuLibraryGetKernelCount, self._handle)
         kernels = call(driver.cuLibraryEnumerateKernels, count, self._handle) if count else []
         return [call(driver.cuKernelGetName, kernel).decode() for kernel in kernels]
 
     def variable(self, name: str, *, managed: bool = False) -> tuple[int, int] | None:
-        """Address and bytes of a variable in global memory; None if the driver knows none of this name.
+        """Return address and bytes of a variable in global memory; None if the driver knows no such name.
 
-        Args:
-            managed: it was declared `__managed__`, so that host and device share it.
+        A `managed` variable was declared `__managed__`: host and device share it.
         """
         lookups = (driver.cuLibraryGetManaged, driver.cuLibraryGetGlobal) if managed else (driver.cuLibraryGetGlobal,)
         for lookup in lookups:
@@ -118,6 +120,7 @@ class LoadedLibrary:
         return None
 
     def close(self) -> None:
+        """Unload the image."""
         call(driver.cuLibraryUnload, self._handle)
 
 
@@ -140,7 +143,7 @@ class LoadedKernel:
         self.static_shared_bytes = self._attribute(a.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
 
     def allow_dynamic_shared(self, nbytes: int) -> None:
-        """Lets launches ask for this much dynamic shared memory in each block; what was allowed before stays so."""
+        """Allow launches at least this many bytes of dynamic shared memory in each block."""
         if nbytes <= self._dynamic_shared_bytes:
             return
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -155,7 +158,7 @@ class LoadedKernel:
         while True:
             status, offset, nbytes = driver.cuKernelGetParamInfo(self._kernel, index)
             if int(status) == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
-                return  # one past the last: the driver has no call for their number
+                return  # one past the last parameter: the driver has no call for their number
             check("cuKernelGetParamInfo", status)
             yield int(offset), int(nbytes)
             index += 1

@@ -1,9 +1,8 @@
-"""A device of the CUDA driver: how it is opened, what it can do, and the context of its calls.
+"""A device of the CUDA driver: opening it, its limits, and the context of its calls.
 
-The folder is the only importer of cuda.*: `memory`, `code`, `streams` and `graphs` hold what a device has, and every
-status of the driver goes through `driver_errors.check`, which makes a typed error of it. Resources have `close()`;
-nothing is freed by the garbage collector. Whether the driver below is NVIDIA's or the software GPU shows nowhere but in
-`open_device`.
+This folder is the only importer of cuda.*. `memory`, `code`, `streams` and `graphs` have the resources of a device.
+Every status of the driver goes through `driver_errors.check`, which raises a typed error. Resources have `close()`; the
+garbage collector frees nothing. Only `open_device` depends on the driver, NVIDIA's or the software GPU's.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from kaas.executor.device.streams import EventPair, Stream
 from kaas.ktask.library import Library
 
 _GPU_USABLE = 0.9
-"""Share of a real GPU's free memory that we plan with; the rest is for contexts, code, graphs and local memory."""
+"""Share of a GPU's free memory for objects and arenas; the rest is for contexts, code, graphs and local memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. kind: "gpu" or "software"; memory_bytes: all that it has, or that we were told to use."""
+    """A description of a device. kind: "gpu" or "software". memory_bytes: all of its memory, or the part to use."""
 
     kind: str
     name: str
@@ -44,7 +43,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLimits:
-    """What a launch may ask for; shared memory in bytes of a block, opt-in being what a kernel may be allowed."""
+    """The limits of a launch. Shared memory is in bytes of a block; optin: the limit if the kernel asks for more."""
 
     threads: int
     block: tuple[int, int, int]
@@ -54,7 +53,7 @@ class LaunchLimits:
 
 
 def gpu_count() -> int:
-    """Number of real GPUs that this process could open."""
+    """Return the number of real GPUs that this process could open."""
     if softgpu.loaded_devices() or not _real_driver():
         return 0
     call(driver.cuInit, 0)
@@ -67,12 +66,12 @@ def _real_driver() -> bool:
 
 
 def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None = None) -> OpenDevice:
-    """Opens a device and its primary context.
+    """Open a device and its primary context.
 
     Args:
-        kind: "gpu", or "software": the CPU, through `softgpu`, which is loaded with one device if it is not yet.
-        ordinal: which one, as this process sees them.
-        memory_bytes: of a GPU, use no more than this; of the software GPU, how much it gets if it is loaded now.
+        kind: "gpu", or "software": the CPU, through `softgpu`, which is loaded with one device if it is not loaded.
+        ordinal: the number of the device, as this process sees it.
+        memory_bytes: for a GPU the most memory to use; for the software GPU its memory if it is loaded by this call.
 
     Raises:
         DeviceUnavailable: no driver, no such device, or the other kind's driver is in this process.
@@ -98,8 +97,9 @@ class OpenDevice:
     """An open device. Its methods need its context: call them inside `with device.current()`.
 
     Fields:
-        ordinal: its number, as this process sees them. limits: what a launch there may ask for. cancels: whether
-            `cancel` can end kernels: no GPU can. checks: whether it looks after what its kernels access.
+        ordinal: its number, as this process sees it. limits: of launches.
+        cancels: True if `cancel` can end kernels; False for GPUs.
+        checks: True if the device checks the memory accesses of its kernels (memcheck).
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
@@ -120,21 +120,22 @@ class OpenDevice:
         self.limits = self._read_limits()
 
     def info(self) -> DeviceInfo:
+        """Return the description of the device."""
         return self._info
 
     def describe(self, address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> None:
-        """Tells a device that `checks` what memory is used for (`softgpu.describe`)."""
+        """Name the regions (name, offset, bytes) of an allocation, for a device that `checks` (`softgpu.describe`)."""
         softgpu.describe(address, nbytes, regions)
 
     def usable_bytes(self) -> int:
-        """Memory that objects and arenas may take."""
+        """Return the bytes of memory that objects and arenas may take."""
         if self._info.kind == "software":
             return self._info.memory_bytes
         return min(self._info.memory_bytes, int(self.free_bytes() * _GPU_USABLE))
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the device's context the calling thread's, and puts the thread's own back."""
+        """Make the device's context current in the calling thread, and restore the thread's former context after it."""
         self.enter()
         try:
             yield
@@ -142,55 +143,55 @@ class OpenDevice:
             self.leave()
 
     def enter(self) -> None:
+        """Make the device's context current in the calling thread, unless it stays so."""
         if not hasattr(self._thread, "stays"):
             check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context)[0])
 
     def leave(self) -> None:
+        """Restore the thread's former context, unless the device's stays."""
         if not hasattr(self._thread, "stays"):
             check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
 
     def stay(self) -> None:
-        """Makes the device's context the calling thread's to its end, for one that does nothing else: to enter and to
-        leave cost it nothing then."""
+        """Make the device's context current until the calling thread ends. `enter` and `leave` then cost nothing."""
         self.enter()
         self._thread.stays = True
 
     def cancel(self) -> tuple[str, ...]:
-        """Ends all kernels that run on the device, from any thread; its context is lost with them. Does not wait, and
-        gives their symbols."""
+        """End all kernels on the device, from any thread, and return their symbols. The context is lost; no waiting."""
         running = softgpu.running(int(self._handle))
         softgpu.cancel(int(self._handle))
         return running
 
     def take_printed(self) -> str:
-        """What kernels have printed since it was last asked, if that can be had. It went to the process's stdout at
-        once; what kernels of a GPU print goes there now at the latest."""
+        """Return the text that kernels of the software GPU printed since the last call; "" for a GPU.
+
+        The text of the software GPU went to the process's stdout at once. This call flushes the text of a GPU to it.
+        """
         if self._info.kind == "software":
             return softgpu.take_output(int(self._handle))
-        ctypes.CDLL(None).fflush(None)  # else it stays in a buffer of this process, which may be killed
+        ctypes.CDLL(None).fflush(None)  # otherwise it stays in a buffer of this process, which may be killed
         return ""
 
     def close(self) -> None:
-        """Gives the primary context back; everything of this device must be closed before."""
+        """Release the primary context. All resources of this device must be closed before."""
         call(driver.cuDevicePrimaryCtxRelease, self._handle)
 
     # --- memory: addresses are ints
 
     def allocate(self, nbytes: int) -> int:
-        """
-        Raises:
-            OutOfDeviceMemory
-        """
+        """Return the address of new memory. Raise OutOfDeviceMemory if there is not enough."""
         status, address = driver.cuMemAlloc(nbytes)
         if status:
             raise refusal("cuMemAlloc", int(status), nbytes, self._info.name)
         return int(address)
 
     def free(self, address: int) -> None:
+        """Free memory of `allocate`. The device stands still meanwhile."""
         call(driver.cuMemFree, address)
 
     def pool(self) -> MemoryPool:
-        """Memory to allocate and free without the device standing still, as it does for `allocate` and `free`."""
+        """Return a new pool, which allocates and frees without stopping the device, unlike `allocate` and `free`."""
         properties = driver.CUmemPoolProps()
         properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
@@ -199,7 +200,7 @@ class OpenDevice:
         return MemoryPool(call(driver.cuMemPoolCreate, properties), self._info.name)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Page-locked host memory, from which copies travel at full speed and beside kernels.
+        """Return page-locked host memory, whose copies run at full speed and in parallel with kernels.
 
         Raises:
             OutOfDeviceMemory: the driver cannot lock that much.
@@ -219,10 +220,12 @@ class OpenDevice:
     # --- streams and graphs
 
     def stream(self) -> Stream:
+        """Return a new stream."""
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         return Stream(call(driver.cuStreamCreate, flags), EventPair())
 
     def graph(self) -> Graph:
+        """Return a new graph without nodes."""
         return Graph(call(driver.cuGraphCreate, 0))
 
     def _attribute(self, attribute: Any) -> int:

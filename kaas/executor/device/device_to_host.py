@@ -1,4 +1,4 @@
-"""Copies outputs to host memory: large ones in pieces, which device and host fill and empty in turn."""
+"""Copies outputs to host memory: large ones in pieces, which the device fills and the host empties in turn."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from kaas.executor.device.streams import EventPair, Stream
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 CHUNK_BYTES = 4 << 20
-"""Outputs larger than this travel in pieces of it. A slot takes twice as much page-locked memory for them."""
+"""Larger outputs travel in pieces of this size. A slot takes twice as much page-locked memory for them."""
 _CHUNKS = 2
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """Page-locked memory, and the part of an output that is on its way to it."""
+    """Page-locked memory, and the part of an output that is copied to it."""
 
     memory: HostMemory
     events: EventPair
     target: Bytes | None = None
 
     def empty(self) -> None:
+        """Wait for the copy, if there is one, and copy its bytes to the output."""
         if self.target is not None:
             self.events.synchronize()
             self.target[:] = self.memory.data[: self.target.size]
@@ -37,7 +38,7 @@ class _Chunk:
 
 
 class DeviceToHost:
-    """The copies of one slot's outputs, on its stream: so outputs leave while other slots' kernels run."""
+    """The copies of one slot's outputs, on its stream, so that they run in parallel with other slots' kernels."""
 
     def __init__(self, device: OpenDevice, stream: Stream) -> None:
         self._device = device
@@ -45,7 +46,7 @@ class DeviceToHost:
         self._chunks: list[_Chunk] = []
 
     def copy(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
-        """Copy from each address as many bytes as its array has, and wait for everything.
+        """Copy from each address to its array as many bytes as the array has, and wait for the stream.
 
         The arrays are of bytes, since bfloat16 and float8 arrays have no buffer protocol.
         """
@@ -60,6 +61,7 @@ class DeviceToHost:
         self._stream.synchronize()
 
     def close(self) -> None:
+        """Free the page-locked memory and the events."""
         while self._chunks:
             chunk = self._chunks.pop()
             chunk.events.close()
@@ -83,7 +85,7 @@ class DeviceToHost:
             chunk.empty()
 
     def _free_chunks(self) -> list[_Chunk]:
-        """Return all chunks, whatever a failed request has left in them; none if the driver locks no memory."""
+        """Return all chunks, without parts of failed requests; none if the driver locks no memory."""
         try:
             while len(self._chunks) < _CHUNKS:
                 self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), EventPair()))

@@ -1,4 +1,4 @@
-"""The gate for every call of the CUDA driver: a status that is not success becomes an error of KaaS."""
+"""The check of every status of the CUDA driver: a failure is raised as an error of KaaS."""
 
 from __future__ import annotations
 
@@ -61,22 +61,23 @@ _LOST = {
 """Errors that stick to the context: "the process must be terminated and relaunched" (CUDA driver API, CUresult)."""
 
 _REFUSALS = "has no code for: "
-"""What the software GPU says before it lists the instructions it refuses, each with its line."""
+"""The software GPU's words before the list of refused instructions, each with its line."""
 _KERNEL = re.compile(r"kernel (\S+): ")
-"""How its sentences about a kernel begin."""
+"""The beginning of its sentences about a kernel."""
 
 
 def check(name: str, status: Any, *, device: str = "") -> None:
-    """The gate for every status of the driver.
+    """Raise the error of a status that is not success. `name` is the driver's function.
 
     Raises:
-        OutOfDeviceMemory, UnsupportedCode, CorruptImage, DeviceUnavailable, DeviceLost, or DeviceError for the rest.
+        OutOfDeviceMemory, UnsupportedCode, CorruptImage, DeviceUnavailable, DeviceLost; DeviceError: all others.
     """
     if status:
         raise error_of(name, int(status), device)
 
 
 def error_of(name: str, code: int, device: str) -> KaasError:
+    """Return the error of a status, with the details that the driver gives."""
     if softgpu.loaded_devices():
         details = softgpu.last_error()
         if code == driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS and not softgpu.checks_memory():
@@ -88,17 +89,20 @@ def error_of(name: str, code: int, device: str) -> KaasError:
 
 
 def call(function: Any, *args: Any, device: str = "") -> Any:
-    """Calls the driver through the gate; gives what it returns beside the status (None, one value or a tuple)."""
+    """Call the driver and check its status. Return its other values: None, one value or a tuple."""
     status, *values = function(*args)
     check(function.__name__, status, device=device)
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
 def translate(call: str, code: int, name: str, details: str, device: str) -> KaasError:
-    """The error for a status.
+    """Return the error for a status.
 
     Args:
-        call: the driver's function. code, name: of the CUresult. details: a sentence, or "".
+        call: name of the driver's function.
+        code: of the CUresult.
+        name: of the CUresult.
+        details: a sentence, or "".
         device: name of the device, or "".
     """
     message = f"{call}: {name}" + (f": {details}" if details else "")

@@ -1,4 +1,4 @@
-"""Graphs of kernel launches: built, given other parameters, and launched (cuGraphLaunch)."""
+"""Graphs of kernel launches: they are built, re-pointed to other parameters, and launched (cuGraphLaunch)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kaas.executor.device.streams import Stream
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
-    """One kernel launch: kernel, grid, and where its parameters lie in host memory (the driver copies them)."""
+    """One kernel launch: the kernel, its grid and block, and its dynamic shared memory in bytes."""
 
     function: LoadedKernel
     grid: tuple[int, int, int]
@@ -25,7 +25,7 @@ class KernelNode:
 
 
 class ParameterBlock:
-    """Host memory for one launch's parameters, in the form in which the driver takes them over again and again."""
+    """Host memory for one launch's parameters, in the form in which the driver copies them at each change."""
 
     __slots__ = ("_launch", "_pointers", "memory", "node_params")
 
@@ -45,11 +45,11 @@ class ParameterBlock:
         self._launch = launch
 
     def launch(self, stream: Stream) -> None:
-        """Launch it alone, without a graph."""
-        what = self._launch
-        function, pointers = what.function.handle, ctypes.addressof(self._pointers)
+        """Launch the kernel alone, without a graph."""
+        node = self._launch
+        function, pointers = node.function.handle, ctypes.addressof(self._pointers)
         status = driver.cuLaunchKernel(
-            function, *what.grid, *what.block, what.shared_bytes, stream.handle, pointers, 0
+            function, *node.grid, *node.block, node.shared_bytes, stream.handle, pointers, 0
         )[0]
         check("cuLaunchKernel", status)
 
@@ -62,22 +62,23 @@ class Graph:
         self._nodes: list[Any] = []
 
     def add(self, block: ParameterBlock, after: Sequence[int]) -> None:
-        """Add a launch that runs after those with these indices."""
+        """Add a launch that runs after the launches with these indices."""
         dependencies = [self._nodes[index] for index in after]
         node = call(driver.cuGraphAddKernelNode, self._handle, dependencies, len(dependencies), block.node_params)
         self._nodes.append(node)
 
     def instantiate(self, launches: int) -> GraphInstance:
-        """Return an instance. launches: how many launches differ; they recur in the graph, always in this order."""
+        """Return an instance. launches: number of different launches, which recur in the graph in this order."""
         repeated = [self._nodes[index::launches] for index in range(launches)]
         return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), repeated)
 
     def close(self) -> None:
+        """Free the graph. Its instances stay."""
         call(driver.cuGraphDestroy, self._handle)
 
 
 class GraphInstance:
-    """A graph that can be launched, with new parameters for its launches. It cannot run beside itself."""
+    """A graph that can be launched, also with new parameters. Its runs never overlap."""
 
     __slots__ = ("_nodes", "handle")
 
@@ -86,18 +87,20 @@ class GraphInstance:
         self._nodes = nodes
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Give the launches with these indices, wherever they come, the parameters in their blocks now."""
+        """Give all launches with these indices the parameters that are in their blocks now."""
         handle, set_parameters = self.handle, driver.cuGraphExecKernelNodeSetParams
         for index in indices:
             params = blocks[index].node_params
             for node in self._nodes[index]:
                 status = set_parameters(handle, node, params)[0]
-                if status:  # here too, since there are many
+                if status:  # checked here first, since this loop is hot
                     check("cuGraphExecKernelNodeSetParams", status)
 
     def launch(self, stream: Stream, times: int = 1) -> None:
+        """Launch the graph so many times, one run after the other."""
         for _ in range(times):
             check("cuGraphLaunch", driver.cuGraphLaunch(self.handle, stream.handle)[0])
 
     def close(self) -> None:
+        """Free the instance."""
         call(driver.cuGraphExecDestroy, self.handle)

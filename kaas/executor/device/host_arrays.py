@@ -1,4 +1,4 @@
-"""Arrays of other libraries brought to host memory, to be kept or sent."""
+"""Copies of other libraries' arrays in host memory, to be kept or sent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 def on_host(name: str, value: Any) -> Any:
-    """What an array of another library, or a View of one, holds, as a NumPy array: the same memory if it is the host's,
-    a copy of what lies on a CUDA device of this process. Plain bytes where NumPy has no such dtype. Anything else as it
-    is.
+    """Return the content of another library's array, or of a View of one, as a NumPy array.
 
-    Args:
-        name: what it is, for errors.
+    The array shares host memory, and is a copy of memory on a CUDA device of this process. If NumPy lacks the dtype, it
+    has plain bytes. Any other value is returned unchanged. `name` is the input's name, for errors.
 
     Raises:
         NotContiguous, DeviceUnavailable

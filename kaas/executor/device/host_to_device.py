@@ -18,13 +18,13 @@ class HostToDevice:
     def __init__(self, stream: Stream, monitor: DeviceMonitor) -> None:
         self._stream = stream
         self._monitor = monitor
-        self._submitting = threading.Lock()  # so that a copy stands right between its two events
+        self._submitting = threading.Lock()  # so that each copy is between its own two events
 
     def copy(self, lease: MemoryLease) -> bool:
-        """Submit the copies of objects that are new on the device, through host memory where the cache wants that.
+        """Submit the copies of objects that are new on the device, through host memory where the cache keeps them.
 
         Returns:
-            True if the objects that other requests bring come too; waits until they have submitted them.
+            True once other requests have submitted their copies of this request's objects; False if one failed.
         """
         try:
             for key in lease.loaded:
@@ -38,9 +38,11 @@ class HostToDevice:
         return not lease.awaited or self._wait_for_others(lease)
 
     def synchronize(self) -> None:
+        """Wait for all submitted copies."""
         self._stream.synchronize()
 
     def close(self) -> None:
+        """Free the stream."""
         self._stream.close()
 
     def _submit(self, lease: MemoryLease, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Memory of a device in stream order, and page-locked memory of the host. Addresses are ints."""
+"""Device memory in stream order, and page-locked host memory. Addresses are ints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def free_bytes() -> int:
 
 
 def refusal(name: str, status: int, nbytes: int, device: str) -> KaasError:
-    """Return the error of a call that gave no memory."""
+    """Return the error of a call that allocated no memory."""
     error = error_of(name, status, device)
     if isinstance(error, OutOfDeviceMemory):
         error.needed_bytes, error.free_bytes = nbytes, free_bytes()
@@ -27,17 +27,14 @@ def refusal(name: str, status: int, nbytes: int, device: str) -> KaasError:
 
 
 class MemoryPool:
-    """Device memory in stream order (cuMemAllocFromPoolAsync): what was freed stays here for what comes.
+    """Device memory in stream order (cuMemAllocFromPoolAsync). Freed memory stays in the pool, to be used again.
 
-    It has a stream of its own, on which nothing else runs. Free unused memory, allocate, and `settle`: then
-    every stream may use the memory.
+    The pool has a stream of its own, on which nothing else runs. Callers free unused memory, allocate, and `settle`;
+    then every stream may use the memory.
     """
 
     def __init__(self, handle: Any, device: str) -> None:
-        """
-        Args:
-            device: its name, for errors.
-        """
+        """Make the pool's stream, and let the pool keep freed memory. `device` is the device's name, for errors."""
         self._handle = handle
         self._device = device
         self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -50,39 +47,37 @@ class MemoryPool:
         call(driver.cuMemPoolSetAttribute, handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_all)
 
     def allocate(self, nbytes: int) -> int:
-        """
-        Raises:
-            OutOfDeviceMemory
-        """
+        """Return the address of new memory. Raise OutOfDeviceMemory if there is not enough."""
         status, address = driver.cuMemAllocFromPoolAsync(nbytes, self._handle, self._stream)
         if status:
             raise refusal("cuMemAllocFromPoolAsync", int(status), nbytes, self._device)
         return int(address)
 
     def free(self, address: int) -> None:
+        """Free memory that no stream uses any more."""
         check("cuMemFreeAsync", driver.cuMemFreeAsync(address, self._stream)[0])
 
     def settle(self) -> None:
-        """Waits for the memory calls themselves: no kernel and no copy stands before them."""
+        """Wait for the calls of `allocate` and `free`, which wait for no kernel and no copy."""
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self._stream)[0])
 
     def used_bytes(self) -> int:
-        """What was allocated and not freed."""
+        """Return the bytes that are allocated and not freed."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
 
     def idle_bytes(self) -> int:
-        """Unused bytes that the pool holds: `free_bytes` counts it as taken."""
+        """Return the unused bytes that the pool holds; `free_bytes` does not include them."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
 
     def close(self) -> None:
-        """Gives all back; everything must have been freed."""
+        """Destroy the pool. All its memory must be free."""
         self.settle()
         call(driver.cuMemPoolDestroy, self._handle)
         call(driver.cuStreamDestroy, self._stream)
 
 
 class HostMemory:
-    """Page-locked memory of the host. address, nbytes: where it lies; data: the same, as bytes to write."""
+    """Page-locked host memory. address, nbytes: its place and size; data: its bytes, as an array."""
 
     __slots__ = ("address", "data", "nbytes")
 
@@ -92,4 +87,5 @@ class HostMemory:
         self.data = np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
     def close(self) -> None:
+        """Unlock and free the memory."""
         call(driver.cuMemFreeHost, self.address)

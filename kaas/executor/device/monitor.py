@@ -1,4 +1,4 @@
-"""What the threads of an executor share: the lock, the error that ends the device, and the context that they enter."""
+"""The shared state of an executor's threads: the lock, the error that ends the device, the device's context."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kaas.executor.device.device import OpenDevice
 
 
 class DeviceMonitor:
-    """The monitor of an executor: threads that cannot go on wait in it until something has changed.
+    """The monitor of an executor: a lock and a condition, on which threads wait until the state has changed.
 
-    Once the device is lost, or the executor closed, all threads that wait or come get an error.
+    Once the device is lost or the executor is closed, all threads that wait or arrive get an error.
 
     Fields:
-        lock: for decisions, which never take long: no thread holds it during a call of the device, a fetch or a copy.
-        lost: the first error that said that the device is lost.
-        closed: True once everything has been given back.
+        lock: for decisions, which are short. No thread holds it during a call of the device, a fetch or a copy.
+        lost: the first error of a lost device.
+        closed: True once the executor has freed everything.
     """
 
     __slots__ = ("_changed", "_waiting", "closed", "lock", "lost")
@@ -32,10 +32,10 @@ class DeviceMonitor:
         self._waiting = 0
 
     def check(self) -> None:
-        """Check that the device is there.
+        """Check that the device can be used.
 
         Raises:
-            DeviceLost: a new error for each caller, since it gets a traceback.
+            DeviceLost: a new error for each caller, since raising adds a traceback.
             DeviceUnavailable: the executor is closed.
         """
         if self.lost is not None:
@@ -44,12 +44,12 @@ class DeviceMonitor:
             raise DeviceUnavailable("this executor is closed")
 
     def wait(self) -> None:
-        """Wait until something has changed. Needs the lock.
+        """Wait until the state has changed. Needs the lock.
 
         Raises:
-            DeviceLost
+            DeviceLost, DeviceUnavailable: as `check`.
         """
-        self.check()  # else nothing may change any more
+        self.check()  # otherwise the state may never change again
         self._waiting += 1
         try:
             self._changed.wait()
@@ -59,7 +59,7 @@ class DeviceMonitor:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Leave the lock for a while."""
+        """Release the lock for the body of the `with` statement."""
         self.lock.release()
         try:
             yield
@@ -67,25 +67,25 @@ class DeviceMonitor:
             self.lock.acquire()
 
     def notify(self) -> None:
-        """Take in that something has changed. Needs the lock."""
+        """Wake the waiting threads after a change. Needs the lock."""
         if self._waiting:
             self._changed.notify_all()
 
     def lose(self, error: DeviceLost) -> None:
-        """Take in that the device is lost."""
+        """Mark the device as lost. The first error is kept."""
         with self.lock:
             if self.lost is None:
                 self.lost = error
             self.notify()
 
     def close(self) -> None:
-        """Take in that everything has been given back. Needs the lock."""
+        """Mark the executor as closed. Needs the lock."""
         self.closed = True
         self.notify()
 
 
 class DeviceContext:
-    """The device's context, for the calling thread; an error of a lost device ends everything."""
+    """Enters the device's context in the calling thread. A DeviceLost from the body marks the device as lost."""
 
     __slots__ = ("_device", "_monitor")
 

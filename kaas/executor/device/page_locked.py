@@ -1,4 +1,4 @@
-"""Page-locked host memory that is used again: locking pages takes a driver milliseconds."""
+"""Page-locked host memory that is used again, since locking pages takes a driver milliseconds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from kaas.executor.device.memory import HostMemory
 
 
 class PageLockedBuffers:
-    """Unused buffers, by size, for those who want one of just that size.
+    """Unused buffers by size, for callers that want a buffer of exactly that size.
 
-    To unlock pages, as to lock them, takes a driver long, and it may wait for the device: what has to leave is only set
-    aside here, to be closed where no caller waits for it.
+    Unlocking pages takes a driver as long as locking them, and may wait for the device. Surplus buffers are therefore
+    only put into `leaving`, and closed where no other thread waits.
 
     Fields:
-        idle_bytes: of the buffers that may be taken. leaving: those that may not any more.
+        idle_bytes: bytes of the unused buffers. leaving: buffers to be closed.
     """
 
     def __init__(self, device: OpenDevice) -> None:
@@ -24,7 +24,7 @@ class PageLockedBuffers:
         self.leaving: list[HostMemory] = []
 
     def take(self, nbytes: int, idle_bytes: int) -> HostMemory | None:
-        """A buffer; None if the driver locks no more memory. idle_bytes: so much may lie here unused afterwards."""
+        """Return a buffer; None if the driver locks no more memory. idle_bytes: the most that may stay unused."""
         same = self._idle.get(nbytes)
         if same:
             self.idle_bytes -= nbytes
@@ -36,18 +36,19 @@ class PageLockedBuffers:
             return None
 
     def give(self, buffer: HostMemory) -> None:
+        """Add an unused buffer."""
         self._idle.setdefault(buffer.nbytes, []).append(buffer)
         self.idle_bytes += buffer.nbytes
 
     def trim(self, keep_bytes: int) -> None:
-        """Sets aside what is too much, sizes first of which there have been buffers for the longest time."""
+        """Move buffers beyond keep_bytes to `leaving`, beginning with the size that has been here for longest."""
         while self.idle_bytes > keep_bytes:
             buffer = self._pop(next(iter(self._idle)))
             self.idle_bytes -= buffer.nbytes
             self.leaving.append(buffer)
 
     def take_leaving(self) -> list[HostMemory]:
-        """What has been set aside, for the caller to close."""
+        """Return the buffers in `leaving`, which the caller must close."""
         leaving, self.leaving = self.leaving, []
         return leaving
 

@@ -1,4 +1,4 @@
-"""What a `kaas.Device` asks of the software GPU, in the software GPU's own words."""
+"""Loads the software GPU as a `kaas.Device` describes it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from softgpu import build
 
 
 def check(device: Device) -> None:
-    """What the device itself cannot check, since it does not know the software GPU's types.
+    """Check fields of a device's description that have types of softgpu. Raise InvalidConfig if one is wrong.
 
-    Raises:
-        InvalidConfig
+    `kaas.Device` cannot check them, since it does not know these types.
     """
     if not isinstance(device.model, softgpu.Model | None):
         raise InvalidConfig(f"a device's model is a softgpu.Model, not {device.model!r}", field="model")
@@ -25,13 +24,13 @@ def check(device: Device) -> None:
 
 
 def load(device: Device, count: int = 1) -> None:
-    """Gives this process its software devices, count of them, each as described.
+    """Load `count` software devices into this process, each as described.
 
-    A process gets them once. A device that only says how much memory it wants is content with those that are there.
+    A process loads its devices once. If they are loaded and the description only has a memory size, they stay.
 
     Raises:
         InvalidConfig
-        DeviceUnavailable: they are there already and others than these, or a real driver works here.
+        DeviceUnavailable: other devices are loaded already, or a real driver works in this process.
     """
     check(device)
     undemanding = device == Device(device.kind, device.memory_bytes, speed=device.speed)
@@ -45,17 +44,17 @@ def load(device: Device, count: int = 1) -> None:
 
 
 def prepare() -> None:
-    """Do what `load` needs other programs for, in a process that may start none later.
+    """Run the programs that `load` needs now, for a process that must not start programs later.
 
     Raises:
-        DeviceUnavailable: no C compiler, or a real driver works here.
+        DeviceUnavailable: no C compiler, or a real driver works in this process.
     """
     with unavailable():
         softgpu.prepare()
 
 
 def driver_library() -> Path:
-    """Return the path of the software GPU's driver library. It is compiled if that is not done yet.
+    """Return the path of the software GPU's driver library, which is compiled if it is not there.
 
     Raises:
         DeviceUnavailable: no C compiler.

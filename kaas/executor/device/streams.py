@@ -19,13 +19,15 @@ class EventPair:
         self._began, self._ended = (call(driver.cuEventCreate, flags) for _ in range(2))
 
     def start(self, stream: Stream) -> None:
+        """Record the first event: the part begins here."""
         check("cuEventRecord", driver.cuEventRecord(self._began, stream.handle)[0])
 
     def stop(self, stream: Stream) -> None:
+        """Record the second event: the part ends here."""
         check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
 
     def hold_back(self, stream: Stream) -> None:
-        """Make a stream wait with further work until the part has ended."""
+        """Make the later work of a stream wait until the part has ended."""
         check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
 
     def synchronize(self) -> None:
@@ -33,21 +35,22 @@ class EventPair:
         check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
 
     def seconds(self) -> float:
-        """Return the device time of the part, once it has ended."""
+        """Return the device seconds of the part, which must have ended."""
         status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
         check("cuEventElapsedTime", status)
         return float(milliseconds) / 1e3
 
     def close(self) -> None:
+        """Free both events."""
         for event in (self._began, self._ended):
             call(driver.cuEventDestroy, event)
 
 
 class Stream:
-    """Work in order. A copy of no bytes makes no call: it may have no address.
+    """Work that runs in order. A copy of no bytes makes no call, since it may have no address.
 
     Fields:
-        number: by which other libraries know the stream. kernels: times a request's kernels.
+        number: the stream's number for other libraries. kernels: times a request's kernels.
     """
 
     def __init__(self, handle: Any, kernels: EventPair) -> None:
@@ -58,28 +61,32 @@ class Stream:
     def copy_in(self, address: int, source: Any, nbytes: int) -> None:
         """Copy from host to device.
 
-        `source` is any buffer of bytes, or the address of page-locked ones; the caller keeps it until the stream was
+        `source` is any buffer of bytes, or the address of page-locked bytes. The caller keeps it until the stream is
         synchronized.
         """
         if nbytes:
             check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
 
     def copy_out(self, target: Any, address: int, nbytes: int) -> None:
-        """Copy from device to host. target: any writable buffer, as source above."""
+        """Copy from device to host. `target` is a writable buffer or an address, as the source of `copy_in`."""
         if nbytes:
             check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0])
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy on the device."""
         if nbytes:
             check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, source, nbytes, self.handle)[0])
 
     def clear(self, address: int, nbytes: int) -> None:
+        """Fill device memory with zeros."""
         if nbytes:
             check("cuMemsetD8Async", driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0])
 
     def synchronize(self) -> None:
+        """Wait for all work of the stream."""
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle)[0])
 
     def close(self) -> None:
+        """Free the stream."""
         self.kernels.close()
         call(driver.cuStreamDestroy, self.handle)

@@ -1,4 +1,4 @@
-"""Where the buffers of a kTask lie in a slot's arena: a static layout from who uses what and which edges there are.
+"""The static layout of a kTask's buffers in a slot's arena, from the buffers' users and the edges between these.
 
 Two buffers share memory only where a path of edges leads from every kernel that uses the one to every kernel that uses
 the other. Kernels without a path between them thus stay free to run at the same time.
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 256
-"""What cuMemAlloc guarantees, and so what kernels may rely on."""
+"""The alignment that cuMemAlloc guarantees, and that kernels may rely on."""
 
 GAP_BYTES = 4096
-"""Behind every buffer, where accesses are checked: what goes past one must not lie in another."""
+"""The gap after every buffer if accesses are checked: an overrun must not end in another buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Tenant:
     """A buffer in the arena.
 
     Fields:
-        index: whatever the caller knows it by.
+        index: the caller's number of the buffer.
         kernels: indices of the kernels that use it.
-        from_start: it holds something before the first kernel runs.
-        to_end: it is read after the last kernel.
+        from_start: the buffer has a content before the first kernel runs.
+        to_end: the buffer is read after the last kernel.
     """
 
     index: int
@@ -36,16 +36,16 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Offset of each tenant, a multiple of ALIGNMENT_BYTES, and the size of the whole, both in bytes."""
+    """The offset of each tenant, a multiple of ALIGNMENT_BYTES, and the size of the arena, both in bytes."""
 
     offsets: Mapping[int, int]
     nbytes: int
 
 
 class HappensBefore:
-    """Which users of memory certainly come after which: the start, the kernels with their edges, the end.
+    """The certain order of the users of memory: the start, the kernels with their edges, the end.
 
-    Sets are bit masks: bit 0 is the start, bit k + 1 kernel k, the last one the end.
+    Sets are bit masks: bit 0 is the start, bit k + 1 is kernel k, the last bit is the end.
     """
 
     __slots__ = ("_end", "_later")
@@ -59,12 +59,12 @@ class HappensBefore:
         self._later = later
 
     def users(self, tenant: Tenant) -> int:
-        """The mask of all that use the tenant."""
+        """Return the mask of all users of a tenant."""
         mask = sum(1 << (kernel + 1) for kernel in tenant.kernels)
         return mask | (1 if tenant.from_start else 0) | (self._end if tenant.to_end else 0)
 
     def after(self, users: int) -> int:
-        """The mask of those that come after every one of the users."""
+        """Return the mask of the users that come after each of these users."""
         common = -1
         while users:
             lowest = users & -users
@@ -74,7 +74,7 @@ class HappensBefore:
 
 
 def lay_out(tenants: Iterable[Tenant], order: HappensBefore) -> Layout:
-    """Places the tenants, the largest first, each as low as those allow that may hold something while it does."""
+    """Place the tenants, the largest first, each as low as the tenants allow that may be in use at the same time."""
     sized = sorted(tenants, key=lambda tenant: (-tenant.nbytes, tenant.index))
     placed: list[tuple[int, int, int, int]] = []  # offset, end, users, after
     offsets: dict[int, int] = {}
@@ -84,7 +84,7 @@ def lay_out(tenants: Iterable[Tenant], order: HappensBefore) -> Layout:
         spans = sorted(
             (start, end)
             for start, end, others, others_after in placed
-            if others & ~after and users & ~others_after  # neither is over before the other begins
+            if others & ~after and users & ~others_after  # neither tenant has ended before the other begins
         )
         offset = _first_gap(spans, tenant.nbytes)
         offsets[tenant.index] = offset
@@ -93,8 +93,10 @@ def lay_out(tenants: Iterable[Tenant], order: HappensBefore) -> Layout:
 
 
 def lay_apart(tenants: Iterable[Tenant]) -> Layout:
-    """Places the tenants one behind the other, with gaps. Nothing shares memory: an access past the end of a buffer
-    must not lie in another one that is there at other times."""
+    """Place the tenants one after the other, with gaps. No two share memory.
+
+    An access past the end of a buffer must not end in another buffer, even one that is used at other times.
+    """
     offsets: dict[int, int] = {}
     nbytes = 0
     for tenant in tenants:

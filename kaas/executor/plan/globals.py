@@ -1,4 +1,4 @@
-"""The globals of a loaded library: what they are at first, put back before another client's kernels read them."""
+"""The globals of a loaded library. Their first values are restored before another client's kernels read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNMENT_BYTES = 16
 
 
 class _GlobalPlace(NamedTuple):
-    """Where a variable lies. copy: offset of its first value among the copies; None if it begins as zeros."""
+    """The place of a variable. copy: offset of its first value among the copies; None if it begins as zeros."""
 
     address: int
     nbytes: int
@@ -26,7 +26,7 @@ class Globals:
 
     Fields:
         name: the hash of the library.
-        known: all of them could be found. If not, only loading the library anew gives them their first values.
+        known: all globals were found. Otherwise only loading the library again restores their first values.
     """
 
     def __init__(self, device: OpenDevice, name: str, library: LoadedLibrary) -> None:
@@ -43,26 +43,29 @@ class Globals:
                 self.known = False
 
     def __bool__(self) -> bool:
-        """Whether there is anything to put back."""
+        """True if there is something to restore."""
         return bool(self._places) or not self.known
 
     def stale(self, client: str) -> bool:
-        """Whether the library has to be loaded anew before this client's kernels run."""
+        """Return True if the library must be loaded again before this client's kernels run."""
         return not self.known and self._user not in (None, client)
 
     def enter(self, client: str, stream: Stream) -> None:
-        """Submits what gives the globals their first values, if kernels of another client may have changed them.
-        Call it before each request whose kernels are of this library."""
+        """Submit copies of the first values, if kernels of another client may have changed the globals.
+
+        Call it before each request that has kernels of this library.
+        """
         if client == self._user:
             return
         assert not self.stale(client), "it is not known what another client left there"
         if self._user is not None:
-            self._put_back(stream)
+            self._restore(stream)
         elif self.known and not self._is_saved:
             self._save(stream)
         self._user = client
 
     def close(self) -> None:
+        """Free the copies of the first values."""
         if self._copies:
             self._device.free(self._copies)
             self._copies = 0
@@ -73,8 +76,8 @@ class Globals:
                 stream.copy(self._copies + copy, address, nbytes)
         self._is_saved = True
 
-    def _put_back(self, stream: Stream) -> None:
-        # One by one, also where they are neighbours: a driver may take each for an allocation of its own.
+    def _restore(self, stream: Stream) -> None:
+        # One by one, even neighbours: a driver may treat each as an allocation of its own.
         for address, nbytes, copy in self._places:
             if copy is None:
                 stream.clear(address, nbytes)
@@ -83,7 +86,7 @@ class Globals:
 
 
 def _find(library: LoadedLibrary) -> tuple[list[_GlobalPlace], int, bool]:
-    """The places of all variables that are found, the bytes of their copies, and whether there are no others."""
+    """Return the places of all found variables, the bytes of their copies, and True if there are no others."""
     variables = variables_of(library.image)
     places: list[_GlobalPlace] = []
     copy_bytes = 0

@@ -1,7 +1,7 @@
-"""A plan in a slot: its graphs, and the instances of them that are launched again and again, with what they point to.
+"""A plan in a slot: its graphs, and their instances, which are launched again and again with the values they point to.
 
-A kTask that repeats its kernels has a graph of them once, and graphs of several iterations one behind the other, so
-that many iterations take few launches.
+A kTask that repeats its kernels has a graph of one iteration, and graphs of several iterations in a row. So many
+iterations take few launches.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from kaas.executor.profile import KernelTime, launch_timed
 T = TypeVar("T")
 
 MAX_INSTANCES = 2
-"""Two let a function alternate between two sets of addresses without re-pointing; more would only cost memory."""
+"""Two instances let a function alternate between two sets of addresses without re-pointing. More cost only memory."""
 
 CHAIN_GROWTH = 4
-"""A chain is that many times as long as the next shorter one, and made for requests that launch it at least as often:
-less often, changing its many parameters takes longer than the launches that it saves."""
+"""The ratio of lengths of a chain and the next shorter one. A chain is made for requests that launch it at least so
+many times: for fewer launches, changing its many parameters takes longer than the launches that it saves."""
 
 MAX_CHAIN_KERNELS = 128
-"""What a chain has at most: its launch is then dear beside its kernels no longer, however little these do."""
+"""The most kernels of a chain: its launch then costs little compared with even the smallest kernels."""
 
 _MAX_LAYOUTS = 16
 
 _EVENT_PAIRS = 32
-"""Launches that a profiled request has under way at once."""
+"""The most launches that a profiled request has under way at once."""
 
 _write_address = struct.Struct("<Q").pack_into
 
 
 Launches = list[tuple[GraphInstance, int]]
-"""Graph instances to launch one after the other, each so many times."""
+"""(Graph instance, number of launches), in the order of the launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ class ArenaPlacement:
     """A layout with the arena at an address.
 
     Fields:
-        addresses: of every buffer, then of every table; 0 for what does not lie in the arena.
-        open: indices of the buffers that may lie elsewhere at each request.
+        arena: address of the arena.
+        addresses: of every buffer, then of every table; 0 for those outside the arena.
+        open: indices of the buffers that may have another address in each request.
     """
 
     arena: int
@@ -59,9 +60,9 @@ class ArenaPlacement:
 
 
 class LaunchValues(msgspec.Struct, frozen=True):
-    """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars.
+    """The values of a request for a plan's launches: the addresses of its placement, completed, and the scalars.
 
-    A Struct, since warm requests make one each.
+    A Struct, since each warm request makes one.
     """
 
     placement: ArenaPlacement
@@ -81,7 +82,7 @@ class GraphCache:
         self._placements: dict[tuple[int, int], ArenaPlacement] = {}
 
     def layout(self, resident: int, kept: int = 0) -> Layout:
-        """`Plan.layout`, remembered."""
+        """Return `Plan.layout`, from a cache."""
         known = self._layouts.get((resident, kept))
         if known is None:
             if len(self._layouts) >= _MAX_LAYOUTS:
@@ -91,7 +92,7 @@ class GraphCache:
         return known
 
     def place(self, resident: int, arena: int, kept: int = 0) -> ArenaPlacement:
-        """`layout` with the arena at this address, remembered while it stays there."""
+        """Return `layout` with the arena at this address, from a cache while the arena stays there."""
         known = self._placements.get((resident, kept))
         if known is None or known.arena != arena:
             plan = self.plan
@@ -103,14 +104,14 @@ class GraphCache:
         return known
 
     def bind(self, values: LaunchValues, iterations: int = 1) -> Launches:
-        """What runs the kernels so many times with these values."""
+        """Return the launches that run the kernels so many times with these values."""
         if iterations == 1:
             return [(self._chains[1].bind(values).graph, 1)]
         parts = split(iterations, len(self.plan.launches))
         return [(self._chain(length).bind(values).graph, times) for length, times in parts]
 
     def profile(self, values: LaunchValues, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
-        """Runs the kernels so many times with these values, without the graph, and says how long each took."""
+        """Run the kernels so many times with these values, without the graph, and return their times."""
         if not self._event_pairs:
             self._event_pairs = [EventPair() for _ in range(_EVENT_PAIRS)]
         blocks = self._chains[1].bind(values).blocks
@@ -122,6 +123,7 @@ class GraphCache:
         )
 
     def close(self) -> None:
+        """Free the graphs and the events."""
         while self._event_pairs:
             self._event_pairs.pop().close()
         while self._chains:
@@ -135,7 +137,7 @@ class GraphCache:
 
 
 def split(iterations: int, kernels: int) -> list[tuple[int, int]]:
-    """Chains that together make so many iterations of so many kernels: (length, times), the longest first."""
+    """Return (length, times) of the chains that make so many iterations of so many kernels, the longest first."""
     lengths = [1]
     while (length := lengths[-1] * CHAIN_GROWTH) * kernels <= MAX_CHAIN_KERNELS and iterations >= length * CHAIN_GROWTH:
         lengths.append(length)
@@ -148,7 +150,7 @@ def split(iterations: int, kernels: int) -> list[tuple[int, int]]:
 
 
 class _Chain:
-    """A graph of some iterations, each of which begins when the one before it has ended, and its instances."""
+    """A graph of several iterations, which run one after the other, and its instances."""
 
     def __init__(self, plan: Plan, graph: Graph, length: int) -> None:
         self._plan = plan
@@ -157,7 +159,7 @@ class _Chain:
         _build(plan, graph, length)
 
     def bind(self, values: LaunchValues) -> _Instance:
-        """An instance whose launches have these values: the one that differs least from them, re-pointed."""
+        """Re-point the instance that differs least from these values, and return it."""
         best: tuple[_Instance, _Changes] | None = None
         for instance in self._instances:
             changes = instance.changes(values)
@@ -198,7 +200,7 @@ def _build(plan: Plan, graph: Graph, length: int) -> None:
 
 
 class _Changes(msgspec.Struct, frozen=True):
-    """What would have to change in an instance: indices of addresses and of scalars, and in how many places."""
+    """The changes that an instance needs: indices of addresses and of scalars, and the number of patches."""
 
     addresses: Sequence[int]
     scalars: Sequence[int]
@@ -209,8 +211,10 @@ _NO_CHANGES = _Changes((), (), 0)
 
 
 class _Instance:
-    """A graph instance, with the parameters of its launches in host memory, where they are changed in place; those of
-    all iterations are the same."""
+    """A graph instance with the parameters of its launches in host memory, which are changed in place.
+
+    All iterations have the same parameters.
+    """
 
     __slots__ = ("_memories", "_plan", "_values", "blocks", "graph")
 
@@ -229,7 +233,7 @@ class _Instance:
             addresses: Sequence[int] = range(len(values.addresses))
             scalars: Sequence[int] = range(len(values.scalars))
         else:
-            # With the arena where it was, only what lies outside of it can have moved.
+            # If the arena is where it was, only buffers outside of it can have moved.
             candidates = old.placement.open if old.placement is values.placement else range(len(values.addresses))
             addresses = _differences(candidates, old.addresses, values.addresses)
             scalars = _differences(range(len(values.scalars)), old.scalars, values.scalars)
@@ -241,8 +245,8 @@ class _Instance:
         return _Changes(addresses, scalars, patches)
 
     def point(self, values: LaunchValues, changes: _Changes) -> None:
-        """Gives the values to the launches that have others."""
-        self._values = None  # should the driver refuse half way through, nothing counts as set
+        """Set the values in the launches that have other ones."""
+        self._values = None  # if the driver refuses half way through, no value counts as set
         memories = self._memories
         launches: set[int] = set()
         for index in changes.addresses:

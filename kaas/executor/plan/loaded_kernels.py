@@ -1,4 +1,4 @@
-"""The kernels of a device by (library hash, symbol): each library is loaded once for as long as some plan uses it."""
+"""The kernels of a device by (library hash, symbol). A library is loaded once and stays while a plan uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kaas.ktask.symbols import unknown
 
 
 class LoadedKernels:
-    """Loaded libraries and the kernels taken from them so far. Use it inside `device.current()`."""
+    """Loaded libraries, and the kernels that were taken from them. Use it inside `device.current()`."""
 
     def __init__(self, device: OpenDevice) -> None:
         self._device = device
@@ -23,10 +23,11 @@ class LoadedKernels:
         self._functions: dict[tuple[str, str], LoadedKernel] = {}
 
     def get(self, library: Library, symbol: str) -> LoadedKernel:
-        """
+        """Return a kernel. Load its library first, if that is not done yet.
+
         Raises:
             CorruptImage, UnsupportedCode, Unprovided: the library does not load here, or this kernel cannot run here.
-            UnknownSymbol: it does, and holds no such kernel.
+            UnknownSymbol: the library has no such kernel.
         """
         key = (library.hash, symbol)
         if key not in self._functions:
@@ -42,29 +43,30 @@ class LoadedKernels:
         return self._functions[key]
 
     def globals_of(self, libraries: Iterable[Library]) -> tuple[Globals, ...]:
-        """Of those of these libraries that have any. They must be loaded."""
+        """Return the globals of the libraries that have some. All of them must be loaded."""
         return tuple(self._globals[library.hash] for library in libraries if self._globals[library.hash])
 
     def image(self, library: Library) -> Image:
-        """The code that was loaded of this library, which must be."""
+        """Return the image of this library that is loaded; one must be."""
         return self._libraries[library.hash].image
 
     def __len__(self) -> int:
-        """Libraries that are loaded."""
+        """Number of loaded libraries."""
         return len(self._libraries)
 
     def keep(self, used: AbstractSet[str]) -> None:
-        """Unloads all libraries but these (by hash). No plan may use the others."""
+        """Unload all libraries except these (by hash). No plan may use the others."""
         self.drop(self._libraries.keys() - used)
 
     def drop(self, unused: AbstractSet[str]) -> None:
-        """Unloads these libraries, which no plan may use."""
+        """Unload these libraries (by hash), which no plan may use."""
         self._functions = {key: function for key, function in self._functions.items() if key[0] not in unused}
         for name in unused:
             self._globals.pop(name).close()
             self._libraries.pop(name).close()
 
     def close(self) -> None:
+        """Unload all libraries."""
         self.keep(frozenset())
 
     def _load(self, library: Library) -> LoadedLibrary:

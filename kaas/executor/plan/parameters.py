@@ -1,7 +1,7 @@
-"""What PTX tells of a kernel's parameters: their types, and where its code takes an address out of them.
+"""A kernel's parameters as PTX has them: their types, and the bytes from which the code takes an address.
 
-A pointer is often a plain `.u64` there, so the code decides: what it converts to or uses as an address was one. A
-cubin tells sizes only.
+A pointer is often a plain `.u64` in PTX, so the code decides: a value that it converts to an address or uses as one is
+a pointer. A cubin has only sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Origin = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """type: as PTX writes it, "u64", or "b8" of an array. pointers: the bytes at which the code takes an address."""
+    """A parameter. type: as in PTX, "u64", or "b8" of an array. pointers: bytes at which the code takes an address."""
 
     type: str
     pointers: frozenset[int]
@@ -29,7 +29,7 @@ class Parameter:
 
 @lru_cache(4096)
 def parameters_of(images: tuple[Image, ...], symbol: str) -> tuple[Parameter, ...] | None:
-    """The parameters of a kernel by the first of these images that has it in PTX; None if none has."""
+    """Return the parameters of a kernel from the first image that has it in PTX; None if no image has."""
     for image in images:
         for text in _texts(image):
             found = _entry(text, symbol)
@@ -40,7 +40,7 @@ def parameters_of(images: tuple[Image, ...], symbol: str) -> tuple[Parameter, ..
 
 @lru_cache(8)
 def _texts(image: Image) -> tuple[str, ...]:
-    """The PTX of an image, without comments and strings."""
+    """Return the PTX of an image, without comments and strings."""
     return tuple(PTX_COMMENT_OR_STRING.sub(" ", text) for text in _ptx(image))
 
 
@@ -53,7 +53,7 @@ def _ptx(image: Image) -> Iterator[str]:
                 if entry.kind == PTX_KIND:
                     yield entry.content().split(b"\0", 1)[0].decode()
     except (ImageError, UnicodeDecodeError):
-        return  # the driver says what is wrong with it
+        return  # the driver reports the mistake
 
 
 _TYPE = re.compile(r"\.([usbf](?:8|16|32|64|128)|f16x2|bf16x2|bf16|pred)\b")
@@ -94,19 +94,19 @@ def _body(text: str, opened: int) -> str:
 # --- addresses
 
 _INSTRUCTION = re.compile(r"(?:[{}\s]|[\w$%]+:(?!:))*(?:@!?[%\w$]+\s+)?([a-z]\w*(?:\.\w+|::\w+)*)\s+(.*)", re.DOTALL)
-"""Behind braces of blocks, labels and a predicate."""
+"""An instruction after braces of blocks, labels and a predicate."""
 _LINE = re.compile(r"^\s*\.loc\b[^\n;]*$", re.MULTILINE)
-"""Says where the source has what follows; no semicolon ends it."""
+"""A source line of the code that follows; no semicolon ends it."""
 _FROM_PARAMETER = re.compile(r"\[\s*([\w$%]+)\s*(?:\+\s*(\d+)\s*)?\]")
 _REGISTER = re.compile(r"%[\w$]+|[A-Za-z_$][\w$]*")
 _ADDRESS = re.compile(r"\[\s*(%?[A-Za-z_$][\w$]*)\s*(?:\+\s*-?\w+\s*)?\]")
 _NUMBERS = ("mul", "shl", "cvt", "mad", "bfe", "and", "neg")
-"""Instructions that make no address: what stands beside their results in a sum is the base."""
+"""Instructions that make no address. In a sum with their result, the other operand is the base address."""
 _NO_ADDRESS = ("ld.param", "st.param", "call", "tex.", "suld", "sust")
 
 
 def _taken(body: str, types: dict[str, str]) -> set[Origin]:
-    """What the code takes as an address, out of which parameter and byte."""
+    """Return the parameters and bytes from which the code takes an address."""
     copies: list[tuple[str, str]] = []  # to, from
     sums: list[tuple[str, str, str]] = []
     made: defaultdict[str, set[str]] = defaultdict(set)
@@ -134,15 +134,15 @@ def _taken(body: str, types: dict[str, str]) -> set[Origin]:
         if not opcode.startswith(_NO_ADDRESS):
             used += _ADDRESS.findall(text)
     for to, left, right in sums:
-        for base, beside in ((left, right), (right, left)):
-            if beside.lstrip("-").isdigit() or (made[beside] and made[beside] <= set(_NUMBERS)):
+        for base, offset in ((left, right), (right, left)):
+            if offset.lstrip("-").isdigit() or (made[offset] and made[offset] <= set(_NUMBERS)):
                 copies.append((to, base))
     _spread(origins, copies)
     return {origin for register in used for origin in origins.get(register, ())}
 
 
 def _loaded(opcode: str, text: str, types: dict[str, str], origins: dict[str, set[Origin]]) -> None:
-    """Note the parameters that an instruction loads 64 bits of into registers."""
+    """Note the parameters of which an instruction loads 64 bits into registers."""
     where = _FROM_PARAMETER.search(text)
     if where is None or where[1] not in types or not opcode.endswith("64"):
         return
@@ -151,7 +151,7 @@ def _loaded(opcode: str, text: str, types: dict[str, str], origins: dict[str, se
 
 
 def _spread(origins: dict[str, set[Origin]], copies: Iterable[tuple[str, str]]) -> None:
-    """Give each register what those have that are copied into it."""
+    """Give each register the origins of the registers that are copied into it."""
     to: defaultdict[str, list[str]] = defaultdict(list)
     for target, source in copies:
         to[source].append(target)

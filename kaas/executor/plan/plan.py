@@ -1,7 +1,7 @@
-"""A kTask prepared for one device: its launches checked against the code image, and all that a request only fills in.
+"""A kTask prepared for one device: launches that are checked against the code, with gaps that each request fills in.
 
-What varies between requests are the address of every buffer and of every table of pointers, and every scalar's bytes.
-A plan says where each of them goes in the launches' parameters.
+Requests differ in the addresses of buffers and of tables of pointers, and in the scalars' bytes. A plan has the places
+of these values in the launches' parameters.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.library import Image, Kernel
 
 Table = tuple[tuple[int, int], ...]
-"""What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
+"""The entries of a table of pointers: (index of a buffer, offset in bytes)."""
 
 
 OFTEN_READS, OFTEN_BYTES = 4, 64 << 10
-"""From so many launches on, up to this size, an object that is another one in each request is copied to where the
-launches look for it: that takes less than pointing each of them to the object."""
+"""An input of at most OFTEN_BYTES that OFTEN_READS launches or more read, and that differs in each request, is copied
+to a fixed place: that takes less time than pointing each launch to the object."""
 
 
 class Patch(NamedTuple):
-    """Where an address or a scalar goes: the launch, the byte in its parameters, and what is added to an address.
+    """The place of an address or a scalar: the launch, the byte in its parameters, and the offset for an address.
 
-    A tuple, since warm requests go through many of them.
+    A tuple, since warm requests read many of them.
     """
 
     launch: int
@@ -60,16 +60,16 @@ class Plan:
     """A kTask for one device.
 
     Fields:
-        launches, parameters: of each kernel; the parameters hold its literals, and zeros where patches go.
-        buffers, tables: what has an address, counted through in this order. nbytes: of the buffers.
+        launches, parameters: of each kernel. The parameters have its literals, and zeros in the places of patches.
+        buffers, tables: values with an address. Indices count buffers, then tables. nbytes: of the buffers.
         address_patches, scalar_patches: by that index, and in the order of scalars.
-        tenants, order: what may lie in the arena, and when each holds something.
-        globals: of those of its libraries that have any.
-        inputs, private, outputs: indices of buffers: read first, also written, returned.
+        tenants, order: buffers and tables that may lie in the arena, and the order of their users.
+        globals: of the libraries that have some.
+        inputs, private, outputs: indices of buffers: those read first, inputs that are also written, those returned.
         often_read: indices of small inputs that many launches read.
-        zeroed: indices of those that start as zeros: all that say so, and every output that is no input. What no
-            kernel writes there must not be an earlier request's, and copying an output takes longer than clearing it.
-        prints: whether the code may print.
+        zeroed: indices of buffers that start as zeros: those with init="zero", and every output that is no input. A
+            part that no kernel writes must not be from an earlier request; clearing costs less than copying out.
+        prints: True if the code may print.
         apart: buffers share no memory, and there are gaps between them.
     """
 
@@ -95,28 +95,29 @@ class Plan:
     apart: bool
 
     def layout(self, resident: int, kept: int = 0) -> Layout:
-        """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache; of kept:
-        the output that is buffer i does not, since it stays in the cache."""
+        """Return the arena's layout for a request.
+
+        Bit i of `resident`: input i is in the arena, not in the cache. Bit i of `kept`: output i stays in the cache.
+        """
         cached = {index for index in self.inputs if not resident >> index & 1}
         cached.update(index for index in self.outputs if kept >> index & 1)
         tenants = [tenant for tenant in self.tenants if tenant.index not in cached]
         return lay_apart(tenants) if self.apart else lay_out(tenants, self.order)
 
     def parameter_blocks(self) -> list[ParameterBlock]:
-        """The parameters of each launch, in host memory of their own, with what is to be filled in not yet there."""
+        """Return the parameters of each launch, in new host memory, with zeros in the places of patches."""
         return [ParameterBlock(*each) for each in zip(self.launches, self.parameters, strict=True)]
 
     @property
     def private_mask(self) -> int:
-        """What `layout` takes when every input that may come from the cache does."""
+        """The `resident` of `layout` if all possible inputs come from the cache."""
         return sum(1 << index for index in self.private)
 
 
 def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
-    """What a request needs beside the cache; no device is needed to know it.
+    """Return the bytes of a request's arena, without a device.
 
-    Args:
-        cached: the inputs that come from the cache, such as a function's constants; all others lie in the arena.
+    `cached` are the inputs that come from the cache, such as a function's constants; all others lie in the arena.
     """
     index = {buffer: number for number, buffer in enumerate(task.buffers)}
     pointers = (table for kernel in task.kernels for argument in kernel.args for table in _tables(argument))
@@ -129,15 +130,14 @@ def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
 def make_plan(
     task: KTask, kernels: LoadedKernels, limits: LaunchLimits, capacity_bytes: int, device: str, *, apart: bool = False
 ) -> Plan:
-    """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
+    """Check a kTask against its code and the device, and prepare it. Nothing runs, and no device memory is taken.
 
-    Args:
-        apart: buffers are to share no memory, for a device that checks what kernels access.
+    If `apart`, buffers share no memory, for a device that checks the accesses of kernels.
 
     Raises:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
-        LaunchLimit: a grid, a block or shared memory beyond the device's or the kernel's.
-        RequestTooLarge: more memory than the device has, however the inputs come.
+        LaunchLimit: a grid, a block or shared memory beyond the limits of the device or the kernel.
+        RequestTooLarge: the kTask needs more memory than the device has, wherever its inputs are.
     """
     functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
     for kernel, function in zip(task.kernels, functions, strict=True):
@@ -185,12 +185,12 @@ def make_plan(
 
 
 def _prints(image: Image) -> bool:
-    """Only PTX is sure not to."""
+    """Return False if the code surely prints nothing, which only PTX shows."""
     return image.kind != "ptx" or b"vprintf" in image.data
 
 
 def _zeroed(task: KTask) -> tuple[Buffer, ...]:
-    """What starts as zeros in each request, before the first iteration."""
+    """Return the buffers that start as zeros in each request, before the first iteration."""
     inputs, outputs = set(task.inputs), set(task.outputs)
     return tuple(b for b in task.buffers if b.init == "zero" or (b in outputs and b not in inputs))
 
@@ -202,7 +202,7 @@ def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]
             users[buffer].append(number)
     inputs, outputs, zeroed = set(task.inputs), set(task.outputs), set(_zeroed(task))
     for buffer, index in buffers.items():
-        # What an iteration leaves for the next one must outlive the list of kernels.
+        # A buffer that carries data to the next iteration must stay until the end.
         carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
         from_start = buffer in inputs or buffer in zeroed
         yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
@@ -211,7 +211,7 @@ def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]
 
 
 class _Parameters:
-    """Collects, kernel by kernel, the parameters' fixed bytes and what has to be filled in where."""
+    """Collects, kernel by kernel, the parameters' fixed bytes and the patches."""
 
     def __init__(self, task: KTask) -> None:
         self.buffers: Mapping[Buffer, int] = {buffer: index for index, buffer in enumerate(task.buffers)}
@@ -220,6 +220,7 @@ class _Parameters:
         self.accesses: list[list[Patch]] = [[] for _ in self.buffers]
 
     def build(self, launch: int, kernel: Kernel, function: LoadedKernel) -> bytes:
+        """Return the parameters of one launch, and note its patches."""
         memory = bytearray(max((offset + nbytes for offset, nbytes in function.params), default=0))
         for argument, (at, _) in zip(kernel.args, function.params, strict=True):
             match argument:
@@ -249,7 +250,7 @@ def _entries(table: Pointers, buffers: Mapping[Buffer, int]) -> Table:
 
 
 def _tables(argument: Argument) -> Iterator[Pointers]:
-    """Every table of pointers inside an argument."""
+    """Yield every table of pointers in an argument."""
     match argument:
         case Pointers():
             yield argument
@@ -283,10 +284,10 @@ def _check_arguments(kernel: Kernel, function: LoadedKernel) -> None:
 
 
 def _check_types(kernel: Kernel, images: tuple[Image, ...]) -> None:
-    """Check arguments against what PTX tells of the parameters; a cubin alone tells nothing.
+    """Check arguments against the parameters in PTX. A cubin alone allows no check.
 
     Raises:
-        ArgumentMismatch: a number where the code takes an address, or of another type than the parameter's.
+        ArgumentMismatch: a number where the code takes an address, or a number of another type than the parameter.
     """
     known = parameters_of(images, kernel.symbol) or ()
     for position, (argument, parameter) in enumerate(zip(kernel.args, known, strict=False)):
@@ -302,7 +303,7 @@ def _check_types(kernel: Kernel, images: tuple[Image, ...]) -> None:
 
 
 def _as_address(argument: Argument, pointers: frozenset[int]) -> str | None:
-    """What is wrong if the code takes addresses at these bytes of an argument that holds numbers there."""
+    """Return the mistake if the code takes addresses at these bytes and the argument has numbers there."""
     match argument:
         case Literal() | Scalar() if 0 in pointers and argument != Null:
             return "is a number where the code takes a pointer: give kaas.In, Out, InOut, Pointers or kaas.Null"
@@ -312,12 +313,12 @@ def _as_address(argument: Argument, pointers: frozenset[int]) -> str | None:
                 chosen = any(offset < at + POINTER_BYTES and at < offset + KIND_BYTES[scalar.kind]
                              for offset, scalar in argument.scalars)  # fmt: skip
                 if chosen or any(argument.blob[at : at + POINTER_BYTES]):
-                    return f"holds a number at byte {at}, where the code takes a pointer: say it under pointers"
+                    return f"holds a number at byte {at}, where the code takes a pointer: list it under pointers"
     return None
 
 
 def _of_type(argument: Argument, type_: str) -> str | None:
-    """What is wrong if a parameter of this type in PTX takes no such argument; .b types take any."""
+    """Return the mistake if a parameter of this PTX type takes no such argument. `.b` types take any."""
     if type_[0] in "us" and type_[1:].isdigit():
         if isinstance(argument, Literal | Scalar) and argument.kind in ("f32", "f64"):  # halves often travel as .u16
             return f"is no integer, and the parameter is .{type_}"
@@ -349,7 +350,7 @@ def _check_limits(kernel: Kernel, function: LoadedKernel, limits: LaunchLimits, 
 
 
 def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
-    """Refuses what cannot fit even if all inputs are views of one object, no larger than the largest of them."""
+    """Refuse a kTask that cannot fit even if all inputs are views of one object of the largest input's size."""
     arena = plan.layout(plan.private_mask).nbytes
     largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
     if arena + largest > capacity_bytes:
@@ -357,7 +358,7 @@ def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
 
 
 def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
-    """The error of a request or, without a kTask, of loading objects."""
+    """Return the error of a request or, without a kTask, of loading objects."""
     what, largest, fields = describe(task)
     return RequestTooLarge(
         f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}, "
@@ -371,7 +372,7 @@ def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device
 
 
 def describe(task: KTask | None) -> tuple[str, str, dict[str, Any]]:
-    """What asks for memory, for errors: its name, a clause about its largest buffer, and fields that say the same."""
+    """Return texts for errors: the request's name, a clause about its largest buffer, and the same as fields."""
     if task is None:
         return "prefetch", "", {"task": "prefetch"}
     buffer = task.largest_buffer

@@ -1,7 +1,7 @@
-"""The variables of a code image that kernels can write: their names, which no call of the driver lists.
+"""The names of the variables of a code image that kernels can write. No call of the driver lists them.
 
-PTX text and the symbol table of a cubin name them; a fatbin holds images of these kinds. Where an image does not tell
-for certain, the answer says so.
+PTX text and the symbol table of a cubin have the names; a fatbin has images of these kinds. If an image is not clear,
+the result says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from softgpu.image import CUBIN_KIND, PTX_KIND, ImageError, entries
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variable:
-    """A variable in global memory. zero: it begins as zeros; managed: it is the host's too (`__managed__`)."""
+    """A variable in global memory. zero: it begins as zeros; managed: the host shares it (`__managed__`)."""
 
     name: str
     zero: bool
@@ -26,14 +26,14 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What an image says of its variables. complete: it has no others that kernels could write."""
+    """The variables of an image. complete: the image has no others that kernels could write."""
 
     found: tuple[Variable, ...]
     complete: bool = True
 
 
 def variables_of(image: Image) -> Variables:
-    """The variables of all code in an image: the driver chooses among a fatbin's entries, and does not say which."""
+    """Return the variables of all code in an image: the driver does not say which entry of a fatbin it chose."""
     match image.kind:
         case "ptx":
             return _of_ptx(image.data.decode())
@@ -56,7 +56,7 @@ def _of_fatbin(data: bytes) -> Variables:
 
 
 def _joined(variables: Iterable[Variable]) -> tuple[Variable, ...]:
-    """Each name once. It begins as zeros only if it does so wherever it stands."""
+    """Return each name once. A variable begins as zeros only if it does so in all code."""
     joined: dict[str, Variable] = {}
     for new in variables:
         old = joined.get(new.name, new)
@@ -99,14 +99,14 @@ def _of_ptx(text: str) -> Variables:
 
 
 def _declared(text: str) -> Variables:
-    """The variables of one declaration, of which `.global` and the semicolon have been taken off."""
+    """Return the variables of one declaration, without its `.global` and its semicolon."""
     attributes = "".join(_ATTRIBUTE.findall(text))
     text = _ATTRIBUTE.sub(" ", text)
     at = 0
     while qualifier := _QUALIFIERS.match(text, at):
         at = qualifier.end()
     if _HANDLE.search(text, 0, at):
-        return Variables(())  # a texture, a sampler, a surface: nothing that a kernel could write
+        return Variables(())  # a texture, a sampler or a surface, which no kernel can write
     found: list[Variable] = []
     for declarator in _split_outside_brackets(text[at:]):
         declared = _DECLARED.match(declarator)
@@ -136,7 +136,7 @@ _MANAGED = 4  # in a symbol's other byte
 def _of_cubin(data: bytes) -> Variables:
     try:
         return _read_cubin(data)
-    except symbols.BROKEN:  # the driver may still make something of it
+    except symbols.BROKEN:  # the driver may still load it
         return Variables((), complete=False)
 
 
@@ -156,11 +156,11 @@ def _read_cubin(data: bytes) -> Variables:
             complete = False
     complete &= all(_cover(extents[at], section.nbytes) for at, section in written.items())
     joined = _joined(found)
-    return Variables(joined, complete and len(joined) == len(found))  # of two with one name the driver finds one
+    return Variables(joined, complete and len(joined) == len(found))  # the driver finds one variable of a name
 
 
 def _cover(extents: Iterable[tuple[int, int]], nbytes: int) -> bool:
-    """Whether these (offset, bytes) leave of a section nothing out but what aligning the next one takes."""
+    """Return True if these (offset, bytes) cover a section, except for padding that aligns the next one."""
     end = 0
     for start, length in sorted(extents):
         padding = start - end
