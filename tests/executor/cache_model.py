@@ -1,4 +1,4 @@
-"""The object cache once more, slowly: a list of what is there, sorted anew for every decision."""
+"""A slow model of the object cache: a list of the objects, which is sorted for every decision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from kaas.executor.cache.tiers import granules
 
 @dataclass
 class Entry:
-    """An object of one tier. rank: 0 used once, 1 more often, 2 a constant, -1 by no request that succeeded; order
-    breaks ties."""
+    """An object of one tier.
+
+    rank: 0 used once, 1 used more often, 2 a constant, -1 used by no request that succeeded. order: breaks ties.
+    """
 
     key: bytes
     nbytes: int
@@ -24,6 +26,8 @@ class Entry:
 
 @dataclass
 class TierModel:
+    """One tier: its objects as a list."""
+
     capacity_bytes: int
     entries: list[Entry] = field(default_factory=list)
     requests: int = 0
@@ -33,7 +37,7 @@ class TierModel:
         return {entry.key: entry.nbytes for entry in self.entries}
 
     def victims(self, needed_bytes: int, kept: Collection[bytes], first: Collection[bytes]) -> tuple[bytes, ...] | None:
-        """first: those that leave in any case."""
+        """Return the victims. Objects in `first` leave in any case."""
         chosen = [key for key in first if key in self.sizes()]
         free_bytes = self.capacity_bytes - sum(entry.nbytes for entry in self.entries if entry.key not in chosen)
         for entry in sorted(self.entries, key=self._leaves):
@@ -67,7 +71,7 @@ class TierModel:
 
 
 class CacheModel:
-    """Says what `ObjectCache.reserve` must answer, and follows what becomes of it."""
+    """Computes the expected result of `ObjectCache.reserve`, and follows the reservation to its end."""
 
     def __init__(self, capacity_bytes: int, host_bytes: int) -> None:
         self.device = TierModel(capacity_bytes)
@@ -138,7 +142,7 @@ class CacheModel:
         self._end(reservation)
 
     def fail(self, reservation: Reservation) -> tuple[set[bytes], set[bytes]]:
-        """What goes from each tier."""
+        """Return the objects that leave each tier."""
         self._end(reservation)
         leaving = self.device.new() - set(self.pins)
         host_leaving = self.host.new() & leaving

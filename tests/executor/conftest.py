@@ -31,7 +31,7 @@ def executor(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
 
 @pytest.fixture
 def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: ARG001
-    """Makes executors of their own with small budgets in bytes, of the device and of the host."""
+    """Make new executors with small budgets in bytes, for the device and for the host."""
     made: list[Executor] = []
 
     def make(cache_bytes: int, host_cache_bytes: int = 0, **options: Any) -> Executor:

@@ -1,6 +1,6 @@
-"""What a kTask means, in NumPy: its kernels one after the other on whole arrays, with nothing clever.
+"""The meaning of a kTask in NumPy: its kernels run one after the other on whole arrays, in the simplest way.
 
-It knows the kernels of kernels/simple.cu and checks what an executor gives for any kTask made of them.
+It has the kernels of kernels/simple.cu, and checks an executor's outputs for any kTask made of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKED = struct.Struct("<QiiQb7x")
 
 
 def interpret(task: KTask, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None = None) -> dict[str, Array]:
-    """The outputs of a kTask for these inputs, which stay as they are."""
+    """Return the outputs of a kTask for these inputs, which do not change."""
     encoded = encode_scalars(task, scalars)
     memory = {buffer: _initial(buffer, inputs) for buffer in task.buffers}
     for _ in range(iterations_of(task, encoded)):
@@ -36,7 +36,7 @@ def interpret(task: KTask, inputs: Mapping[str, Any], scalars: Mapping[str, Any]
 def _initial(buffer: Buffer, inputs: Mapping[str, Any]) -> Array:
     if buffer.name in inputs:
         return np.frombuffer(bytes(memoryview(inputs[buffer.name]).cast("B")), np.uint8).copy()
-    # Anything but zeros where nobody asked for zeros: whoever reads it finds out.
+    # A buffer without init="zero" has other bytes than zeros, so that a kernel that reads it unwritten is found.
     return np.full(buffer.nbytes, 0 if buffer.init == "zero" else 0xA5, np.uint8)
 
 
@@ -88,7 +88,7 @@ def _fill(kernel: Kernel, x: Array, value: int, n: int) -> None:
 def _affine(kernel: Kernel, a: Array, out: Array, alpha: float, beta: float, n: int) -> None:
     n = _threads(kernel, n)
     x = a[: 4 * n].view(np.float32).astype(np.float64)
-    # nvcc contracts to fma: one rounding, which float64 makes of these two.
+    # nvcc contracts to fma, with one rounding; float64 has the same effect.
     out[: 4 * n].view(np.float32)[:] = (x * np.float32(alpha) + np.float64(np.float32(beta))).astype(np.float32)
 
 

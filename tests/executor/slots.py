@@ -1,4 +1,4 @@
-"""Requests in several slots of an executor, which a test holds where it wants them."""
+"""Requests in several slots of an executor, which a test can hold up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class Waits:
-    """Tells how many threads have begun to wait in a Gate."""
+    """Counts the threads that have begun to wait in a DeviceMonitor."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun = threading.Semaphore(0)
@@ -49,12 +49,12 @@ class Waits:
         monkeypatch.setattr(DeviceMonitor, "wait", watched)
 
     def one_more(self) -> None:
-        """Returns as soon as somebody waits; he cannot miss what the caller does next under the lock of the Gate."""
+        """Return once one more thread waits. It sees every change that the caller then makes under the lock."""
         assert self._begun.acquire(timeout=PATIENCE_S)
 
 
 class Stop:
-    """Holds up what runs in one slot, with all that it has reserved, until it is told to go on or to fail."""
+    """Holds up the request in one slot, with all its reserved memory, until `go_on` lets it end or fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 0) -> None:
         self._there, self._go_on = threading.Event(), threading.Event()

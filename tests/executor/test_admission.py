@@ -1,4 +1,4 @@
-"""Several slots: a request that finds no room waits for room, in turn."""
+"""Several slots: requests that do not fit wait for room, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from tests.executor.slots import KIB, N, Stop, Waits, array, check, request, sou
 __all__ = ["stop", "task", "threads", "waits"]
 
 
-# --- room
-
-
-def test_who_finds_no_room_waits_for_it(
+def test_a_request_that_does_not_fit_waits_for_room(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
 ) -> None:
     executor = make_executor(4 * KIB, slots=2)  # one request and an object
@@ -34,13 +31,13 @@ def test_who_finds_no_room_waits_for_it(
     assert executor.cache.used_bytes <= 4 * KIB
 
 
-def test_nobody_overtakes_who_waits_for_room(
+def test_no_request_overtakes_one_that_waits_for_room(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
 ) -> None:
     executor = make_executor(5 * KIB, slots=4)
     futures = [threads.submit(executor.run, request(task, 1, 2), 0)]
     stop.reached()
-    for slot, (a, b) in enumerate(((3, 4), (1, 2), (2, 1)), start=1):  # the second and third would find room
+    for slot, (a, b) in enumerate(((3, 4), (1, 2), (2, 1)), start=1):  # the second and the third would fit
         futures.append(threads.submit(executor.run, request(task, a, b), slot))
         waits.one_more()
     assert executor.cache.pinned == {b"\1", b"\2"}
@@ -57,10 +54,10 @@ def test_nobody_overtakes_who_waits_for_room(
     stop.go_on()
     for future, expected in zip(futures, (3, 7, 3, 3), strict=True):
         check(future, expected)
-    assert admitted[0] == 1  # the others have to fetch once more what then left, and come when they have it
+    assert admitted[0] == 1  # the others must fetch evicted objects again first
 
 
-def test_what_is_pinned_is_not_waited_for(
+def test_no_request_waits_for_pinned_objects(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop
 ) -> None:
     executor = make_executor(5 * KIB, slots=2)
@@ -88,7 +85,7 @@ def test_an_idle_slots_arena_gives_way(make_executor: MakeExecutor, task: kaas.K
         assert executor._memory._pool.used_bytes() == executor.cache.used_bytes
 
 
-def test_an_arena_of_one_who_waits_gives_way(
+def test_an_arena_of_a_waiting_request_gives_way(
     make_executor: MakeExecutor, task: kaas.KTask, library: kaas.Library, threads: ThreadPoolExecutor, stop: Stop,
     waits: Waits,
 ) -> None:  # fmt: skip

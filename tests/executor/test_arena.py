@@ -1,4 +1,4 @@
-"""The arena's layout: no two buffers that may hold something at the same time overlap, and memory is reused."""
+"""The arena's layout: buffers that may be in use at the same time do not overlap, and memory is reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_branches_without_an_edge_share_nothing() -> None:
     assert layout == Layout({0: 0, 1: 256}, 512)
 
 
-def test_what_is_there_from_the_start_comes_after_nothing() -> None:
+def test_a_buffer_with_a_content_from_the_start_follows_no_other() -> None:
     order = HappensBefore(2, [(0, 1)])
     assert lay_out([tenant(0, 0), tenant(1, 1)], order).nbytes == 256
     assert lay_out([tenant(0, 0), tenant(1, 1, from_start=True)], order).nbytes == 512
@@ -40,7 +40,7 @@ def test_offsets_are_aligned_and_empty_buffers_fit() -> None:
     assert layout.nbytes == 512 + 256
 
 
-def test_what_lies_apart_shares_nothing_and_has_a_gap_behind_it() -> None:
+def test_buffers_apart_share_nothing_and_have_gaps_after_them() -> None:
     layout = lay_apart([tenant(0, 0, nbytes=300), tenant(1, 1), tenant(2, 2, nbytes=0)])
     assert layout.offsets == {0: 0, 1: 512 + GAP_BYTES, 2: 768 + 2 * GAP_BYTES}
     assert layout.nbytes == 768 + 3 * GAP_BYTES
@@ -62,7 +62,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges, list[Tenant]]:
 
 
 def reachable(kernels: int, edges: Edges) -> set[tuple[int, int]]:
-    """All pairs (earlier, later) with a path, by Warshall's algorithm; -1 is the start and `kernels` the end."""
+    """Return all pairs (earlier, later) with a path, by Warshall's algorithm; -1 is the start, `kernels` the end."""
     known = set(edges) | {(-1, k) for k in range(kernels)} | {(k, kernels) for k in range(kernels)} | {(-1, kernels)}
     for middle in range(kernels):
         known |= {(a, c) for a, b in known if b == middle for b2, c in known if b2 == middle}

@@ -1,4 +1,4 @@
-"""The object cache: never beyond its budget, never without a pinned object, unchanged by what does not fit."""
+"""The object cache stays within its budget, keeps pinned objects, and ignores requests that do not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB = 1024
 def load(
     cache: ObjectCache[str, str], objects: dict[bytes, int], arena_bytes: int = 0, constants: bytes = b""
 ) -> Reservation:
-    """A request that succeeded: its objects are cached."""
+    """Run a request that succeeds, so that its objects are cached."""
     reservation = cache.reserve(objects, 0, arena_bytes)
     assert isinstance(reservation, Reservation)
     values, host_values = ({key: key.decode() for key in keys} for keys in (reservation.loads, reservation.host_loads))
@@ -27,7 +27,7 @@ def load(
     return reservation
 
 
-def test_what_was_loaded_is_a_hit() -> None:
+def test_a_loaded_object_is_a_hit() -> None:
     cache: ObjectCache[str, str] = ObjectCache(10 * KIB)
     assert load(cache, {b"a": KIB, b"b": 100}).loads == {b"a": KIB, b"b": 512}
     again = load(cache, {b"a": KIB, b"c": KIB})
@@ -63,9 +63,9 @@ def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
     grown = load(cache, {b"b": KIB}, arena_bytes=3 * KIB)
     assert (grown.victims, grown.arena_bytes_before, grown.arena_bytes) == ((b"a",), 0, 3 * KIB)
     kept = load(cache, {b"b": KIB}, arena_bytes=KIB)
-    assert (kept.victims, kept.arena_bytes) == ((), 3 * KIB), "there is room for it"
+    assert (kept.victims, kept.arena_bytes) == ((), 3 * KIB), "there is room for the arena"
     shrunk = load(cache, {b"c": KIB}, arena_bytes=KIB)
-    assert (shrunk.victims, shrunk.arena_bytes) == ((), KIB), "it leaves before any object does"
+    assert (shrunk.victims, shrunk.arena_bytes) == ((), KIB), "the arena shrinks before any object leaves"
     assert load(cache, {b"d": 3 * KIB}, arena_bytes=KIB).victims == (b"c", b"b")  # used once, and then the rest
 
 
@@ -91,10 +91,10 @@ def test_abort_puts_everything_back() -> None:
     cache.abort(reservation)
     assert (cache.sizes, cache.used_bytes, cache.arena_bytes) == before
     assert not cache.pinned
-    assert load(cache, {b"c": KIB}, KIB).victims == (b"a",), "the order of use is as before, too"
+    assert load(cache, {b"c": KIB}, KIB).victims == (b"a",), "the order of use is as before too"
 
 
-def test_abort_knows_what_was_freed() -> None:
+def test_abort_keeps_freed_objects_out() -> None:
     cache: ObjectCache[str, str] = ObjectCache(2 * KIB)
     load(cache, {b"a": KIB})
     load(cache, {b"b": KIB})
@@ -116,13 +116,13 @@ def test_one_open_reservation() -> None:
         cache.commit(reservation, {})
 
 
-def test_who_lacks_nothing_has_it_at_once() -> None:
+def test_a_request_that_lacks_nothing_is_a_hit() -> None:
     cache: ObjectCache[str, str] = ObjectCache(4 * KIB)
     load(cache, {b"a": KIB}, arena_bytes=KIB)
     reservation = cache.hit({b"a": KIB}, 0, KIB)
     assert reservation == Reservation((b"a",), {}, (), 0, KIB, KIB)
     assert cache.pinned == {b"a"}
-    assert cache.hit({b"a": KIB}, 1, KIB) is None, "another slot's arena is not its own"
+    assert cache.hit({b"a": KIB}, 1, KIB) is None, "the arena belongs to another slot"
     assert cache.hit({b"a": KIB, b"b": KIB}, None, 0) is None
     with pytest.raises(ValueError, match="runs in slot 0"):
         cache.hit({}, 0, 0)
@@ -136,7 +136,7 @@ def test_who_lacks_nothing_has_it_at_once() -> None:
 def begin(
     cache: ObjectCache[str, str], objects: dict[bytes, int], slot: int | None, arena_bytes: int = 0
 ) -> Reservation:
-    """A request that runs: what it loads is on its way."""
+    """Begin a request, whose loads are on their way."""
     reservation = cache.reserve(objects, slot, arena_bytes)
     assert isinstance(reservation, Reservation)
     values, host_values = ({key: key.decode() for key in keys} for keys in (reservation.loads, reservation.host_loads))
@@ -144,7 +144,7 @@ def begin(
     return reservation
 
 
-def test_what_is_on_its_way_is_a_hit_and_stays_while_anybody_uses_it() -> None:
+def test_an_object_on_its_way_is_a_hit_and_stays_while_a_request_uses_it() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
     first, second = begin(cache, {b"a": KIB, b"b": KIB}, 0), begin(cache, {b"a": KIB}, 1)
     assert (second.hits, second.loads) == ((b"a",), {})
@@ -153,11 +153,11 @@ def test_what_is_on_its_way_is_a_hit_and_stays_while_anybody_uses_it() -> None:
     assert cache.fail(second) == ({}, {})
     cache.release(third)
     assert cache.sizes == cache.host.sizes == {b"a": KIB}
-    assert cache.fail(begin(cache, {b"a": KIB}, 0)) == ({}, {}), "it is there since the third succeeded"
+    assert cache.fail(begin(cache, {b"a": KIB}, 0)) == ({}, {}), "the object stays since the third request succeeded"
     assert load(cache, {b"c": 8 * KIB}).host_victims == (b"a",)
 
 
-def test_what_never_served_leaves_no_trace() -> None:
+def test_an_object_that_no_request_used_leaves_no_trace() -> None:
     cache: ObjectCache[str, str] = ObjectCache(KIB, 4 * KIB)
     load(cache, {b"a": KIB})
     load(cache, {b"b": KIB})
@@ -166,7 +166,7 @@ def test_what_never_served_leaves_no_trace() -> None:
     assert cache.device.returning([b"a", b"b", b"c"]) == 2
 
 
-def test_what_is_held_stays_though_its_loader_fails() -> None:
+def test_a_held_object_stays_if_its_loader_fails() -> None:
     cache: ObjectCache[str, str] = ObjectCache(2 * KIB)
     first = begin(cache, {b"a": KIB}, 0)
     cache.hold([b"a"])
@@ -199,7 +199,7 @@ def test_a_slot_runs_one_request() -> None:
 # --- the host tier
 
 
-def test_what_the_device_gives_up_stays_in_host_memory() -> None:
+def test_an_evicted_object_stays_in_host_memory() -> None:
     cache: ObjectCache[str, str] = ObjectCache(2 * KIB, 4 * KIB)
     assert load(cache, {b"a": KIB, b"b": KIB}).host_loads == {b"a": KIB, b"b": KIB}
     assert load(cache, {b"c": KIB}).victims == (b"a",)
@@ -208,7 +208,7 @@ def test_what_the_device_gives_up_stays_in_host_memory() -> None:
     assert cache.host.sizes == dict.fromkeys((b"a", b"b", b"c"), KIB)
 
 
-def test_what_is_replaced_leaves_in_any_case() -> None:
+def test_replaced_objects_leave_in_any_case() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
     load(cache, {b"a": KIB, b"b": KIB, b"c": KIB})
     cache.hold([b"c"])
@@ -225,7 +225,7 @@ def test_host_memory_evicts_by_itself() -> None:
     assert (set(cache.device.sizes), set(cache.host.sizes)) == ({b"a", b"b", b"c"}, {b"b", b"c"})
 
 
-def test_what_host_memory_cannot_take_goes_past_it() -> None:
+def test_an_object_beyond_host_memory_goes_to_the_device_only() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 2 * KIB)
     load(cache, {b"a": KIB})
     loaded = load(cache, {b"big": 3 * KIB, b"b": KIB, b"c": KIB, b"d": KIB})
@@ -251,7 +251,7 @@ def test_host_memory_that_could_not_be_had() -> None:
     assert (cache.host.sizes, cache.host.reserved_bytes) == ({b"b": KIB}, KIB)
 
 
-def test_a_miss_is_of_something_new_or_for_want_of_room() -> None:
+def test_a_miss_is_compulsory_or_for_capacity() -> None:
     cache: ObjectCache[str, str] = ObjectCache(KIB)
     load(cache, {b"a": KIB})
     load(cache, {b"b": KIB})
@@ -260,19 +260,18 @@ def test_a_miss_is_of_something_new_or_for_want_of_room() -> None:
     assert cache.device.returning([b"a", b"b"]) == 1
 
 
-# --- all of it, at random
+# --- random requests
 
 SIZES = {bytes([key]): 700 * (key + 1) for key in range(10)}
 CAPACITY_BYTES, HOST_BYTES = 16 * KIB, 12 * KIB
 
 
 Running = tuple[Reservation, set[bytes], set[bytes]]
-"""A committed reservation, which of its objects are constants, and which will be unsaved."""
+"""A committed reservation, its constants, and its objects that will be unsaved."""
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random requests that overlap in three slots and beside them: reserved, committed or aborted, and ended well or
-    badly in any order; the slow model of the same says what each reservation must be."""
+    """Random requests overlap, in three slots and without a slot, and end in any order, as the slow model does."""
 
     running: Bundle[Running | None] = Bundle("running")
 

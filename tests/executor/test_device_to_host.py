@@ -1,4 +1,4 @@
-"""Outputs on their way to the host: in pieces, through page-locked memory that is used again."""
+"""Outputs are copied to the host in pieces, through page-locked memory that is used again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.executor.conftest import MakeExecutor
 
 CHUNK_BYTES = 1024
 SIZES = (0, 4, 1024, 1028, 2048, 3000 * 4, 5 * 1024)
-"""Bytes of the outputs: nothing, one piece or less, many, with and without a rest."""
+"""Bytes of the outputs: none, one piece or less, many pieces, with and without a rest."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, InputSource], dict[str, Any]]:
-    """A kTask that doubles arrays of all these sizes, with its inputs and outputs."""
+    """Return a kTask that doubles arrays of all these sizes, with its inputs and outputs."""
     kernels, sources, expected = [], {}, {}
     for number, nbytes in enumerate(SIZES):
         n = nbytes // 4
@@ -87,7 +87,7 @@ def test_without_lockable_memory(
     check(executor, library)
 
 
-def test_what_a_failure_left_on_its_way_reaches_nobody(
+def test_copies_of_a_failed_request_reach_no_output(
     make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(1 << 20)

@@ -1,4 +1,4 @@
-"""Victims: all or none, never what is kept, in the order that the policy says."""
+"""Victims: enough or none, never a kept object, in the policy's order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYS = st.integers(0, 6).map(lambda key: bytes([key]))
 
 
 def after(*requests: bytes, constants: bytes = b"") -> TwoSets:
-    """A policy that heard of these requests; each byte is the key of an object."""
+    """Return a policy that has noted these requests; each byte is the key of an object."""
     eviction = TwoSets()
     for request in requests:
         eviction.used(keys(request), keys(constants))
@@ -34,7 +34,7 @@ def test_victims_come_all_or_none() -> None:
     assert eviction.victims(21, SIZES, {b"a"}) is None
 
 
-def test_what_was_used_once_goes_first() -> None:
+def test_objects_used_once_go_first() -> None:
     eviction = after(b"a", b"b", b"a", b"c", b"d")
     assert order(eviction, 4) == b"bcda"
 
@@ -58,7 +58,7 @@ def test_constants_of_functions_out_of_use_are_like_the_rest() -> None:
     assert order(eviction, 3) == b"ayx"
 
 
-def test_who_comes_back_begins_anew() -> None:
+def test_an_object_that_comes_back_counts_as_new() -> None:
     eviction = after(b"a", b"b", b"a", b"c")
     eviction.removed(b"a")
     eviction.used((b"a",), ())

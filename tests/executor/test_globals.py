@@ -1,4 +1,4 @@
-"""What kernels leave in their library's globals, the next client's kernels never find."""
+"""The next client's kernels never find the values that kernels left in their library's globals."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.executor.conftest import MakeExecutor
 ROOT = Path(__file__).parents[2]
 PTX = (Path(__file__).parent / "kernels" / "globals.ptx").read_text()
 FIRST, SECOND = [0, 100, 3, 0, 40, 1000, 7], [1, 99, 5, 5, 41, 1001, 7]
-"""What `count` finds in the variables the first time, and the second."""
+"""The values that `count` finds in the variables the first time, and the second time."""
 HIDDEN = ".visible .entry hides() {\n.global .u32 inside = 4;\nret;\n}\n"
-"""A kernel whose variable no call of the driver finds by the name that the text gives it."""
+"""A kernel whose variable no call of the driver finds by its name in the text."""
 
 OUT = kaas.Buffer("out", 7, "int32")
 SEEN = kaas.Buffer("seen", 64, "int32")
@@ -37,7 +37,7 @@ def own(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
 
 @pytest.fixture(params=["known", "unknown"])
 def library(request: pytest.FixtureRequest) -> kaas.Library:
-    """One whose globals are put back, or one that has to be loaded anew."""
+    """Return a library whose globals are restored, or one that must be loaded again."""
     return kaas.Library.from_ptx(PTX + HIDDEN if request.param == "unknown" else PTX)
 
 
@@ -61,7 +61,7 @@ def test_another_client_starts_from_the_first_values(own: Executor, library: kaa
     assert own.libraries == 1
 
 
-def test_whatever_kernel_of_the_library_it_runs(own: Executor, library: kaas.Library) -> None:
+def test_any_kernel_of_the_library(own: Executor, library: kaas.Library) -> None:
     count, peek = counting(library), peeking(library)
     run(own, count, "a")
     assert run(own, peek, "a")[63] == 5
@@ -76,7 +76,7 @@ def test_each_library_by_itself(own: Executor, library: kaas.Library) -> None:
     assert found == [FIRST, FIRST, SECOND, FIRST, FIRST]
 
 
-def test_a_request_that_fails_counts_as_its_client_s(
+def test_a_failed_request_counts_for_its_client(
     own: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = counting(library)
@@ -92,7 +92,7 @@ def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_one_change_of_client_costs(own: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_change_of_client(own: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     task = counting(kaas.Library.from_ptx(PTX))
     (slot,) = own._slots
     stream = slot.stream
@@ -106,8 +106,8 @@ def test_what_one_change_of_client_costs(own: Executor, monkeypatch: pytest.Monk
         of_request = [("clear", own.cache.arena_bytes), ("clear", task.outputs[0].nbytes)]
         costs.append([call for call in calls if call not in of_request])
     kept = [("copy", 4), ("copy", 4), ("copy", 4), ("copy", 4), ("copy", 8), ("copy", 24)]
-    put_back = [("clear", 4), ("clear", 256), *kept]
-    assert [sorted(cost) for cost in costs] == [kept, [], put_back, put_back]
+    restored = [("clear", 4), ("clear", 256), *kept]
+    assert [sorted(cost) for cost in costs] == [kept, [], restored, restored]
 
 
 def recording(function: Callable[..., None], name: str, calls: list[tuple[str, int]]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Iterations: as many as asked for, one after the other, in few launches, whatever values the request brings."""
+"""Iterations run one after the other, in few launches and with any values of the request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDS = (1, 15, 16, 21, 64, 70, 300)
 
 @pytest.fixture(params=[None, 1, 2, 3], ids=["in order", "strict-1", "strict-2", "strict-3"])
 def order(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Launches in the order of the graph, or in any that its edges allow."""
+    """Run launches in the order of the graph, or in any order that its edges allow."""
     software.set_strict(request.param)
     yield
     software.set_strict(None)
@@ -40,7 +40,10 @@ def order(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def crossed(library: kaas.Library) -> kaas.KTask:
-    """Two kernels that need nothing and two that nothing needs; both of the first need what both of the last leave."""
+    """Return a kTask of two kernels without edges to them, and two without edges from them.
+
+    Both first kernels need the results of both last ones of the iteration before.
+    """
 
     def kernel(symbol: str, *args: Any) -> kaas.Kernel:
         return kaas.Kernel(library, symbol, 3, 16, [*args, COUNT])
@@ -72,7 +75,7 @@ def test_each_iteration_waits_for_the_one_before(executor: Executor, crossed: ka
 
 @pytest.mark.usefixtures("order")
 def test_every_iteration_has_the_values_of_its_request(executor: Executor, library: kaas.Library) -> None:
-    """Other objects at other addresses, other scalars: no launch of any chain keeps what an earlier request gave it."""
+    """Addresses and scalars change: no launch of a chain keeps the values of an earlier request."""
     args: list[Any] = [kaas.Scalar("factor", "i32"), kaas.In(A), kaas.InOut(B), COUNT]
     task = kaas.KTask(
         [kaas.Kernel(library, "axpy", 3, 16, args)], [B], iterations=kaas.Scalar("rounds", "u32"), name="values"
@@ -89,7 +92,7 @@ def test_every_iteration_has_the_values_of_its_request(executor: Executor, libra
 
 
 def read_by(launches: int, library: kaas.Library, n: int) -> kaas.KTask:
-    """y = x + launches * w."""
+    """Return a kTask: y = x + launches * w."""
     x, w, y = (kaas.Buffer(name, n, "int32") for name in "xwy")
     steps = [x, *(kaas.Buffer(f"t{k}", n, "int32") for k in range(1, launches)), y]
     kernels = [
@@ -118,7 +121,7 @@ def test_a_small_object_that_many_launches_read_comes_to_them(
     constant: bool,
     calls: int,
 ) -> None:
-    """Otherwise each of these launches is pointed to it; calls: of the driver for that, for one more object."""
+    """Otherwise each launch is re-pointed to the object. calls: calls of the driver for that, for one more object."""
     task, x = read_by(launches, library, n), np.arange(n, dtype=np.int32)
     made, real = [0], driver.cuGraphExecKernelNodeSetParams
 

@@ -1,4 +1,4 @@
-"""Outputs that stay on the device: read there, written back when asked for or before they leave."""
+"""Outputs that stay on the device: they are read there, and written back on demand or before they leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Written(dict[bytes, Array]):
-    """What was written back; each key once."""
+    """The outputs that were written back, each once."""
 
     def __call__(self, key: bytes, array: Array) -> None:
         assert key not in self
@@ -57,7 +57,7 @@ def double(library: kaas.Library) -> kaas.KTask:
 
 
 def there(key: bytes) -> InputSource:
-    """An object that nobody may fetch."""
+    """Return the source of an object that no request may fetch."""
 
     def fetch() -> Any:
         raise AssertionError(f"{key!r} was fetched")
@@ -104,7 +104,7 @@ def test_a_chain_copies_nothing(
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-def test_what_must_leave_is_written_back(
+def test_an_output_is_written_back_before_it_leaves(
     make: Callable[..., Executor], double: kaas.KTask, written: Written, seed: int | None
 ) -> None:
     executor = make(4 * KIB, slots=2)
@@ -121,7 +121,7 @@ def test_what_must_leave_is_written_back(
     assert executor.cache.used_bytes == 4 * KIB
 
 
-def test_what_was_saved_leaves_as_everything(
+def test_a_saved_output_leaves_as_any_object(
     make: Callable[..., Executor], double: kaas.KTask, written: Written
 ) -> None:
     executor = make(3 * KIB, 3 * KIB)
@@ -145,7 +145,7 @@ def test_copied_outputs_are_never_written_back(make_executor: MakeExecutor, doub
 
 
 @pytest.mark.parametrize("fetched", [False, True])
-def test_kept_once_more_it_is_made_anew(
+def test_an_output_that_is_kept_twice_is_replaced(
     make: Callable[..., Executor], double: kaas.KTask, written: Written, fetched: bool
 ) -> None:
     executor = make(64 * KIB, 64 * KIB, slots=2)
@@ -174,7 +174,7 @@ def test_flush_writes_back(make: Callable[..., Executor], double: kaas.KTask, wr
     assert executor.cache.unsaved == set()
 
 
-def test_what_nobody_wants_is_forgotten(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:
+def test_discarded_outputs_are_forgotten(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:
     executor = make(64 * KIB)
     for number in range(3):
         run(executor, double, number, b"%d" % number)
@@ -189,7 +189,7 @@ def test_what_nobody_wants_is_forgotten(make: Callable[..., Executor], double: k
     assert not written
 
 
-def test_views_and_written_inputs_leave_it_as_it_is(
+def test_views_and_written_inputs_do_not_change_it(
     make: Callable[..., Executor], library: kaas.Library, double: kaas.KTask, written: Written
 ) -> None:
     executor = make(64 * KIB)
@@ -236,11 +236,11 @@ def test_several_outputs_of_which_one_stays(
 def test_a_kept_output_begins_as_zeros(
     make: Callable[..., Executor], library: kaas.Library, double: kaas.KTask, written: Written
 ) -> None:
-    """A kernel that promises to write all of its output, and does not."""
+    """A kernel declares that it writes all of its output, and writes a part."""
     executor = make(2 * KIB)
     run(executor, double, 7, b"secret", client="ann")
     executor.flush()
-    softgpu.set_strict(3)  # poisons what was freed
+    softgpu.set_strict(3)  # poisons freed memory
     try:
         x, y = kaas.Buffer("x", N, "int32"), kaas.Buffer("y", N, "int32")
         some = kaas.Kernel(library, "scale", 1, 32, [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(32)])
@@ -271,7 +271,7 @@ def test_a_failed_request_keeps_nothing(
     assert executor.cache.unsaved == {b"2"}
 
 
-def test_what_the_driver_refuses_is_kept_nowhere(
+def test_an_output_without_memory_is_kept_nowhere(
     make: Callable[..., Executor], library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make(64 * KIB)
@@ -324,7 +324,7 @@ def test_a_failed_copy_leaves_it_there(
 
 
 def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: kaas.KTask) -> None:
-    """The request that needs the room and somebody who asks wait for one copy; others run meanwhile."""
+    """The request that needs the room and the thread that asks wait for one copy. Other calls work meanwhile."""
     delivered: list[bytes] = []
     copied, go_on = threading.Event(), threading.Event()
 
@@ -350,7 +350,7 @@ def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: ka
     assert set(executor.cache.sizes) == {b"2", b"5"}
 
 
-def test_what_cannot_be_kept_is_said(make: Callable[..., Executor], double: kaas.KTask, executor: Executor) -> None:
+def test_a_bad_keep_is_an_error(make: Callable[..., Executor], double: kaas.KTask, executor: Executor) -> None:
     with pytest.raises(InvalidRequest, match="no receiver"):
         run(executor, double, 1, b"1")
     own = make(64 * KIB)

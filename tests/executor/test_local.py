@@ -1,4 +1,4 @@
-"""kTasks in this process: `run_local`, and checking without running."""
+"""kTasks in this process: `run_local`, and checks without a run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_stage_times(scale: kaas.KTask) -> None:
 
 
 def test_kernel_times(scale: kaas.KTask) -> None:
-    a, told = np.arange(64, dtype=np.int32), list[KernelTime]()
-    outputs = run_local(scale, {"a": a}, scalars={"factor": 3}, profile=told.extend)
+    a, times = np.arange(64, dtype=np.int32), list[KernelTime]()
+    outputs = run_local(scale, {"a": a}, scalars={"factor": 3}, profile=times.extend)
     np.testing.assert_array_equal(outputs["b"], 3 * a)
-    assert [(time.symbol, time.index, time.launches, time.seconds > 0) for time in told] == [("scale", 0, 1, True)]
+    assert [(time.symbol, time.index, time.launches, time.seconds > 0) for time in times] == [("scale", 0, 1, True)]
 
 
-def test_what_is_wrong_is_said(scale: kaas.KTask) -> None:
+def test_mistakes_are_typed_errors(scale: kaas.KTask) -> None:
     with pytest.raises(MissingInput):
         run_local(scale, scalars={"factor": 3})
     with pytest.raises(WrongScalar):

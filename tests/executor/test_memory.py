@@ -1,4 +1,4 @@
-"""Cached objects, small budgets, and what a failed request leaves behind."""
+"""Cached objects, small budgets, and the state after a failed request."""
 
 from __future__ import annotations
 
@@ -235,12 +235,12 @@ def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: 
     executor = make_executor(64 * KIB)
     add(executor, task, 1, 2)
     with executor.device.current():
-        with pytest.raises(OutOfDeviceMemory):  # which makes the driver's own pools give back what they hold in reserve
+        with pytest.raises(OutOfDeviceMemory):  # makes the driver's pools free their reserves
             executor.device.allocate(executor.device.info().memory_bytes)
         taken = executor.device.allocate(executor.device.free_bytes() - KIB)
     try:
         assert add(executor, task, 3, 1).evicted == ()
-        assert add(executor, task, 4, 1).evicted == (b"\2",)  # found out only by the driver's refusal
+        assert add(executor, task, 4, 1).evicted == (b"\2",)  # known only from the driver's refusal
         assert executor.cache.device.capacity_bytes == 4 * KIB
         with pytest.raises(OutOfDeviceMemory), executor.device.current():
             executor.device.allocate(KIB)
@@ -268,7 +268,7 @@ def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.K
 # --- the host tier
 
 
-def test_what_the_device_gave_up_comes_back_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_an_evicted_object_comes_back_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB, 64 * KIB)  # the arena and two objects
     fetched: list[int] = []
 
@@ -302,7 +302,7 @@ def test_each_tier_counts_its_own(make_executor: MakeExecutor, task: kaas.KTask)
     second = add(executor, task, 1, 3).tiers
     assert second["device"][:6] == (1, KIB, 1, 0, 0, 0)
     assert second["host"][:6] == (0, 0, 1, 0, 1, KIB)
-    assert set(executor.cache.host.sizes) == {b"\1", b"\3"}  # what a request uses stays in both
+    assert set(executor.cache.host.sizes) == {b"\1", b"\3"}  # objects that a request uses stay in both
     assert add(executor, task, 1, 3).tiers == {"device": (2, 2 * KIB, 0, 0, 0, 0, 0.0)}
 
 
@@ -363,7 +363,7 @@ def views(*offsets: int, whole: np.ndarray[Any, Any], fetched: list[int] | None 
     return {name: InputSource(key=b"w", fetch=fetch, offset_bytes=at) for name, at in zip("ab", offsets, strict=True)}
 
 
-def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_only_the_read_parts_of_a_large_object_are_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=8 * KIB)
     whole = np.arange(16 * N, dtype=np.int32)
     fetched: list[int] = []
@@ -421,10 +421,10 @@ def test_a_view_beyond_a_large_object(make_executor: MakeExecutor, task: kaas.KT
         assert executor.cache.sizes == {}
 
 
-# --- ahead of requests
+# --- loads before requests
 
 
-def test_what_was_loaded_ahead_is_a_hit(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_an_object_loaded_before_its_request_is_a_hit(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(4 * KIB, 64 * KIB)
     stats = executor.load([source(1), source(2), source(1)])
     assert (stats.loaded, stats.hits, stats.misses, stats.miss_bytes) == ((b"\1", b"\2"), 0, 2, 2 * KIB)
@@ -433,7 +433,7 @@ def test_what_was_loaded_ahead_is_a_hit(make_executor: MakeExecutor, task: kaas.
     assert add(executor, task, 1, 2).misses == 0
 
 
-def test_all_that_is_loaded_ahead_fits_or_nothing_changes(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_a_load_fits_whole_or_changes_nothing(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(4 * KIB, 64 * KIB)
     add(executor, task, 1, 2)
     before = state(executor), executor.cache.host.sizes

@@ -1,4 +1,4 @@
-"""A plan refuses what would go wrong, by typed errors with fields, before anything runs."""
+"""A plan refuses mistakes before a kernel runs, by typed errors with fields."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_instructions_that_do_not_exist(executor: Executor) -> None:
     assert "bamboozle.b32" in second
 
 
-def test_a_cubin_for_nobody_falls_through_to_the_ptx(executor: Executor, library: kaas.Library) -> None:
+def test_the_ptx_is_taken_if_the_cubin_is_for_no_device(executor: Executor, library: kaas.Library) -> None:
     cubin = kaas.Library.from_cubin(_empty_cubin())
     args = [kaas.Out(C), kaas.i32(1), kaas.i32(64)]
     with pytest.raises((CorruptImage, UnsupportedCode)):
@@ -121,12 +121,12 @@ def test_provided_code_is_found_where_it_runs(
     install(monkeypatch, tmp_path, "simple", lambda *_: kaas.Library.from_cubin(_empty_cubin()) | library)
     request = RunRequest(task(named, "fill", [kaas.Out(C), kaas.i32(7), kaas.i32(64)]), {}, {})
     assert (executor.run(request).outputs["c"] == 7).all()
-    assert not executor.prepare(request.task).prints  # its PTX was taken, and tells
+    assert not executor.prepare(request.task).prints  # its PTX was taken, which shows that
     with pytest.raises(UnknownSymbol, match="did you mean 'scale'"):
         executor.prepare(task(named, "scalee", [kaas.Out(C)]))
 
 
-def test_code_that_nobody_provides(executor: Executor, library: kaas.Library) -> None:
+def test_code_without_a_provider(executor: Executor, library: kaas.Library) -> None:
     named = kaas.Library.provided("nobody", "n", "1")
     args = [kaas.Out(C), kaas.i32(1), kaas.i32(64)]
     wanted = task(named, "fill", args)
@@ -135,7 +135,7 @@ def test_code_that_nobody_provides(executor: Executor, library: kaas.Library) ->
     error = caught.value
     assert (error.provider, error.name, error.version) == ("nobody", "n", "1")
     assert (error.library, error.kernel, error.task) == (named.hash, "fill", wanted.label)
-    assert executor.prepare(task(named | library, "fill", args)).launches  # what is said to do in its place
+    assert executor.prepare(task(named | library, "fill", args)).launches  # the images after it take its place
     with pytest.raises(UnsupportedCode, match="'nobody'"):
         executor.prepare(task(named | kaas.Library.from_cubin(_empty_cubin()), "fill", args))
 

@@ -1,4 +1,4 @@
-"""What each kernel takes: told for every one, with the results that the graph gives, and without the graph."""
+"""The time of each kernel: measured without the graph, with the results of the graph."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(task: kaas.KTask, rounds: int, factor: int, *, profile: bool) -> tup
     return RunRequest(task, sources, encode_scalars(task, scalars), profile=profile), interpret(task, inputs, scalars)
 
 
-def test_every_kernel_is_told(executor: Executor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_has_a_time(executor: Executor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = (1, graph_cache._EVENT_PAIRS - 1, graph_cache._EVENT_PAIRS, 2 * graph_cache._EVENT_PAIRS + 1)
     executor.run(request(task, 1, 1, profile=False)[0])
     with monkeypatch.context() as patch:
@@ -51,8 +51,8 @@ def test_every_kernel_is_told(executor: Executor, task: kaas.KTask, monkeypatch:
             asked, expected = request(task, number, turn, profile=True)
             result = executor.run(asked)
             np.testing.assert_array_equal(result.outputs["b"], expected["b"])
-            told = [(time.symbol, time.index, time.launches) for time in result.stats.kernels]
-            assert told == [("add", 0, number), ("scale", 1, number), ("add", 2, number)]
+            measured = [(time.symbol, time.index, time.launches) for time in result.stats.kernels]
+            assert measured == [("add", 0, number), ("scale", 1, number), ("add", 2, number)]
             assert not result.stats.graph
             seconds = [time.seconds for time in result.stats.kernels]
             assert min(seconds) > 0
@@ -90,7 +90,7 @@ assert (result.outputs["b"] == 7).all()
 
 
 @pytest.mark.processes
-def test_each_is_told_its_own_time() -> None:
+def test_each_kernel_has_its_own_time() -> None:
     command = [sys.executable, "-c", MODELLED, str(KERNELS / "simple.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Random kTasks on the software GPU against the interpreter: the whole way through plan, arena, cache and graph."""
+"""Random kTasks on the software GPU against the interpreter, through plan, arena, cache and graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.executor.interpreter import PACKED, interpret
 
 INT = 4
 SIZES = (16, 16, 16, 40)
-"""Elements of the buffers: few bytes, and mostly the same, so that kernels write whole buffers and memory is reused."""
+"""Elements of the buffers: few, and mostly the same, so that kernels write whole buffers and memory is reused."""
 
 Draw = st.DrawFn
 
@@ -99,7 +99,7 @@ def count_arguments(n: int) -> st.SearchStrategy[kaas.Literal]:
 
 
 def sources(inputs: dict[str, np.ndarray[Any, Any]], cached: set[str], joined: bool) -> dict[str, InputSource]:
-    """The inputs by value, or those in cached by key: each under its own, or all as views of one object."""
+    """Return the inputs by value, and those in `cached` by keys: one each, or all as views of one object."""
     whole = np.concatenate([inputs[name] for name in sorted(cached)]) if cached else np.empty(0, np.int32)
     offset = 0
     given: dict[str, InputSource] = {}
@@ -116,7 +116,7 @@ def sources(inputs: dict[str, np.ndarray[Any, Any]], cached: set[str], joined: b
 
 @st.composite
 def requests(draw: Draw, task: kaas.KTask, numbers: np.random.Generator) -> tuple[RunRequest, dict[str, Any]]:
-    """A request, and the outputs that it must have."""
+    """Return a request and its expected outputs."""
     inputs = {b.name: numbers.integers(-1000, 1000, b.shape, np.int32) for b in task.inputs}
     values = {"factor": draw(st.integers(-99, 99)), "rounds": draw(st.sampled_from([1, 2, 3, 4, 18, 65]))}
     scalars = {name: values[name] for name in task.scalars}
@@ -149,12 +149,12 @@ def test_like_the_interpreter(executor: Executor, library: kaas.Library, data: s
 
 
 CROWDED_BYTES = (12 << 10) + (16 * GAP_BYTES if os.environ.get(MEMCHECK_VARIABLE) == "1" else 0)
-"""Under memcheck each buffer has a gap behind it, and memory of its own."""
+"""Under memcheck each buffer has a gap after it, and memory of its own."""
 
 
 @pytest.fixture(scope="module")
 def crowded(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
-    """Three slots that have to share memory for little more than one of the largest requests."""
+    """Return an executor whose three slots share memory for little more than one of the largest requests."""
     made = Executor(
         open_device("software", 1), slots=3, cache_bytes=CROWDED_BYTES, host_cache_bytes=4 << 10, whole_object_bytes=128
     )

@@ -1,4 +1,4 @@
-"""Parts of large objects: disjoint, aligned, and each view in one of them."""
+"""Parts of large objects are disjoint and aligned, and each view is in one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ranges_that_only_touch_stay_apart() -> None:
     assert replaced == ()
 
 
-def test_what_is_covered_needs_nothing() -> None:
+def test_covered_ranges_need_nothing() -> None:
     ranges = with_parts((0, 4 * G))
     assert ranges.cover(b"x", [(G, 2 * G), (0, 4 * G)], NBYTES) == ((), ())
     assert ranges.cover(b"y", [(0, 1)], NBYTES) == ((Part(b"y", 0, G),), ())
@@ -59,6 +59,6 @@ def test_parts_are_disjoint_and_hold_every_view(requests: list[list[tuple[int, i
         parts = sorted(ranges.parts(b"x"), key=lambda part: part.start)
         assert all(before.end <= after.start for before, after in pairwise(parts))
         assert all(part.start % G == 0 and part.end <= NBYTES for part in parts)
-        # A slow model: the granules that somebody has read, and none besides.
+        # A slow model: the parts have only granules that a request has read.
         read |= {granule for start, end in wanted for granule in range(start // G, -(-max(end, start + 1) // G))}
         assert {granule for part in parts for granule in range(part.start // G, -(-part.end // G))} <= read

@@ -1,4 +1,4 @@
-"""What runs on a device gives what the kTask means, whatever way its inputs take."""
+"""A run on a device gives the outputs of the interpreter, whichever way the inputs take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def launch(library: kaas.Library, symbol: str, *args: Any, shared_bytes: int = 0
 def run(
     executor: Executor, task: kaas.KTask, inputs: dict[str, Any], scalars: dict[str, Any] | None = None
 ) -> RunResult:
-    """Runs a kTask twice, by value, and compares both with the interpreter."""
+    """Run a kTask twice, and compare both results with the interpreter's."""
     sources = {name: value if isinstance(value, InputSource) else InputSource(value) for name, value in inputs.items()}
     arrays = {name: value.value if isinstance(value, InputSource) else value for name, value in inputs.items()}
     expected = interpret(task, arrays, scalars)
@@ -113,8 +113,8 @@ def test_iterations_may_be_a_scalar(executor: Executor, library: kaas.Library) -
         run(executor, task, {"a": ints(3), "b": ints(9)}, {"rounds": rounds})
 
 
-def test_what_one_iteration_leaves_for_the_next_is_not_reused(executor: Executor, library: kaas.Library) -> None:
-    """a is read at the beginning only and d written at the end only; in one iteration they could share memory."""
+def test_memory_that_one_iteration_leaves_for_the_next_is_not_reused(executor: Executor, library: kaas.Library) -> None:
+    """a is read only at the beginning, and d is written only at the end: in one iteration they could share memory."""
     total = buffer("total", init="zero")
     kernels = [
         launch(library, "add", kaas.In(A), kaas.In(total), kaas.Out(B), COUNT),
@@ -168,7 +168,7 @@ def test_tables_of_pointers(executor: Executor, library: kaas.Library) -> None:
     for start in (0, 50):
         inputs = {"a": ints(start), "b": InputSource(ints(start + 1), key=b"table-%d" % start), "d": ints(0)}
         run(executor, task, inputs)
-        run(executor, other, {})  # leaves something else where the table was
+        run(executor, other, {})  # overwrites the place of the table
         run(executor, task, inputs)
 
 
@@ -190,7 +190,7 @@ def test_more_than_one_dimension_and_other_dtypes(executor: Executor, library: k
     result = executor.run(RunRequest(task, {"raw": InputSource(ints(0, 12))}, {}))
     np.testing.assert_array_equal(result.outputs["image"], 2 * ints(0, 12).reshape(3, 4))
     frozen = ints(0, 12)
-    frozen.flags.writeable = False  # as everything from Ray's store is
+    frozen.flags.writeable = False  # as all arrays of Ray's store
     by_key = executor.run(RunRequest(task, {"raw": InputSource(frozen, key=b"frozen")}, {}))
     np.testing.assert_array_equal(by_key.outputs["image"], result.outputs["image"])
     half = kaas.Buffer("half", (2, 12), "bfloat16")
@@ -219,7 +219,7 @@ def test_many_shapes_of_requests_need_two_instances_at_most(executor: Executor, 
 def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Library, client: str) -> None:
     leave = kaas.KTask([launch(library, "fill", kaas.Out(A), kaas.i32(-1), COUNT)], [A])
     executor.run(RunRequest(leave, {}, {}, "first"))
-    # Says that it writes all and writes one element: what it returns beside is what the memory held before.
+    # The kernel declares that it writes all and writes one element: the rest of its output is the memory's old content.
     peek = kaas.KTask([launch(library, "fill", kaas.Out(A), kaas.i32(5), kaas.i32(1))], [A])
     seen = executor.run(RunRequest(peek, {}, {}, client)).outputs["a"]
     np.testing.assert_array_equal(seen, [5] + [0] * (N - 1))

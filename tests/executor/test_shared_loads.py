@@ -1,4 +1,4 @@
-"""Several slots: what two requests want is fetched and loaded once, whatever becomes of either."""
+"""Several slots: an object that two requests want is fetched and loaded once, even if one request fails."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from tests.patience import PATIENCE_S
 __all__ = ["stop", "task", "threads", "waits"]
 
 
-# --- loads are done once
-
-
-def test_what_two_want_is_fetched_once(
+def test_an_object_that_two_requests_want_is_fetched_once(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, waits: Waits
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
@@ -47,7 +44,7 @@ def test_what_two_want_is_fetched_once(
     assert sum(executor.cache.sizes.values()) == 3 * KIB
 
 
-def test_what_travels_is_a_hit_for_another(
+def test_an_object_on_its_way_is_a_hit_for_another_request(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
@@ -58,7 +55,7 @@ def test_what_travels_is_a_hit_for_another(
     assert check(first, 3).stats.misses == 2
 
 
-def test_two_that_want_the_same_two_in_another_order(
+def test_two_requests_that_want_two_objects_in_different_orders(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
@@ -68,7 +65,7 @@ def test_two_that_want_the_same_two_in_another_order(
     def shared(value: int) -> InputSource:
         def fetch() -> Any:
             times.append(value)
-            both.wait(PATIENCE_S)  # each has one, and wants the other's
+            both.wait(PATIENCE_S)  # each request has one object, and wants the other's
             return array(value)
 
         return InputSource(key=bytes([value]), fetch=fetch)
@@ -79,7 +76,7 @@ def test_two_that_want_the_same_two_in_another_order(
     assert sorted(times) == [1, 2]
 
 
-def test_who_waited_for_a_fetch_that_failed_fetches_himself(
+def test_a_request_that_waited_for_a_failed_fetch_fetches_the_object_itself(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, waits: Waits
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
@@ -102,7 +99,7 @@ def test_who_waited_for_a_fetch_that_failed_fetches_himself(
 
 
 def first_copy_fails(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> tuple[threading.Event, threading.Event]:
-    """From now on the first copy of the executor's transport sets the one event, waits for the other, and fails."""
+    """Make the executor's first copy to the device set the first event, wait for the second one, and fail."""
     copying, fail = threading.Event(), threading.Event()
     copy_in = Stream.copy_in
 
@@ -117,7 +114,7 @@ def first_copy_fails(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> tup
     return copying, fail
 
 
-def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
+def test_a_request_that_waited_for_a_failed_copy_loads_the_object_itself(
     make_executor: MakeExecutor,
     task: kaas.KTask,
     threads: ThreadPoolExecutor,
@@ -141,7 +138,7 @@ def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
     assert not executor.cache.pinned
 
 
-def test_what_never_came_is_nobodys_until_its_loader_has_given_it_back(
+def test_an_object_whose_copy_failed_is_unusable_until_its_loader_has_freed_it(
     make_executor: MakeExecutor,
     task: kaas.KTask,
     threads: ThreadPoolExecutor,
@@ -174,7 +171,7 @@ def test_what_never_came_is_nobodys_until_its_loader_has_given_it_back(
     assert not executor.cache.pinned
 
 
-def test_what_others_use_stays_when_its_loader_fails(
+def test_an_object_that_others_use_stays_when_its_loader_fails(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop
 ) -> None:
     executor = make_executor(64 * KIB, 64 * KIB, slots=2)

@@ -1,4 +1,4 @@
-"""Several slots: requests that run beside each other, wait for each other, and share what each of them brings."""
+"""Several slots: requests run in parallel, wait for each other, and share objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["stop", "task", "threads", "waits"]
 
 
 def state(executor: Executor) -> Any:
-    """What must be as before once all requests have ended."""
+    """Return the state that must be as before once all requests have ended."""
     cache, memory = executor.cache, executor._memory
     return cache.sizes, cache.pinned, cache.used_bytes, dict(cache.host.sizes), memory._pool.used_bytes(), memory.leases
 
@@ -75,7 +75,7 @@ def test_a_request_takes_the_slot_it_is_given(
     stop.reached()
     second = threads.submit(executor.run, request(task, 1, 3, "second"), 0)
     waits.one_more()
-    check(threads.submit(executor.run, request(task, 1, 4, "third"), 1), 5)  # overtakes who waits for the other slot
+    check(threads.submit(executor.run, request(task, 1, 4, "third"), 1), 5)  # it overtakes the second request
     stop.go_on()
     check(first, 3)
     check(second, 4)
@@ -117,7 +117,7 @@ def test_code_is_loaded_for_each_slot(make_executor: MakeExecutor, task: kaas.KT
 # --- ends
 
 
-def test_all_who_wait_hear_that_the_device_is_lost(
+def test_all_waiting_requests_fail_when_the_device_is_lost(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
 ) -> None:
     executor = make_executor(4 * KIB, slots=2)
@@ -137,8 +137,8 @@ def test_all_who_wait_hear_that_the_device_is_lost(
     for call in (
         lambda: executor.run(request(task, 3, 4)),  # for room
         lambda: executor.run(request(task, 1, 2)),  # for a slot
-        lambda: executor.load(ahead),  # for the other's fetch
-        lambda: executor.load([source(5)]),  # behind the one that waits for room
+        lambda: executor.load(ahead),  # for the other request's fetch
+        lambda: executor.load([source(5)]),  # behind the request that waits for room
     ):
         waiting.append(threads.submit(call))
         waits.one_more()
@@ -154,7 +154,7 @@ def test_all_who_wait_hear_that_the_device_is_lost(
         executor.run(request(task, 1, 2))
 
 
-def test_closing_waits_for_what_runs(
+def test_closing_waits_for_running_requests(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
@@ -173,7 +173,7 @@ def test_clients_in_two_slots_never_see_each_others_bytes(
 ) -> None:
     executor = make_executor(12 * KIB, 2 * KIB, slots=2)
     leave = kaas.KTask([kaas.Kernel(library, "fill", 2, 128, [kaas.Out(A), kaas.i32(-7), kaas.i32(N)])], [A])
-    # Says that it writes all and writes one element: what it returns beside is what the memory held before.
+    # The kernel declares that it writes all and writes one element: the rest of its output is the memory's old content.
     big = kaas.Buffer("big", 3 * N, "int32")
     peek, peek_big = (
         kaas.KTask([kaas.Kernel(library, "fill", 2, 128, [kaas.Out(x), kaas.i32(5), kaas.i32(1)])], [x])
@@ -247,7 +247,7 @@ def test_a_driver_without_memory_is_asked_again_when_others_have_ended(
         check(second, 7)
         before = state(executor)
         softgpu.inject(softgpu.Fault("out_of_memory", rate=1.0), 1)
-        with pytest.raises(OutOfDeviceMemory):  # nobody runs who could give any back
+        with pytest.raises(OutOfDeviceMemory):  # no request runs that could free memory
             executor.run(request(task, 5, 6))
     finally:
         softgpu.forgive()
@@ -263,12 +263,12 @@ def test_page_locked_memory_of_other_sizes_makes_room(make_executor: MakeExecuto
         host = executor.cache.host
         assert (host.reserved_bytes, buffers.leaving) == (0, [])
         assert buffers.idle_bytes <= 8 * KIB
-        assert n * KIB in buffers._idle, "it is kept for the next of its size"
+        assert n * KIB in buffers._idle, "the buffer is kept for the next object of its size"
     executor.flush()
     assert (buffers.idle_bytes, buffers.leaving) == (0, [])
 
 
-def test_pages_are_unlocked_while_nobody_waits_for_it(
+def test_no_thread_waits_for_pages_to_be_unlocked(
     make_executor: MakeExecutor, threads: ThreadPoolExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(64 * KIB, 2 * KIB, slots=2)
@@ -289,7 +289,7 @@ def test_pages_are_unlocked_while_nobody_waits_for_it(
     first.result(PATIENCE_S)
 
 
-def test_who_comes_to_a_closing_executor_is_told(
+def test_requests_to_a_closing_executor_fail(
     softgpu: tuple[int, ...],  # noqa: ARG001
     task: kaas.KTask,
     threads: ThreadPoolExecutor,

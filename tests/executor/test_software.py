@@ -1,4 +1,4 @@
-"""What a `kaas.Device` says of a software GPU becomes true of it."""
+"""A software GPU is as its `kaas.Device` describes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with device.current():
     stream.synchronize()
 print("poison" if (fresh == 255).all() else "whatever")
 b = kaas.Buffer("b", 64, "int32")
-n = 256 if described.memcheck else 64  # an overrun, but for memcheck it would harm this process
+n = 256 if described.memcheck else 64  # an overrun, which without memcheck would harm this process
 fill = kaas.KTask([kaas.Kernel(library, "fill", 4, 64, [kaas.Out(b), kaas.i32(7), kaas.i32(n)])], [b])
 for _ in range(2):
     try:

@@ -1,4 +1,4 @@
-"""Arrays of other libraries on a CUDA device, as inputs: what they hold, in the order of their own streams."""
+"""Arrays of other libraries on a CUDA device as inputs: they are read in the order of their own streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
 INTS = np.arange(N, dtype=np.int32)
 ORDINAL = 1
-"""Of the device on which `make_executor` makes executors."""
+"""The device on which `make_executor` makes executors."""
 
 
 @pytest.fixture(params=[0, 1], ids=["another device", "the same device"])
@@ -53,7 +53,7 @@ def test_copied_to_the_host(place: tuple[OpenDevice, int]) -> None:
     assert array.dtype == np.int32
     (stream,) = tensor.streams
     assert stream is not None
-    assert stream > 2  # one of its own, which the exporter makes wait
+    assert stream > 2  # a new stream, which the exporter makes wait
 
 
 def test_as_inputs(place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
@@ -72,7 +72,7 @@ def test_as_a_view(place: tuple[OpenDevice, int], make_executor: MakeExecutor, l
 
 @pytest.fixture
 def here(softgpu: tuple[int, ...]) -> Iterator[OpenDevice]:  # noqa: ARG001
-    """The device of the executors, as another user of it sees it."""
+    """Return the device of the executors, opened once more."""
     device = open_device("software", ORDINAL)
     yield device
     device.close()
@@ -98,7 +98,7 @@ def test_read_where_it_lies(
     assert a.streams == [slot.stream.number]
 
 
-def test_what_lies_across_is_copied_on_the_device(
+def test_an_unaligned_array_is_copied_on_the_device(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(1 << 20)
@@ -109,11 +109,11 @@ def test_what_lies_across_is_copied_on_the_device(
     inputs = {"a": InputSource(tensor, offset_bytes=4), "b": InputSource(tensor, offset_bytes=1024)}
     expected = np.roll(INTS, -1) + np.roll(INTS, -256)
     np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], expected)
-    assert 8000 <= executor.cache.arena_bytes <= 8192  # the output and what begins at no multiple of 256 bytes
+    assert 8000 <= executor.cache.arena_bytes <= 8192  # the output, and the copy of the unaligned input
 
 
 class Producer(DeviceArray):
-    """An array that another stream still has to make, when it is exported: so the one that reads it must wait."""
+    """An array that another stream makes when it is exported, so that the reading stream must wait."""
 
     def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
         super().__init__(device, ordinal, np.zeros_like(array))
@@ -134,7 +134,7 @@ class Producer(DeviceArray):
 
 
 @pytest.mark.parametrize("seed", [None, *range(6)])
-def test_read_behind_the_work_that_makes_it(
+def test_read_after_the_work_that_makes_it(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
 ) -> None:
     executor = make_executor(1 << 20)
@@ -149,7 +149,7 @@ def test_read_behind_the_work_that_makes_it(
         software.set_strict(None)
 
 
-def test_let_go_when_the_request_has_ended(
+def test_released_when_the_request_has_ended(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library
 ) -> None:
     executor = make_executor(1 << 20)
@@ -176,7 +176,7 @@ def test_as_an_object_that_is_cached(
     assert len(tensor.streams) == 1
 
 
-def test_what_a_kernel_writes_is_a_copy(
+def test_an_array_that_a_kernel_writes_is_a_copy(
     place: tuple[OpenDevice, int], make_executor: MakeExecutor, library: kaas.Library
 ) -> None:
     executor = make_executor(1 << 20)
@@ -196,7 +196,7 @@ def test_what_a_kernel_writes_is_a_copy(
         (INTS, {"strides": strides(2)}, NotContiguous),
     ],
 )
-def test_what_does_not_fit_is_a_typed_error(
+def test_an_array_that_does_not_fit_is_a_typed_error(
     place: tuple[OpenDevice, int],
     make_executor: MakeExecutor,
     library: kaas.Library,

@@ -1,4 +1,4 @@
-"""Which variables a code image has that kernels can write: by name, or else the answer says that there may be more."""
+"""The variables of a code image that kernels can write, by name; the result also says if there may be more."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_ptx_that_hides_a_variable_says_so(declaration: str) -> None:
 
 
 @pytest.mark.parametrize("image", [Image("ptx", PTX.encode()), Image("cubin", CUBIN)], ids=["ptx", "cubin"])
-def test_text_and_symbol_table_tell_the_same(image: Image) -> None:
+def test_text_and_symbol_table_have_the_same_variables(image: Image) -> None:
     variables = variables_of(image)
     assert variables.complete
     assert set(variables.found) == {Variable(name, name in ZEROS) for name in OF_THE_KERNELS}
@@ -87,7 +87,7 @@ def test_text_and_symbol_table_tell_the_same(image: Image) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize("option", ["-cubin", "-ptx", "-fatbin"])
-def test_what_nvcc_makes(architecture: str, option: str, tmp_path: Path) -> None:
+def test_images_of_nvcc(architecture: str, option: str, tmp_path: Path) -> None:
     source, made = tmp_path / "all.cu", tmp_path / "made"
     source.write_text((KERNELS / "globals.cu").read_text() + "__managed__ int both = 3;\n")
     subprocess.run(["nvcc", option, f"-arch={architecture}", source, "-o", made], check=True, capture_output=True)
@@ -98,7 +98,7 @@ def test_what_nvcc_makes(architecture: str, option: str, tmp_path: Path) -> None
 
 
 def fatbin(*entries: tuple[int, int, bytes]) -> Image:
-    """A fatbin of these (kind, flags, payload)."""
+    """Return a fatbin of these (kind, flags, payload)."""
     body = b""
     for kind, flags, payload in entries:
         padded = payload + bytes(-len(payload) % 8)
@@ -108,13 +108,13 @@ def fatbin(*entries: tuple[int, int, bytes]) -> Image:
 
 @pytest.mark.parametrize(("flags", "package"), [(0x8011, "zstandard"), (0x2011, "lz4.block")])
 def test_a_fatbin_that_nothing_here_decompresses(monkeypatch: pytest.MonkeyPatch, flags: int, package: str) -> None:
-    """On a GPU it runs all the same."""
+    """A GPU can run it."""
     monkeypatch.setitem(sys.modules, package, None)
     variables = variables_of(fatbin((2, 0x11, CUBIN), (1, flags, b"compressed")))
     assert variables == replace(variables_of(fatbin((2, 0x11, CUBIN))), complete=False)
 
 
-def test_a_fatbin_has_what_any_of_its_images_has() -> None:
+def test_a_fatbin_has_the_variables_of_all_its_images() -> None:
     text = HEAD.encode() + b".global .u32 calls = 4; .global .u32 more;\0"
     variables = variables_of(fatbin((1, 0x8011, zstandard.compress(text)), (2, 0x11, CUBIN)))
     assert variables.complete
@@ -135,7 +135,7 @@ def test_a_fatbin_with_an_unreadable_image_says_so(entry: tuple[int, int, bytes]
 
 
 def symbols_of(cubin: bytes) -> list[tuple[int, str]]:
-    """Where each symbol of a cubin that is an object stands, and its name."""
+    """Return (place, name) of the symbols of a cubin that are objects."""
     (sections,) = struct.unpack_from("<Q", cubin, 40)
     each, count = struct.unpack_from("<HH", cubin, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, sections + number * each) for number in range(count)]

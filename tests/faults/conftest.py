@@ -1,4 +1,4 @@
-"""Executors that are broken on purpose, on a device that no other test keeps anything on."""
+"""Executors that fail on purpose, on a device that other tests do not use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Open = Callable[..., Executor]
 
 
 def new_context() -> None:
-    """What the end of its process does for a lost device: everything of its context goes."""
+    """Reset a lost device, as the end of its process does: everything in its context is freed."""
     software.forgive()
     context = call(driver.cuDevicePrimaryCtxRetain, ORDINAL)
     while int(call(driver.cuCtxGetCurrent)) == int(context):
-        call(driver.cuCtxPopCurrent)  # lost executors leave it on their threads
+        call(driver.cuCtxPopCurrent)  # lost executors leave the context on their threads
     call(driver.cuDevicePrimaryCtxReset, ORDINAL)
 
 
@@ -45,7 +45,7 @@ def forgiven(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001
 
 @pytest.fixture
 def opened(forgiven: None) -> Iterator[Open]:  # noqa: ARG001
-    """Makes executors with small budgets, and closes them."""
+    """Make executors with small budgets, and close them at the end."""
     made: list[Executor] = []
 
     def make(**options: Any) -> Executor:
@@ -64,7 +64,7 @@ def opened(forgiven: None) -> Iterator[Open]:  # noqa: ARG001
 
 @pytest.fixture
 def all_given_back(forgiven: None) -> Iterator[None]:  # noqa: ARG001
-    """Checks that the device has as much memory in the end as in the beginning; for `usefixtures`, whose come first."""
+    """Check that the device has as much free memory at the end as before; for `usefixtures`, which come first."""
     observer = open_device("software", ORDINAL)
     with observer.current():
         before = observer.free_bytes()
@@ -76,7 +76,7 @@ def all_given_back(forgiven: None) -> Iterator[None]:  # noqa: ARG001
 
 @pytest.fixture
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Addresses of all page-locked memory that executors have taken and not given back."""
+    """Return the addresses of all page-locked memory that executors have not freed."""
     live: set[int] = set()
     init, close = HostMemory.__init__, HostMemory.close
 

@@ -1,4 +1,4 @@
-"""Requests that run for too long: they are ended, the error names kTask and kernels, and who ran beside is told."""
+"""Requests that run for too long are ended. The error names kTask and kernels; requests in parallel fail too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.patience import PATIENCE_S
 
 ENDLESS = kaas.Library.from_file(Path(software.__file__).parent / "tests" / "compiler" / "kernels" / "endless.ptx")
 LIMIT_S = 1.5
-"""Longer than it takes until a kernel runs, on a busy machine too."""
+"""Longer than a kernel takes to start, even on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,22 +62,22 @@ def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
 
 
 @pytest.mark.slow
-def test_the_kernels_are_known_before_anybody_is_told(
+def test_the_kernels_are_known_before_the_error_is_raised(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, case = opened(run_limit_s=LIMIT_S), chain(library)
-    told, cancel, complete = threading.Event(), OpenDevice.cancel, Failures.complete
+    completing, cancel, complete = threading.Event(), OpenDevice.cancel, Failures.complete
 
-    def slow_to_say(device: OpenDevice) -> tuple[str, ...]:
+    def slow_cancel(device: OpenDevice) -> tuple[str, ...]:
         running = cancel(device)
-        assert told.wait(PATIENCE_S)
+        assert completing.wait(PATIENCE_S)
         return running
 
     def complete_now(*args: Any) -> None:
-        told.set()
+        completing.set()
         complete(*args)
 
-    monkeypatch.setattr(OpenDevice, "cancel", slow_to_say)
+    monkeypatch.setattr(OpenDevice, "cancel", slow_cancel)
     monkeypatch.setattr(Failures, "complete", complete_now)
     software.inject(software.Fault("hang"), ORDINAL)
     with pytest.raises(DeadlineExceeded) as caught:
@@ -86,21 +86,21 @@ def test_the_kernels_are_known_before_anybody_is_told(
 
 
 @pytest.mark.slow
-def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
+def test_a_request_in_parallel_gets_another_error(opened: Open) -> None:
     executor = opened(slots=3)
     neighbour, hung = endless("apart"), endless("together", limit_s=LIMIT_S)
     for request in (neighbour, hung):
         executor.prepare(request.task)
     with ThreadPoolExecutor(2) as threads:
-        beside = threads.submit(executor.run, neighbour)
+        other = threads.submit(executor.run, neighbour)
         while software.running(ORDINAL) != ("apart",):
-            assert not beside.done()
+            assert not other.done()
         with pytest.raises(DeadlineExceeded) as caught:
             executor.run(hung)
         assert caught.value.kernels == ("together",)
-        with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as told:
-            beside.result(PATIENCE_S)
-        assert (told.value.task, told.value.code, told.value.printed) == ("together for ever", 702, "")
+        with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as lost:
+            other.result(PATIENCE_S)
+        assert (lost.value.task, lost.value.code, lost.value.printed) == ("together for ever", 702, "")
 
 
 def test_a_limit_beyond_all_floats(opened: Open, library: kaas.Library) -> None:
@@ -149,7 +149,7 @@ def test_the_shorter_limit_counts(opened: Open, library: kaas.Library) -> None:
     assert caught.value.deadline_s == 0.1
 
 
-def test_nobody_is_watched_without_a_limit(opened: Open, library: kaas.Library) -> None:
+def test_no_request_is_watched_without_a_limit(opened: Open, library: kaas.Library) -> None:
     executor, case = opened(), chain(library)
     right(case, executor.run)
     assert executor._watchdog._thread is None
@@ -172,7 +172,7 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
     left = Watched(watchdog, "left", 0.02)
     never.begin()
     while watchdog._wakes_s == math.inf:
-        pass  # until it sleeps, and for long
+        pass  # until the thread sleeps, and for long
     left.begin()
     left.end()
     requests = [Watched(watchdog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]

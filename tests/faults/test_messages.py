@@ -1,4 +1,4 @@
-"""What errors of an executor tell: whose they are, kernel, buffer, sizes, and what kernels have printed."""
+"""The fields of an executor's errors: request, kernel, buffer, sizes, and the text that kernels printed."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def asserting(values: list[int], times: int = 0) -> RunRequest:
 # --- printf and assert
 
 
-def test_what_kernels_print_comes_with_the_result(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
-    executor, told = opened(), "told by 0\ntold by 1\ntold by -1\n"
+def test_printed_text_is_in_the_result(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
+    executor, printed = opened(), "told by 0\ntold by 1\ntold by -1\n"
     for _ in range(2):
-        assert executor.run(printing(2)).printed == told
+        assert executor.run(printing(2)).printed == printed
     assert executor.run(printing(0)).printed == ""
-    assert capfd.readouterr().out == 2 * told
+    assert capfd.readouterr().out == 2 * printed
 
 
-def test_what_a_request_that_failed_has_printed_is_not_in_the_next_result(
+def test_printed_text_of_a_failed_request_is_not_in_the_next_result(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor, told = opened(), "told by 0\ntold by 1\ntold by -1\n"
+    executor, printed = opened(), "told by 0\ntold by 1\ntold by -1\n"
     refused = DeviceError("refused", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
     with monkeypatch.context() as patched:
         patched.setattr(Stream, "copy_out", Mock(side_effect=refused))
         with pytest.raises(DeviceError):
             executor.run(printing(20))
-    assert executor.run(printing(2)).printed == told
+    assert executor.run(printing(2)).printed == printed
 
 
-def test_code_that_cannot_print_is_not_asked(
+def test_no_text_is_read_from_code_that_cannot_print(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, request = opened(), one(library)
@@ -90,23 +90,23 @@ def test_code_that_cannot_print_is_not_asked(
     assert executor.run(request).printed == ""
 
 
-def test_an_assertion_says_where(opened: Open) -> None:
+def test_an_assertion_names_its_place(opened: Open) -> None:
     executor = opened()
     assert list(executor.run(asserting([3, 4])).outputs["out"]) == [3, 4]
     with pytest.raises(DeviceLost) as caught:
         executor.run(asserting([1, 1, -1], times=1))
     error = caught.value
     assert (error.code_name, error.kernel) == ("CUDA_ERROR_ASSERT", "checked")
-    said = 'block: [0,0,0], thread: [2,0,0] Assertion `x[i] > 0 && "x is positive"` failed.'
+    failed = 'block: [0,0,0], thread: [2,0,0] Assertion `x[i] > 0 && "x is positive"` failed.'
     assert "output.cu:" in error.message
-    assert said in error.message
+    assert failed in error.message
     assert error.printed.startswith("told by 0\n")
-    assert said in error.printed
+    assert failed in error.printed
     assert executor.lost is not None
     assert executor.lost.fields["printed"] == error.printed
 
 
-def test_the_newest_of_what_was_printed(opened: Open) -> None:
+def test_the_newest_printed_text_is_kept(opened: Open) -> None:
     with pytest.raises(DeviceLost) as caught:
         opened().run(asserting([-1], times=2000))
     printed = caught.value.printed

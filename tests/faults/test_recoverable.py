@@ -1,4 +1,4 @@
-"""Faults that a device survives: the request that meets one ends well or with its error, and leaves nothing behind."""
+"""Faults that a device survives: the request succeeds or ends with the fault's error, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAULTS = 1000
 
 
 def adding(library: kaas.Library, n: int, first: int, second: int) -> Case:
-    """c = a + b of two objects."""
+    """Return a case: c = a + b of two objects."""
     task = tasks(library, n)[0]
     arrays = {"a": content(n, first), "b": content(n, second)}
     return Case(RunRequest(task, {"a": cached(n, first), "b": cached(n, second)}, {}), interpret(task, arrays))
@@ -50,14 +50,14 @@ def warm(executor: Executor, library: kaas.Library) -> Case:
 
 
 def growing(executor: Executor, library: kaas.Library) -> Case:
-    """All objects are there, in an arena that is too small."""
+    """All objects are there, and the arena is too small."""
     right(adding(library, SMALL, 0, 1), executor.run)
     executor.load([cached(LARGE, 0), cached(LARGE, 1)])
     return adding(library, LARGE, 0, 1)
 
 
 def evicting(executor: Executor, library: kaas.Library) -> Case:
-    """What is to come drives out what is there."""
+    """The new objects evict the objects that are there."""
     for number in range(2, 8):
         right(adding(library, LARGE, number, number + 1), executor.run)
     assert executor.cache.used_bytes > CACHE_BYTES - 2 * 4 * LARGE
@@ -65,11 +65,11 @@ def evicting(executor: Executor, library: kaas.Library) -> Case:
 
 
 SITUATIONS = {cold: 3, warm: 0, growing: 1, evicting: 2}
-"""With the number of allocations that the request in question makes."""
+"""Situations, each with the number of allocations that its request makes."""
 
 
 def run_out(at: int, times: int) -> None:
-    """So many allocations in a row fail, from the at-th on."""
+    """Make `times` allocations in a row fail, beginning with number `at`."""
     for number in range(times):
         software.inject(software.Fault("out_of_memory", at=at + number), ORDINAL)
 
@@ -79,7 +79,7 @@ def run_out(at: int, times: int) -> None:
 def test_out_of_memory_at_every_allocation(
     opened: Open, library: kaas.Library, host_memory: set[int], situation: Callable[..., Case]
 ) -> None:
-    """The second failure in a row is one too many: room is made and tried again once."""
+    """Two failures in a row fail the request: an allocation is tried again only once."""
     failed = []
     for at in range(1, MOST_ALLOCATIONS + 1):
         executor = opened()
@@ -160,7 +160,7 @@ def unfetchable(source: InputSource) -> InputSource:
 
 
 def spoil(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
-    """Injects a fault, or gives the request one of its own; with the errors that may come of it."""
+    """Inject a fault, or make the request faulty. Return the case and its possible errors."""
     match draw.random.randrange(6):
         case 0 | 1 | 2:
             run_out(draw.random.randint(1, 4), draw.random.randint(1, 3))
@@ -173,7 +173,7 @@ def spoil(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
 
 
 def tend(draw: Draw, executor: Executor) -> None:
-    """Loads, pins or forgets something, which a fault may prevent."""
+    """Load, pin and forget objects, which a fault may prevent."""
     chosen = [cached(SMALL, 0), cached(LARGE, draw.random.randrange(3))]
     keys = [source.key for source in chosen if source.key is not None]
     run_out(draw.random.randint(1, 6), 2)
@@ -187,7 +187,7 @@ def tend(draw: Draw, executor: Executor) -> None:
 
 
 def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
-    """Gives the request a fault of its own, with the error that comes of it."""
+    """Make the request faulty. Return the case and its error."""
     inputs = dict(case.request.inputs)
     name = draw.random.choice(sorted(inputs))
     if draw.random.random() < 0.5:

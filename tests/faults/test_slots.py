@@ -1,4 +1,4 @@
-"""Faults with several requests at a time: each ends well or with its error, and the others are none the worse."""
+"""Faults with several requests at a time: each succeeds or ends with its error, and does not harm the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
 
 
 def together(work: Callable[[int], Counter[str]]) -> Counter[str]:
-    """Runs the work in as many threads as there are slots; it counts how its requests ended."""
+    """Run the work in as many threads as there are slots. Return the number of requests by their end."""
     with ThreadPoolExecutor(SLOTS) as threads:
         counts = [threads.submit(work, number) for number in range(SLOTS)]
         return sum((count.result(PATIENCE_S) for count in counts), Counter())
@@ -47,9 +47,9 @@ def test_random_faults_in_two_slots(opened: Open, library: kaas.Library, host_me
         draw, ended = Draw(library, number), Counter[str]()
         for _ in range(ROUNDS):
             case, possible = spoil(draw, draw.case())
-            error = attempt(case, executor.run, *possible, OutOfDeviceMemory)  # which may be the other's
+            error = attempt(case, executor.run, *possible, OutOfDeviceMemory)  # the fault may be the other thread's
             ended[type(error).__name__] += 1
-            software.forgive()  # what has not come, be it meant for the other
+            software.forgive()  # also the faults for the other thread
         return ended
 
     ended = together(work)
@@ -84,7 +84,7 @@ def test_a_failing_neighbour_changes_no_result(opened: Open, library: kaas.Libra
 
 @pytest.mark.usefixtures("reset")
 @pytest.mark.parametrize("kind", ["launch_failure", "device_lost"])
-def test_whoever_runs_when_the_device_is_lost_is_told(opened: Open, library: kaas.Library, kind: str) -> None:
+def test_running_requests_fail_when_the_device_is_lost(opened: Open, library: kaas.Library, kind: str) -> None:
     lost = 0
     for round_number in range(LOSSES // 2):
         executor = opened(slots=SLOTS)
@@ -108,8 +108,8 @@ def test_whoever_runs_when_the_device_is_lost_is_told(opened: Open, library: kaa
 
 
 @pytest.mark.usefixtures("reset")
-def test_whoever_waits_for_room_when_the_device_is_lost_is_told(opened: Open, library: kaas.Library) -> None:
-    """One request has most of the memory and hangs; the other waits for room, and has nothing to do with the fault."""
+def test_requests_that_wait_for_room_fail_when_the_device_is_lost(opened: Open, library: kaas.Library) -> None:
+    """One request has most of the memory and hangs. The other waits for room, and is not part of the fault."""
     n = SIZES[-1]
     values = {name: InputSource(content(n, number)) for number, name in enumerate("ab")}
     request = RunRequest(tasks(library, n)[1], values, {})

@@ -1,4 +1,4 @@
-"""Faults that stick: the request ends with DeviceLost, the executor is lost, and the next one on the device works."""
+"""Sticky faults: the request ends with DeviceLost, the executor is lost, and a new one on the device works."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
 
 
 def chain(library: kaas.Library) -> Case:
-    """Three kernels, the last after the others."""
+    """Return a case of three kernels, the last one after the others."""
     n = SIZES[1]
     task = tasks(library, n)[1]
     arrays = {"a": content(n, 0), "b": content(n, 1)}
@@ -88,11 +88,11 @@ def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> No
     def run() -> None:
         ended.append(loses(executor, case.request))
 
-    runs = [threading.Thread(target=run, daemon=True) for _ in range(2)]  # the other waits for its turn
+    runs = [threading.Thread(target=run, daemon=True) for _ in range(2)]  # the other one waits for the slot
     for thread in runs:
         thread.start()
     while any(thread.is_alive() for thread in runs):
-        software._present().library.softgpu_end_hangs()  # it hangs at some moment from now
+        software._present().library.softgpu_end_hangs()  # the hang may begin at any time
     assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"] * 2
     new_context()
     right(case, opened().run)

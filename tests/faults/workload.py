@@ -1,4 +1,4 @@
-"""Random requests whose answers are known, and what has to be true of an executor between any two of them."""
+"""Random requests with known results, and invariants of an executor between any two of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.executor.interpreter import interpret
 SIZES = (64, 1000, 3000)
 """Elements of the buffers of a kTask."""
 OBJECTS = 3
-"""Objects of each size, so many that only a part of them fits."""
+"""Objects of each size: so many that only a part of them fits."""
 CACHE_BYTES = (76 << 10) + (4 * GAP_BYTES if os.environ.get(MEMCHECK_VARIABLE) == "1" else 0)
-"""Under memcheck each buffer of an arena has a gap behind it."""
+"""Under memcheck each buffer of an arena has a gap after it."""
 HOST_BYTES = 48 << 10
 WHOLE_BYTES = 16 << 10
 BLOCK = 128
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request with what it must give; inputs: its arrays."""
+    """A request with its expected outputs."""
 
     request: RunRequest
     expected: dict[str, Array]
@@ -44,7 +44,7 @@ def buffer(name: str, n: int, init: str | None = None) -> kaas.Buffer:
 
 
 def tasks(library: kaas.Library, n: int) -> list[kaas.KTask]:
-    """One kernel, several, an input that is written, a table of pointers, iterations; inputs are "a" and "b"."""
+    """Return kTasks: one kernel, several, a written input, a table of pointers, iterations. Inputs: "a" and "b"."""
     a, b, c, t, u = (buffer(name, n) for name in "abctu")
     total, count = buffer("total", n, init="zero"), kaas.i32(n)
 
@@ -71,12 +71,12 @@ def content(n: int, number: int) -> Array:
 
 
 def cached(n: int, number: int) -> InputSource:
-    """An object that has to be fetched where no tier has it."""
+    """Return the source of an object, which is fetched if no tier has it."""
     return InputSource(key=b"object-%d-%d" % (n, number), fetch=lambda: content(n, number))
 
 
 class Draw:
-    """Cases by a seed."""
+    """Random cases of one seed."""
 
     def __init__(self, library: kaas.Library, seed: int) -> None:
         self.random = random.Random(seed)
@@ -93,7 +93,7 @@ class Draw:
         return Case(RunRequest(task, sources, {}, client), interpret(task, arrays))
 
     def _input(self, n: int) -> tuple[Array, InputSource]:
-        """By value, an object, or a view of a larger one that is cached by ranges."""
+        """Return an input: by value, an object, or a view of a larger object that is cached by ranges."""
         number = self.random.randrange(OBJECTS)
         match self.random.randrange(4):
             case 0:
@@ -107,7 +107,7 @@ class Draw:
 
 
 def right(case: Case, run: Callable[[RunRequest], Any]) -> Any:
-    """Runs a case, which must succeed; gives its statistics."""
+    """Run a case, which must succeed. Return its statistics."""
     result = run(case.request)
     assert list(result.outputs) == list(case.expected)
     for name, array in case.expected.items():
@@ -116,7 +116,7 @@ def right(case: Case, run: Callable[[RunRequest], Any]) -> Any:
 
 
 def attempt(case: Case, run: Callable[[RunRequest], Any], *possible: type[KaasError]) -> KaasError | None:
-    """Runs a case that either succeeds or ends with one of these errors, which is given."""
+    """Run a case that succeeds or ends with one of these errors. Return the error."""
     try:
         right(case, run)
     except possible as error:
@@ -125,7 +125,7 @@ def attempt(case: Case, run: Callable[[RunRequest], Any], *possible: type[KaasEr
 
 
 class Accounting:
-    """What an executor says that it holds, against what it has taken from its pool of memory since it was opened."""
+    """Compares the memory that an executor counts with the memory that it took from its pool since its start."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -135,7 +135,7 @@ class Accounting:
         self._pool.__dict__.update(allocate=self._count, free=self._discount)
 
     def check(self) -> None:
-        """Nothing is pinned, tiers are within bounds, and all memory is accounted for."""
+        """Check that nothing is pinned, tiers are within bounds, and all memory is accounted for."""
         cache = self._executor.cache
         assert not cache.pinned
         assert not self._executor._memory.leases
@@ -145,7 +145,7 @@ class Accounting:
         assert cache.used_bytes <= CACHE_BYTES
         assert cache.host.reserved_bytes <= HOST_BYTES
         assert sum(self._taken.values()) == cache.used_bytes
-        assert self._pool.used_bytes() >= cache.used_bytes  # its blocks may be larger than what was asked for
+        assert self._pool.used_bytes() >= cache.used_bytes  # its blocks may be larger than the requested sizes
 
     def _count(self, nbytes: int) -> int:
         address = self._allocate(nbytes)

@@ -1,4 +1,4 @@
-"""What requests of the published system could say, one test a feature; the pool's share of them is in tests/api."""
+"""The features of the published system's requests, one test each; the pool's features are in tests/api."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_one_object_as_several_buffers_has_one_copy(executor: Executor) -> None:
 
 
 def test_temporaries_are_clear_for_another_client(executor: Executor) -> None:
-    """The second task only copies out what its temporary holds."""
+    """The second task only copies its temporary out."""
     secret, seen = buffer("secret"), buffer("seen")
     write = kaas.KTask(
         [
@@ -110,7 +110,7 @@ def test_temporaries_are_clear_for_another_client(executor: Executor) -> None:
     )
     peek = kaas.KTask(
         [
-            kernel("increment", kaas.Out(secret), kaas.i32(0)),  # says that it writes, and does not
+            kernel("increment", kaas.Out(secret), kaas.i32(0)),  # declares a write, and writes nothing
             kernel("subtract", kaas.In(secret), kaas.In(Y), kaas.Out(seen), COUNT),
         ],
         [seen],
@@ -154,7 +154,7 @@ def test_a_task_read_back_from_its_encodings_runs(executor: Executor) -> None:
 
 
 def test_two_libraries_with_the_same_symbols_do_not_collide(executor: Executor) -> None:
-    """Another tenant's kernel of the same name in a file of the same name: only the content counts."""
+    """Another client's kernel has the same name in a file of the same name: only the content counts."""
     swapped = re.sub(r"(\.entry )subtract\b", r"\1other", SOURCE.read_text())
     swapped = re.sub(r"(\.entry )increment\b", r"\1subtract", swapped)
     theirs = kaas.Library.from_ptx(swapped)

@@ -1,10 +1,10 @@
-"""`make gpu`: the tests and benchmarks that need a GPU, with the packages there are; results go to benchmarks/results.
+"""`make gpu`: runs the tests and benchmarks that need a GPU, with the installed packages; results: benchmarks/results.
 
-Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec; for compiled models safetensors. With Ray there too,
-the GPU tests of all other folders and the benchmarks that go through Ray run as well; with apache-tvm and onnx, models
-over TVM's virtual machine. The BLAS library is tested with the kernels that are built, and with CuPy measured over
-cuBLAS: nvcc and the headers of CUTLASS build what is missing; without them, bring `python -m cutlass_blas build --into
-libraries/cutlass_blas/cutlass_blas/packed` from a machine that has them.
+It needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec, and safetensors for compiled models. With Ray it
+also runs the GPU tests of all other folders and the benchmarks that use Ray; with apache-tvm and onnx, models against
+TVM's virtual machine; with CuPy, the BLAS library against cuBLAS. The BLAS library is tested with its built kernels:
+nvcc and the headers of CUTLASS build the missing ones. On a machine without them, run `python -m cutlass_blas build
+--into libraries/cutlass_blas/cutlass_blas/packed` on another machine, and copy the folder.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",)}
 """Benchmarks that need further packages."""
 OPTIONS = {"gemm": ("--device", "gpu")}
 DISTRIBUTIONS = (ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
-"""What stands beside KaaS, and need not be installed."""
+"""The repository's other distributions, which need not be installed."""
 
 
 def run_tests(ray: bool, environment: Environment) -> bool:
-    """Whether all passed. Without Ray the conftest files above are kept out: they need packages beyond the list."""
+    """Return True if all tests passed. Without Ray the conftest files above are left out: they need more packages."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "tests" if ray else "tests/gpu"]
     if not ray:
         command += ["--confcutdir", "tests/gpu"]
@@ -41,13 +41,13 @@ def run_tests(ray: bool, environment: Environment) -> bool:
 
 
 def built(environment: Environment) -> bool:
-    """Builds the kernels of the BLAS library, as far as they are not there; whether they are now."""
+    """Build the missing kernels of the BLAS library. Return True if all are there."""
     command = [sys.executable, "-m", "cutlass_blas", "build"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
 def run_benchmark(name: str, environment: Environment) -> bool:
-    """Whether it ran; what it measured is stored and printed, and judged by readers."""
+    """Run a benchmark; store and print its results. Return True if it ran, whatever it measured."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *OPTIONS.get(name, ())]
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
@@ -63,7 +63,7 @@ def run_benchmark(name: str, environment: Environment) -> bool:
 
 
 def with_distributions(folder: Path) -> Environment:
-    """The environment, with what stands beside KaaS on the path; `folder` tells, in its place, what it provides."""
+    """Return the environment with all distributions on the path. `folder` gets the metadata of their providers."""
     if not installed("cutlass_blas"):
         write_metadata(folder, "cutlass_blas", "cutlass_blas.provider:images")
     folders = [*map(str, DISTRIBUTIONS), str(folder), os.environ.get("PYTHONPATH", "")]
@@ -80,7 +80,7 @@ def main() -> int:
         print(f"make gpu: {why}; nothing was run")
         return 2
     ray = importlib.util.find_spec("ray") is not None
-    print(f"with Ray: {'yes' if ray else 'no: only what runs without it'}", flush=True)
+    print(f"with Ray: {'yes' if ray else 'no: only tests and benchmarks without it'}", flush=True)
     RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         environment = with_distributions(Path(folder))
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def chosen(ray: bool, blas: bool) -> list[str]:
-    """The benchmarks that have what they need here."""
+    """Return the benchmarks whose packages are installed."""
     names = list(WITHOUT_RAY + (WITH_RAY if ray else ()))
     for name, packages in WITH_MORE.items():
         lacking = [package for package in packages if importlib.util.find_spec(package) is None]

@@ -20,7 +20,7 @@ Inputs = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kTask with its inputs. rtol: how far results may lie apart, as a share of the largest; 0 is to the last bit."""
+    """A kTask with its inputs. rtol: allowed difference of results, as a share of the largest; 0: equal bits."""
 
     task: kaas.KTask
     inputs: Inputs
@@ -29,7 +29,7 @@ class Case:
 
 
 def data(seed: int, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Floats from -1 to 1. RandomState, because NumPy promises its stream for good: stored cases stay comparable."""
+    """Return floats from -1 to 1. NumPy never changes RandomState's stream, so stored cases stay comparable."""
     return np.random.RandomState(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
@@ -76,7 +76,7 @@ def of_pointers() -> Case:
 
 
 def of_values() -> Case:
-    """Every kind of literal, in the places where the compiler of the kernel put them."""
+    """Every kind of literal, at the offsets that the kernel's compiler chose."""
     out = kaas.Buffer("out", 18, "float64")
     values = [
         kaas.i8(-128), kaas.i16(-32768), kaas.i32(-(2**31)), kaas.i64(-(2**53)), kaas.u8(255), kaas.u16(65535),
@@ -100,7 +100,7 @@ def of_collatz() -> Case:
 
 
 def of_block_sum() -> Case:
-    """Two levels of reduction; the second reads what blocks of the first wrote."""
+    """Two levels of reduction; the second one reads the results of the first one's blocks."""
     n, x = 20_000, kaas.Buffer("x", 20_000, "int32")
     partial, total = kaas.Buffer("partial", 40, "int32"), kaas.Buffer("total", 1, "int32")
     kernels = [
@@ -112,7 +112,7 @@ def of_block_sum() -> Case:
 
 
 def of_reverse() -> Case:
-    """64 KiB of dynamic shared memory: more than a kernel gets without asking."""
+    """64 KiB of dynamic shared memory: more than the default limit of a kernel."""
     n = 1 << 14
     x, y = kaas.Buffer("x", n, "float32"), kaas.Buffer("y", n, "float32")
     task = kaas.KTask([kernel("reverse", 1, 256, kaas.In(x), kaas.Out(y), kaas.u32(n), shared_bytes=4 * n)], [y])
@@ -120,7 +120,7 @@ def of_reverse() -> Case:
 
 
 def of_advance() -> Case:
-    """In place from the middle on, over and over; iterations chosen at the invocation."""
+    """In place from the middle on, with iterations that the invocation chooses."""
     x = kaas.Buffer("x", 100, "uint32")
     task = kaas.KTask([kernel("advance", 2, 32, kaas.InOut(x, 200), kaas.u32(50))], [x], kaas.Scalar("n", "i64"))
     return Case(task, {"x": np.arange(100, dtype=np.uint32)}, {"n": 21})

@@ -1,4 +1,4 @@
-"""Tests of this folder need a real GPU; without one they are skipped and say why."""
+"""Tests of this folder need a real GPU; without one they are skipped with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kaas.errors import KaasError
 
 @functools.cache
 def why_no_gpu() -> str:
-    """Empty if there is a GPU that this process can use."""
+    """Return the reason why this process can use no GPU; "" if it can use one."""
     import softgpu
     from kaas.executor.device.device import gpu_count
 

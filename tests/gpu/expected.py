@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.expected` stores every case with what the software GPU makes of it."""
+"""`python -m tests.gpu.expected` stores every case with the software GPU's outputs."""
 
 from __future__ import annotations
 

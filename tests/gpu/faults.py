@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.faults KIND SYMBOL`: a kernel fails on a device and takes this process's use of it along."""
+"""`python -m tests.gpu.faults KIND SYMBOL`: a kernel fails, and this process loses the device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SYMBOLS = {
 
 
 def task(symbol: str) -> kaas.KTask:
-    """x[0] = value; the kernel fails for a negative one."""
+    """Return a kTask: x[0] = value. The kernel fails for a negative value."""
     library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "faults.ptx")
     x = kaas.Buffer("x", 1, "int32")
     return kaas.KTask([kaas.Kernel(library, symbol, 1, 1, [kaas.Out(x), kaas.Scalar("value", "i32")])], [x])
 
 
 def main() -> int:
-    """Prints what a good, a bad and a good request give."""
+    """Print the results of a good, a bad and a good request."""
     device, failing = Device(sys.argv[1]), task(sys.argv[2])
     for value in (7, -1, 7):
         try:

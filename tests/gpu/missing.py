@@ -1,4 +1,4 @@
-"""What a machine without a compiler lacks: tests that need it are skipped there."""
+"""Skips tests that need kernels which a machine without a compiler lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kaas.errors import MissingPackage
 
 @contextmanager
 def skipped_if_missing() -> Iterator[None]:
-    """Skips a test that asks for a kernel of the BLAS library which is not there and cannot be built."""
+    """Skip a test that needs a kernel of the BLAS library which is not built and cannot be built."""
     try:
         yield
     except MissingPackage as error:

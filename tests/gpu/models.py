@@ -21,7 +21,7 @@ INPUTS = {"dense": (4, 32), "pictures": (2, 3, SIDE, SIDE)}
 
 
 def data(seed: int, *shape: int) -> Array:
-    """RandomState, because NumPy promises its stream for good."""
+    """Return floats from -1 to 1. NumPy never changes RandomState's stream."""
     return np.random.RandomState(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
@@ -42,7 +42,7 @@ def inputs(name: str) -> Array:
 
 
 def expected(name: str) -> Array:
-    """By NumPy: softmax(last(relu(first(x))))."""
+    """Return softmax(last(relu(first(x)))), computed by NumPy."""
     given, x = weights(name), inputs(name).astype(np.float64)
     if name == "dense":
         first = x @ given["first.weight"].T + given["first.bias"]
@@ -52,12 +52,12 @@ def expected(name: str) -> Array:
         first = np.einsum("ncyxij,ocij->noyx", seen, given["first.weight"]) + given["first.bias"][:, None, None]
     scores = np.maximum(first, 0).reshape(len(x), -1) @ given["last.weight"].T + given["last.bias"]
     likely = np.exp(scores - scores.max(1, keepdims=True))
-    answer: Array = (likely / likely.sum(1, keepdims=True)).astype(np.float32)
-    return answer
+    result: Array = (likely / likely.sum(1, keepdims=True)).astype(np.float32)
+    return result
 
 
 def network(name: str) -> Any:
-    """The same for TVM."""
+    """Return the same model for TVM."""
     from tvm.relax.frontend import nn
 
     class Network(nn.Module):  # type: ignore[misc]  # TVM has no types

@@ -1,4 +1,4 @@
-"""Kernels that fill a block's shared memory and a thread's local memory, and kernels that read both unwritten."""
+"""Kernels that fill shared memory and local memory, and kernels that read both without writing them first."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ again:
 
 
 def task(symbol: str) -> kaas.KTask:
-    """`leave`, of which the output is of no interest, or `look`: (words of shared, of local memory with the mark)."""
+    """Return a kTask: `look` counts the words with the mark, of shared and of local memory; `leave` writes the mark."""
     out = kaas.Buffer("out", 2, "uint32")
     library = kaas.Library.from_ptx(PTX)
     return kaas.KTask([kaas.Kernel(library, symbol, BLOCKS, THREADS, [kaas.u32(MARK), kaas.InOut(out)])], [out])

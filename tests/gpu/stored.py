@@ -1,4 +1,4 @@
-"""Cases in files: a kTask, its inputs, the software GPU's outputs; so a machine with a GPU needs neither it nor Ray."""
+"""Cases in files: a kTask, its inputs, the software GPU's outputs. GPU tests thus need neither softgpu nor Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One case. rtol: how far results may lie apart, as a share of the largest; 0 is to the last bit."""
+    """One case. rtol: allowed difference of results, as a share of the largest; 0: equal bits."""
 
     task: kaas.KTask
     inputs: Arrays
@@ -45,7 +45,7 @@ def load(name: str) -> Stored:
 
 
 def save(name: str, case: Stored) -> int:
-    """Stores a case; gives the file's size in bytes."""
+    """Store a case. Return the file's size in bytes."""
     about = {"inputs": list(case.inputs), "outputs": list(case.outputs), "scalars": case.scalars, "rtol": case.rtol}
     arrays = {
         "task": np.frombuffer(case.task.to_msgpack(), np.uint8),
@@ -59,7 +59,7 @@ def save(name: str, case: Stored) -> int:
 
 
 def assert_same(outputs: Arrays, expected: Arrays, rtol: float) -> None:
-    """Names, shapes, dtypes and values; rtol is a share of each output's largest magnitude."""
+    """Compare names, shapes, dtypes and values. rtol is a share of each output's largest magnitude."""
     assert list(outputs) == list(expected)
     for name, value in outputs.items():
         other = expected[name]

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.taken KIND`: most of a device's memory goes to others while an executor runs there."""
+"""`python -m tests.gpu.taken KIND`: other users take most of a device's memory while an executor runs there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT_BYTES = 16 * MIB
 
 
 def reading(nbytes: int) -> kaas.KTask:
-    """Doubles the first elements of an object."""
+    """Return a kTask that doubles the first elements of an object."""
     library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "cases.ptx")
     w, y = kaas.Buffer("w", nbytes // 4, "float32"), kaas.Buffer("y", 40, "float32")
     args: list[Any] = [kaas.Pointers([kaas.In(w), kaas.In(w)]), kaas.u32(2), kaas.Out(y), kaas.u32(40)]
@@ -30,7 +30,7 @@ def reading(nbytes: int) -> kaas.KTask:
 
 
 def check(executor: Executor, nbytes: int, value: int) -> Any:
-    """Reads an object that is full of a value; gives what the request did."""
+    """Read an object that is full of a value. Return the request's statistics."""
     source = InputSource(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
     result = executor.run(RunRequest(reading(nbytes), {"w": source}, {}))
     np.testing.assert_array_equal(result.outputs["y"], np.full(40, 2 * value, np.float32))
@@ -38,7 +38,7 @@ def check(executor: Executor, nbytes: int, value: int) -> Any:
 
 
 def main() -> None:
-    """The driver has less than it had: what is cached makes room; what still does not fit fails by itself."""
+    """Take memory from the driver: cached objects make room, and a request that still does not fit fails alone."""
     kind = sys.argv[1]
     device = open_device(kind, 0, memory_bytes=DEVICE_BYTES if kind == "software" else None)
     executor = Executor(device, host_cache_bytes=0)
@@ -51,7 +51,7 @@ def main() -> None:
     except (OutOfDeviceMemory, RequestTooLarge):
         pass
     else:
-        raise AssertionError("what does not fit ran")
+        raise AssertionError("a request that does not fit ran")
     check(executor, OBJECT_BYTES, 4)
     with device.current():
         call(driver.cuMemFree, taken)

@@ -1,7 +1,7 @@
-"""Every kernel of the BLAS library's core, those on tensor cores among them, and `gemm` for all its types, on a GPU.
+"""Every kernel of the BLAS library's core, tensor cores included, and `gemm` for all its types, on a GPU.
 
-Matrices are of small integers, whose products every type adds up exactly: results are those of NumPy to the last bit. A
-few kernels run on the software GPU too, so that the test is known to be right.
+Matrices have small integers, whose products every type sums exactly: results equal NumPy's to the last bit. A few
+kernels also run on the software GPU, which checks the test.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cutlass_blas.instances import CORE, OUTS, Instance  # noqa: E402
 DTYPES = {kind: outs[0] for kind, outs in OUTS.items()}
 SCALARS = {"d": "float64", "c": "complex64", "z": "complex128"}
 SIZES = (152, 168, 136)
-"""m, n, k: no multiples of a tile, but of every alignment."""
+"""m, n, k: not multiples of a tile, but of every alignment."""
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library as it lies here gives its kernels, also where it is not installed."""
+    """Provide the kernels of this folder's library, even if it is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         if not installed("cutlass_blas"):
             folder = tmp_path_factory.mktemp("metadata")
@@ -48,7 +48,7 @@ def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def built(name: str) -> None:
-    """Skips a test whose kernel is not there and cannot be built."""
+    """Skip a test whose kernel is not built and cannot be built."""
     with skipped_if_missing():
         store.kernels(name)
 
@@ -60,12 +60,12 @@ def integers(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 
 def operand(matrix: Array, op: str) -> Array:
-    """What is stored where op(stored) is the matrix."""
+    """Return the stored matrix of which op(stored) is this matrix."""
     return np.ascontiguousarray({"n": matrix, "t": matrix.T, "c": matrix.conj().T}[op])
 
 
 def exact(*operands: Array, dtype: str) -> Array:
-    """Their product, computed where it is exact, then rounded once."""
+    """Return the product, computed exactly and then rounded once."""
     wide = np.complex128 if dtype.startswith("complex") else np.float64
     a, b = (matrix.astype(wide) for matrix in operands)
     product: Array = (a @ b).astype(numpy_dtype(dtype))
@@ -73,7 +73,7 @@ def exact(*operands: Array, dtype: str) -> Array:
 
 
 def task_of(instance: Instance) -> tuple[kaas.KTask, dict[str, Array], Array]:
-    """C = 2 A B - C by this kernel: inputs and result with it."""
+    """Return a kTask C = 2 A B - C with this kernel, its inputs and its expected result."""
     m, n, k = SIZES
     dtype = DTYPES[instance.kind]
     a, b, c = integers((m, k), dtype, 1), integers((k, n), dtype, 2), integers((m, n), instance.out, 3)
@@ -122,14 +122,16 @@ def test_kernels_on_the_software_gpu(instance: Instance) -> None:
 
 ODD = (77, 130, 1203)
 EVEN = (80, 136, 1208)
-"""m, n, k: of every alignment, so that the core has what multiplies them."""
+"""m, n, k: of every alignment, so that the core has kernels for them."""
 
 
 def through_gemm(
     dtype: str, out: str, device: Device, sizes: tuple[int, int, int] = ODD, slices: int = 4, **options: Any
 ) -> None:
-    """C = relu(alpha A op(B) + bias), alpha chosen at the invocation, B transposed where sizes are odd, the matrices
-    given in each way."""
+    """Compute C = relu(alpha A op(B) + bias), with the matrices given in each way.
+
+    The invocation chooses alpha. B is transposed if sizes are odd.
+    """
     (m, n, k), count, trans_b = sizes, 3, "t" if sizes == ODD else "n"
     inner = (n, k) if trans_b == "t" else (k, n)
     a, b = integers((count, m, k), dtype, 1), integers((count, *inner), dtype, 2)
@@ -168,7 +170,7 @@ def through_gemm(
 
 
 def provider_name(kernel: kaas.Kernel) -> str:
-    """What a kernel's library is called by its provider."""
+    """Return the provider's name of a kernel's library."""
     (image,) = kernel.library.images
     return Provided.of(image).name
 
@@ -192,7 +194,7 @@ def test_gemm(dtype: str, out: str, options: dict[str, Any], arch: str | None) -
 
 
 CORE_TYPES = [*TYPES[:-1], ("bfloat16", "bfloat16", {"slices": 1})]
-"""Those for which the core has all kernels that aligned sizes take."""
+"""Types for which the core has all kernels that aligned sizes need."""
 
 
 @pytest.mark.gpu
@@ -212,7 +214,7 @@ def test_gemm_on_the_software_gpu() -> None:
 def test_aligned_sizes_take_the_core(
     monkeypatch: pytest.MonkeyPatch, dtype: str, out: str, options: dict[str, Any], arch: str | None
 ) -> None:
-    """A machine without a compiler has nothing else."""
+    """A machine without a compiler has no other kernels."""
     taken: list[str] = []
 
     def record(task: kaas.KTask, *_: Any, **__: Any) -> dict[str, Array]:
@@ -224,7 +226,7 @@ def test_aligned_sizes_take_the_core(
     assert set(taken) <= {"finish", *(instance.name for instance in CORE)}
 
 
-def test_what_is_neither_built_nor_to_be_built_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_cannot_be_built_are_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gemms.forget()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("KAAS_NVCC", str(tmp_path / "nvcc"))

@@ -1,6 +1,6 @@
 """`gemv`, `matmul` and `tune` on a GPU, with small integers, whose sums are exact in every dtype.
 
-The same runs on the software GPU, so that the tests are known to be right.
+The same tests run on the software GPU, which checks them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEVICES = [pytest.param("gpu", marks=pytest.mark.gpu), "software"]
 
 @pytest.fixture(scope="module", autouse=True)
 def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library as it lies here gives its kernels, also where it is not installed; records are the tests' own."""
+    """Provide the kernels of this folder's library, even if it is not installed, with records of the tests' own."""
     folder = tmp_path_factory.mktemp("blas")
     with pytest.MonkeyPatch.context() as patch:
         if not installed("cutlass_blas"):

@@ -1,4 +1,4 @@
-"""On a GPU: kernels that real compilers made give what NumPy says, as they do on the software GPU."""
+"""On a GPU: kernels of real compilers give NumPy's results, as they do on the software GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_numpy_says(name: str) -> None:
+def test_results_are_numpys(name: str) -> None:
     case = CASES[name]()
     case.check(device.run(case))
 

@@ -1,5 +1,4 @@
-"""Faults that need no injection: kernels that fail, and memory that runs out. On a GPU, and so that they are known to
-be right, on the software GPU too."""
+"""Faults without injection, on a GPU and on the software GPU: kernels that fail, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -48,12 +47,12 @@ def test_a_kernel_that_fails_loses_the_device_for_its_process(kind: str, symbol:
     printed = [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
     assert printed == ["7", SYMBOLS[symbol], SYMBOLS[symbol]], ended.stdout + ended.stderr
     assert ended.returncode == 0
-    case = stored.load("sobel")  # others keep it
+    case = stored.load("sobel")  # other processes keep the device
     outputs = run_local(case.task, case.inputs, scalars=case.scalars, device=Device(kind))
     stored.assert_same(outputs, case.outputs, case.rtol)
 
 
-def test_what_exceeds_the_budget_is_refused_and_changes_nothing(small: Executor) -> None:
+def test_a_request_beyond_the_budget_is_refused_and_changes_nothing(small: Executor) -> None:
     check(small, MIB, 1)
     before = small.cache.sizes
     with pytest.raises(RequestTooLarge) as caught:
@@ -63,7 +62,7 @@ def test_what_exceeds_the_budget_is_refused_and_changes_nothing(small: Executor)
     assert check(small, MIB, 1).hits == 1
 
 
-def test_what_is_pinned_leaves_no_room(small: Executor) -> None:
+def test_pinned_objects_leave_no_room(small: Executor) -> None:
     small.load([InputSource(np.ones(3 * MIB // 4, np.float32), key=b"pinned")], pin=True)
     with pytest.raises(OutOfDeviceMemory):
         check(small, 2 * MIB, 1)
@@ -84,7 +83,7 @@ def test_an_input_that_cannot_be_had(small: Executor) -> None:
 
 @pytest.mark.processes
 def test_memory_that_others_took(kind: str) -> None:
-    """In a process that has used the device for nothing else."""
+    """The test runs in a new process."""
     command = [sys.executable, "-m", "tests.gpu.taken", kind]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

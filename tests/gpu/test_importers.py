@@ -1,4 +1,4 @@
-"""On a GPU: libraries made of CUDA C++ here, and the examples of those made by other packages, where these are."""
+"""On a GPU: libraries from CUDA C++, and the examples of libraries from other packages, if these are installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def architecture(kind: str) -> str:
-    """Machine code for the device, where it is one that takes any."""
+    """Return the architecture of machine code for the device; "ptx" for the software GPU, which takes none."""
     if kind == "software":
         return "ptx"
     major, minor = executor_for(Device(kind)).device.info().compute_capability
@@ -57,10 +57,10 @@ def test_cuda_in_a_string(kind: str, images: str) -> None:
     ("cupy", "from_cupy"), ("triton", "from_triton"), ("numba_cuda", "from_numba"),
 ])  # fmt: skip
 def test_examples(package: str, example: str) -> None:
-    """Each compares its own results."""
+    """Each example compares its own results."""
     pytest.importorskip(package)
     made = import_module(f"examples.{example}")
     try:
         made.main()
-    except MissingPackage as error:  # what the package compiles with
+    except MissingPackage as error:  # a compiler that the package needs
         pytest.skip(str(error))

@@ -1,5 +1,4 @@
-"""Compiled models from their files, by cubin or PTX: what NumPy says, on a GPU and, so that the files are known to be
-right, on the software GPU too."""
+"""Compiled models from their files, by cubin or PTX, give NumPy's results on a GPU and on the software GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import kaas
 from kaas.config import Device
 from tests.gpu.models import FOLDER, INPUTS, expected, inputs
 
-pytest.importorskip("safetensors")  # constants are in files of its format
+pytest.importorskip("safetensors")  # the format of the files of constants
 
 TOLERANCE = 1e-5
 

@@ -1,4 +1,4 @@
-"""On a GPU: the outputs that the software GPU gave, cold and warm, and what only a GPU can do wrong."""
+"""On a GPU: outputs equal the software GPU's, cold and warm; and mistakes that only a GPU can make."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_stage_times_add_up() -> None:
     assert 0 < stats.device_s < stats.stages["total"]
 
 
-def test_device_says_what_it_is() -> None:
+def test_the_device_describes_itself() -> None:
     info = executor_for(GPU).device.info()
     assert info.kind == "gpu"
     assert info.compute_capability >= (8, 0)
@@ -62,7 +62,7 @@ def test_launch_beyond_the_device_is_refused_before_it_runs() -> None:
     assert (caught.value.limit, caught.value.given) == (1024, 2048)
 
 
-def test_request_beyond_the_memory_says_by_how_much() -> None:
+def test_a_request_beyond_the_memory_has_its_excess() -> None:
     x = kaas.Buffer("x", 1 << 46)
     task = kaas.KTask([kaas.Kernel(library(), "collatz", 1, 32, [kaas.Out(x), kaas.u32(1)])], [x])
     with pytest.raises(RequestTooLarge) as caught:

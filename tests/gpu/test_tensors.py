@@ -1,5 +1,4 @@
-"""On a GPU: arrays of torch and CuPy as inputs where they lie, read behind the work that makes them; and what clients
-leave in globals."""
+"""On a GPU: arrays of torch and CuPy are read in place, after the work that makes them; globals between clients."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def accumulate() -> kaas.KTask:
 
 
 def check(zeros: Any, ones: Any, stream: Any) -> None:
-    """zeros, ones: make device arrays of N 32-bit integers. stream: a context in which their library uses another."""
+    """Check arrays of `zeros` and `ones`: N 32-bit integers. In the context `stream` their library uses a stream."""
     with stream:
         for turn in range(20):
             a, b = zeros(), ones()

@@ -1,4 +1,4 @@
-"""Strict mode for single tests, on a device that no other test keeps anything on: mistakes may cost it."""
+"""Strict mode for single tests, on a device that other tests do not use, since mistakes may lose it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def library() -> kaas.Library:
 
 @pytest.fixture
 def strict(softgpu: tuple[int, ...]) -> Iterator[Callable[[int], None]]:  # noqa: ARG001
-    """Turns strict mode on, with a seed; it ends with the test."""
+    """Return a function that turns strict mode on with a seed, until the test ends."""
     yield software.set_strict
     software.set_strict(None)
     new_context()
@@ -32,7 +32,7 @@ def strict(softgpu: tuple[int, ...]) -> Iterator[Callable[[int], None]]:  # noqa
 
 @pytest.fixture
 def opened(strict: Callable[[int], None]) -> Iterator[Callable[..., Executor]]:
-    """Makes executors in strict mode (seed, options), and closes them."""
+    """Return a function (seed, options) that makes executors in strict mode. They are closed at the end."""
     made: list[Executor] = []
 
     def make(seed: int, **options: Any) -> Executor:

@@ -1,4 +1,4 @@
-"""kTasks that do what they may not, in the software GPU's strict and memcheck modes: an edge too few, an overrun."""
+"""kTasks with mistakes in the software GPU's strict and memcheck modes: a missing edge, an overrun."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ except KaasError as error:
 
 
 def test_an_overrun_inside_an_arena_names_the_buffer() -> None:
-    said = run("-c", ARENA, SOFTGPU_MEMCHECK="1")
-    assert "kernel scale: PTX line " in said
-    assert "0 bytes behind the end of the nearest buffer (short: 164 bytes at " in said
+    printed = run("-c", ARENA, SOFTGPU_MEMCHECK="1")
+    assert "kernel scale: PTX line " in printed
+    assert "0 bytes behind the end of the nearest buffer (short: 164 bytes at " in printed
 
 
 EDGES = """
@@ -58,10 +58,10 @@ except KaasError as error:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gone", ["none", "01", "12"])
-def test_an_edge_too_few(gone: str, seed: str) -> None:
-    said = run("-c", EDGES, *([] if gone == "none" else [gone]), SOFTGPU_STRICT=seed)
+def test_a_missing_edge(gone: str, seed: str) -> None:
+    printed = run("-c", EDGES, *([] if gone == "none" else [gone]), SOFTGPU_STRICT=seed)
     if gone == "none":
-        assert said.strip() == str(12 * 64)
+        assert printed.strip() == str(12 * 64)
     else:
-        assert "a race: kernel " in said
-        assert "no edges of their graph order them" in said
+        assert "a race: kernel " in printed
+        assert "no edges of their graph order them" in printed

@@ -1,5 +1,7 @@
-"""The examples' kTasks, random graphs, and faults, once more in the software GPU's strict and memcheck modes, which a
-process has from its start."""
+"""The examples' kTasks, random graphs and faults in the software GPU's strict and memcheck modes.
+
+A process has these modes from its start.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Mistakes planted in the executor: strict mode shows each of them with every seed, and the software GPU by itself does
-not."""
+"""Planted mistakes in the executor: strict mode finds each of them with every seed; without it they do not show."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ Open = Callable[..., Executor]
 
 @pytest.fixture
 def diamond(library: kaas.Library) -> kaas.KTask:
-    """a is doubled, then that tripled and negated, then both are added."""
+    """Return a kTask: e = 3 (2 a) + -(2 a)."""
     a, b, c, d, e = (kaas.Buffer(name, N, "int32") for name in "abcde")
     steps: list[tuple[str, list[Any]]] = [
         ("scale", [kaas.In(a), kaas.Out(b), kaas.i32(2)]),
@@ -40,7 +39,7 @@ EDGES = [(0, 1), (0, 2), (1, 3), (2, 3)]
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, edge: tuple[int, int]) -> None:
-    """Graphs are made without this edge."""
+    """Make graphs without this edge."""
     add = Graph.add
 
     def careless(self: Graph, block: ParameterBlock, after: Sequence[int]) -> None:
@@ -50,8 +49,10 @@ def forget(monkeypatch: pytest.MonkeyPatch, edge: tuple[int, int]) -> None:
 
 
 def wrong(executor: Executor, task: kaas.KTask, *, cached: bool = False) -> int:
-    """How many requests in a row fail, or give something else than the interpreter. cached: they bring objects, not
-    values."""
+    """Return the number of requests, of eight, that fail or differ from the interpreter.
+
+    If `cached`, the requests bring objects, not values.
+    """
     count = 0
     for number in range(8):
         a = np.arange(number, number + N, dtype=np.int32)
@@ -66,7 +67,7 @@ def wrong(executor: Executor, task: kaas.KTask, *, cached: bool = False) -> int:
 
 
 def planted(open_executor: Open, seed: int, task: kaas.KTask, *, cached: bool = False) -> bool:
-    """Whether a mistake that is there now shows; afterwards the device is as new."""
+    """Return True if a planted mistake shows. The device is reset afterwards."""
     executor = open_executor(seed)
     found = wrong(executor, task, cached=cached) > 0
     executor.close()
@@ -101,7 +102,7 @@ def test_without_strict_mode_it_would_not_be(
 
 
 def wait_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event that others wait for is recorded before the copy, and not after it."""
+    """Record the event that other streams wait for before the copy, and not after it."""
     start, stop = EventPair.start, EventPair.stop
 
     def both(self: EventPair, stream: Stream) -> None:
@@ -113,7 +114,7 @@ def wait_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_wait_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask) -> None:
-    """Kernels that do not wait for what travels on the stream of copies read what was there before."""
+    """Kernels that do not wait for the stream of copies read the memory's old content."""
     found = []
     for seed in SEEDS:
         assert not planted(opened, seed, diamond, cached=True)
@@ -124,7 +125,7 @@ def test_a_missing_wait_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_shuffle_from_lanes_that_do_not_run(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is told once, by kernel and line, and the values that it brings have all bits set."""
+    """It is reported once, by kernel and line, and its values have all bits set."""
     ptx = text("stray", CONSTANT)
     out = kaas.Buffer("out", 32, "uint32")
     kernel = kaas.Kernel(kaas.Library.from_ptx(ptx), "stray", 1, 32, [kaas.Out(out), kaas.u32(8)])
@@ -132,5 +133,5 @@ def test_a_shuffle_from_lanes_that_do_not_run(opened: Open, capfd: pytest.Captur
     for _ in range(2):
         seen = executor.run(RunRequest(kaas.KTask([kernel], [out]), {}, {})).outputs["out"].view(np.uint32)
         np.testing.assert_array_equal(seen, [*range(8, 24), *[0xFFFFFFFF] * 8, *[0] * 8])
-    (said,) = capfd.readouterr().err.splitlines()
-    assert f"kernel stray, PTX line {1 + ptx[: ptx.index('shfl')].count(chr(10))}: thread (16, 0, 0)" in said
+    (message,) = capfd.readouterr().err.splitlines()
+    assert f"kernel stray, PTX line {1 + ptx[: ptx.index('shfl')].count(chr(10))}: thread (16, 0, 0)" in message

@@ -1,4 +1,4 @@
-"""What a client finds in memory that is new to it: zeros, never another's bytes and never poison."""
+"""A client finds only zeros in memory that is new to it: never another client's bytes and never poison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kaas.executor.executor import Executor, InputSource, RunRequest
 SIZES = (40, 512, 1000, 3000)
 KINDS = ("leave", "peek", "through")
 CLIENTS = {"one": 0x11111111, "two": 0x22222222, "": 0x33333333}
-"""With the mark that each leaves in all its memory."""
+"""Clients, with the mark that each leaves in all its memory."""
 CACHE_BYTES = 74 << 10
 HOST_BYTES = 24 << 10
 WRITTEN = 5
@@ -27,8 +27,11 @@ Open = Callable[..., Executor]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a client does, with memory of n elements: `leave` fills it; `peek` returns an output of which only a part
-    was written, `through` such a temporary. objects: of its own, which fill the cache."""
+    """A request of a client, with memory of n elements.
+
+    kind: `leave` fills the memory; `peek` returns an output of which only a part was written; `through` returns such a
+    temporary. objects: numbers of the client's objects, which fill the cache.
+    """
 
     client: str
     kind: str
@@ -47,7 +50,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 def task_of(library: kaas.Library, step: Step) -> kaas.KTask:
-    """out = the memory; with objects o0, o1 read beside it."""
+    """Return a kTask: out = the memory. It also reads the objects o0, o1."""
     n, mark = step.n, CLIENTS[step.client]
     out, between = kaas.Buffer("out", n, "int32"), kaas.Buffer("between", n, "int32")
 
@@ -81,7 +84,7 @@ def run(executor: Executor, library: kaas.Library, step: Step) -> np.ndarray[Any
 
 
 def check(step: Step, before: Step | None, seen: np.ndarray[Any, Any]) -> None:
-    """before: the one that the executor ran last."""
+    """Check the memory that a step saw. `before` is the step that the executor ran last."""
     if step.kind == "leave":
         assert (seen == CLIENTS[step.client]).all()
         return
@@ -93,7 +96,9 @@ def check(step: Step, before: Step | None, seen: np.ndarray[Any, Any]) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 7), program=st.lists(steps(), min_size=2, max_size=12))
-def test_nobody_finds_what_another_left(opened: Open, library: kaas.Library, seed: int, program: list[Step]) -> None:
+def test_no_client_finds_bytes_that_another_left(
+    opened: Open, library: kaas.Library, seed: int, program: list[Step]
+) -> None:
     executor = opened(seed, cache_bytes=CACHE_BYTES, host_cache_bytes=HOST_BYTES)
     before: Step | None = None
     for step in program:
@@ -104,10 +109,10 @@ def test_nobody_finds_what_another_left(opened: Open, library: kaas.Library, see
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 7), programs=st.lists(st.lists(steps(), min_size=2, max_size=8), min_size=2, max_size=2))
-def test_nor_what_another_leaves_meanwhile(
+def test_nor_bytes_that_another_leaves_meanwhile(
     opened: Open, library: kaas.Library, seed: int, programs: list[list[Step]]
 ) -> None:
-    """Two slots, two threads; which slot a request gets is open, so that it may find its client's own bytes."""
+    """Two slots, two threads. A request may get either slot, and so may find its client's own bytes."""
     executor = opened(seed, cache_bytes=2 * CACHE_BYTES, host_cache_bytes=HOST_BYTES, slots=2)
 
     def work(program: list[Step]) -> None:

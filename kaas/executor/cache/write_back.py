@@ -15,7 +15,7 @@ from kaas.executor.device.monitor import DeviceMonitor
 from kaas.ktask.dtypes import numpy_dtype
 
 Deliver = Callable[[bytes, np.ndarray[Any, Any]], None]
-"""Takes an output by its key; may block."""
+"""Receives an output with its key. It may block."""
 
 
 class WriteBackStream:
