@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, ClassVar
 from weakref import finalize
@@ -104,26 +104,16 @@ class ProcessSession(Session):
 
     Fields:
         notice: the pool's address and other facts that the pool published. child: the pool's process, if this process
-            has started it. pid: this process.
+            has started it.
     """
 
     ray: ClassVar[bool] = False
     notice: PoolNotice
     child: Child | None = None
-    pid: int = field(default_factory=os.getpid)
     _addressed: bool = False
-    _store: _HeldStore | None = None
 
-    @property
-    def store(self) -> _HeldStore:
-        """The objects of the pool."""
-        if self._store is None:
-            self._store = _HeldStore(self)
-        return self._store
-
-    def alive(self) -> bool:
-        """Return True if this process may use the session."""
-        return os.getpid() == self.pid  # a process forked from it has no session
+    def __post_init__(self) -> None:
+        self.store: _HeldStore = _HeldStore(self)
 
     def address(self) -> tuple[Address, str]:
         """Return the pool's address and this process's node; raise PoolStopped."""

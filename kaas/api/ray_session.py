@@ -87,13 +87,11 @@ class RaySession(Session):
         session = cls(name, programs.client(program_name()), pool=pool, invoke=pool.invoke, started_ray=started_ray)
         return session.watch().attend()
 
-    @property
-    def store(self) -> _RayStore:
-        """The objects of the pool."""
-        return STORE
+    def __post_init__(self) -> None:
+        self.store = STORE
 
     def alive(self) -> bool:
-        """Return True if this process may use the session."""
+        """Return True if this process may use the session: a pool on Ray needs Ray."""
         return bool(ray.is_initialized())
 
     def watch(self, epoch: str = "") -> RaySession:

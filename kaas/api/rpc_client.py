@@ -11,8 +11,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
-from kaas.api.pending_call import CallAttachments, PendingCall, placed
-from kaas.api.ref_leases import RefLeases
+from kaas.api.pending_call import CallAttachments, PendingCall, RefLeases, placed
 from kaas.errors import KaasError, NotInitialized, PoolStopped
 from kaas.futures import Future, PendingReply, running_loop
 from kaas.wire import messages, specs

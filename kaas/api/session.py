@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -38,7 +39,7 @@ class Session(ABC):
     Fields:
         ray: True if the pool is on Ray. client: the tenant of requests that name no other.
         registered: by key, the calls that register functions and eTasks with a restarted pool. pins: the commands for
-            this program's pins. gone: the pool has ended for good.
+            this program's pins. gone: the pool has ended for good. pid: of this process. store: the session's objects.
     """
 
     ray: ClassVar[bool]
@@ -48,6 +49,8 @@ class Session(ABC):
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
+    pid: int = field(default_factory=os.getpid)
+    store: SessionObjects = field(init=False)
     _calls: RpcClient | None = None
     _connecting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -100,14 +103,9 @@ class Session(ABC):
     def drop(self, epoch: str, keys: list[bytes]) -> None:
         """Undo `hold`."""
 
-    @property
-    @abstractmethod
-    def store(self) -> SessionObjects:
-        """The store of the session's objects."""
-
-    @abstractmethod
     def alive(self) -> bool:
-        """Return True if this process may use the session: a pool on Ray needs Ray."""
+        """Return True if this process may use the session: one that was forked from its process may not."""
+        return os.getpid() == self.pid
 
     @abstractmethod
     def introduce(self, signature: FunctionSignature) -> None:

@@ -21,9 +21,8 @@ from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, 
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slots import Slot, Slots
+from kaas.executor.slots import Slot, Slots, check, occupied, tiers_of, work
 from kaas.executor.watchdog import Watchdog, Watched
-from kaas.executor.work import check, occupied, tiers_of, work
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]

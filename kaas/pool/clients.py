@@ -13,7 +13,7 @@ from kaas.errors import InvalidRequest, KaasError
 from kaas.pool.core.core import Pool
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.payloads import Payload
-from kaas.pool.functions import RegisteredFunction, Registry
+from kaas.pool.functions import Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Router
@@ -80,14 +80,6 @@ class ServicePool(Protocol):
     pool: Pool
     served: bool
 
-    def begin(
-        self,
-        function: RegisteredFunction,
-        invocation: specs.Invocation,
-        payload: Payload,
-        ready: asyncio.Future[Any] | None,
-        session: str,
-    ) -> Request: ...
     def status(self) -> Status: ...
     def stats(self, reset: bool) -> Stats: ...
     async def trace(self, seconds: float) -> bytes: ...
@@ -261,7 +253,7 @@ class Clients:
             if not invocation.ready:
                 ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
         payload = Payload(function, frames, refs, direct=True)
-        request = self._service.begin(function, invocation, payload, ready, session.name)
+        request = self._service.pool.begin(function.call(invocation, payload, refs, session.name), ready)
         session.open[message.number] = request.answer
         blocks = _blocks(message.attached)
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from kaas.errors import InvalidRequest, KaasError
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
+from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import ObjectUse
 from kaas.store import FUNCTIONS, TASKS, Store
 from kaas.wire import specs
@@ -61,6 +62,31 @@ class RegisteredFunction:
             output_bytes=tuple(buffer.nbytes for buffer in task.outputs),
             inline=sum(buffer.nbytes for buffer in task.outputs) <= specs.INLINE_OUTPUT_BYTES,
             input_bytes={buffer.name: buffer.nbytes for buffer in task.inputs},
+        )
+
+    def call(
+        self, invocation: specs.Invocation, payload: Any, refs: Sequence[Any], session: str, label: str = ""
+    ) -> WorkerCall:
+        """Return an invocation of this function for the core.
+
+        Args:
+            invocation: what to run.
+            payload: for the transport.
+            refs: the objects that the invocation names.
+            session: of the program, "" if it is unknown.
+            label: the function's name for people; the label of its kTask if this is empty.
+        """
+        return WorkerCall(
+            label or self.label,
+            invocation.client,
+            invocation.deadline_s,
+            invocation.retries,
+            self.uses(invocation, refs),
+            payload,
+            self.key,
+            session=session,
+            bound=self.bound(invocation, refs),
+            task=self.spec.task_key,
         )
 
     def uses(self, invocation: specs.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:

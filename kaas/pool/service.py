@@ -17,19 +17,18 @@ from kaas.pool.core.requests import Request
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.payloads import OrderPayload, Payload
 from kaas.pool.executors.residents import Residents
-from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerTransport
+from kaas.pool.executors.transport import CacheOrder, WorkerTransport
 from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 from kaas.wire import specs
-from kaas.wire.connections.router import Peer, Router
-from kaas.wire.messages import Address, ExecutorReply, FromPeer, Orphaned, PeerHello, RequestObjects, WrittenBack
+from kaas.wire.connections.router import Peer, Receive, Router
+from kaas.wire.messages import Address, PeerHello
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 from kaas.worker.huge_pages import use_huge_pages_soon
 
-FROM_EXECUTORS = frozenset((ExecutorReply, RequestObjects, WrittenBack, Orphaned))
 LONGEST_TRACE_S = 600.0
 NOTHING_KEPT: Mapping[int, bytes] = {}
 
@@ -95,7 +94,7 @@ class Service:
             KaasError: the pool cannot be opened.
         """
         service = cls(name, config, backend, store)
-        service._router.open(service._receive, service._greet)
+        service._router.open(service._greet)
         service.pool.open(await service._executors.survivors() if backend.again else (), store)
         use_huge_pages_soon()
         return service
@@ -116,18 +115,13 @@ class Service:
         """Where peers connect."""
         return self._router.address
 
-    def _greet(self, peer: Peer, hello: PeerHello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> Receive:
         if hello.role == "executor":
             self._executors.greet(peer, hello)
-        else:
-            self._backend.came(hello)
-            self.clients.greet(peer, hello)
-
-    def _receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
-        if type(message) in FROM_EXECUTORS:
-            self._executors.receive(peer, message, frames)
-        else:
-            self.clients.receive(peer, message, frames)
+            return self._executors.receive
+        self._backend.came(hello)
+        self.clients.greet(peer, hello)
+        return self.clients.receive
 
     # --- invocations
 
@@ -149,7 +143,8 @@ class Service:
         if function is None:  # the message with its registration may come later
             return ImmediateFuture.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
         ready = self._backend.objects.ready(refs) if refs and not invocation.ready else None
-        request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
+        call = function.call(invocation, Payload(function, frames, refs, keep), refs, invocation.session)
+        request = self.pool.begin(call, ready)
         request.answer.add_done_callback(partial(self._answered, request))
         return request.answer
 
@@ -170,46 +165,6 @@ class Service:
     def _answered(self, request: Request, answer: ImmediateFuture[Any]) -> None:
         if answer.cancelled():
             self.pool.cancelled(request)
-
-    def begin(
-        self,
-        function: RegisteredFunction,
-        invocation: specs.Invocation,
-        payload: Payload,
-        ready: asyncio.Future[Any] | None,
-        session: str,
-    ) -> Request:
-        """Begin a request for an invocation. ready: done when the invocation's objects exist.
-
-        Raises:
-            KaasError: the request is refused.
-        """
-        return self.pool.begin(self.call(function, invocation, payload, session), ready)
-
-    def call(
-        self,
-        function: RegisteredFunction,
-        invocation: specs.Invocation,
-        payload: Payload,
-        session: str,
-        label: str = "",
-    ) -> WorkerCall:
-        """Return an invocation as a call of the core.
-
-        label: the function's name for people; the label of its kTask if this is empty.
-        """
-        return WorkerCall(
-            label or function.label,
-            invocation.client,
-            invocation.deadline_s,
-            invocation.retries,
-            function.uses(invocation, payload.refs),
-            payload,
-            function.key,
-            session=session,
-            bound=function.bound(invocation, payload.refs),
-            task=function.spec.task_key,
-        )
 
     def session_ended(self, session: str) -> None:
         """Handle the end of a program."""

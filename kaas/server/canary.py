@@ -56,7 +56,7 @@ async def run_canary(service: Service) -> float:
     begin_s = loop.time()
     invocation = pool_wire.Invocation(function.key, CLIENT, LIMIT_S, 3, True, {}, [], [], None)
     payload = Payload(function, [pool_wire.encode(invocation)], direct=True)
-    request = service.begin(function, invocation, payload, None, "")
+    request = service.pool.begin(function.call(invocation, payload, (), ""))
     try:
         (output,) = await request.answer
     finally:

@@ -127,7 +127,8 @@ class Invocations:
             KaasError
         """
         invocation, payload = invocation_of(client, message, frames, remote, self._stores.objects)
-        return self._asked(self._service.call(remote.function, invocation, payload, "", remote.label), message.trace)
+        call = remote.function.call(invocation, payload, payload.refs, "", remote.label)
+        return self._asked(call, message.trace)
 
     def _asked(self, call: WorkerCall, trace: str) -> Request:
         request = self._pool.begin(call)
@@ -190,8 +191,8 @@ class Invocations:
         run.moved_bytes = sum(map(len, frames)) - len(frames[0])
         if remote.etask is not None:
             return await remote.etask.call(client, message, frames, remote, objects)
-        asked = invocation_of(client, message, frames, remote, objects)
-        return self._service.call(remote.function, *asked, "", remote.label)
+        invocation, payload = invocation_of(client, message, frames, remote, objects)
+        return remote.function.call(invocation, payload, payload.refs, "", remote.label)
 
     def _left_s(self, run: ClientRun) -> float | None:
         return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())

@@ -38,7 +38,7 @@ class FakePool:
 
     def _open(self) -> Router:
         router = Router(self._loop, "here", None)
-        router.open(lambda *arrived: self.arrived.put(arrived), lambda *_: None)
+        router.open(lambda *_: lambda *arrived: self.arrived.put(arrived))
         return router
 
     def _on_loop(self, function: Callable[[], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kaas.api.ref_leases import RefLeases
+from kaas.api.pending_call import RefLeases
 
 
 class Ref:

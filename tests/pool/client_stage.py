@@ -58,9 +58,16 @@ class FakeRouter:
     def __init__(self, *_: Any) -> None:
         self.sent: list[tuple[Any, Any, list[Any]]] = []
         self.forgotten: list[Any] = []
+        self.receivers: dict[Any, Callable[..., None]] = {}
 
-    def open(self, receive: Callable[..., None], greet: Callable[..., None]) -> None:
-        self.receive, self.greet = receive, greet
+    def open(self, greet: Callable[..., Callable[..., None]]) -> None:
+        self._greet = greet
+
+    def greet(self, peer: Any, hello: PeerHello) -> None:
+        self.receivers[peer] = self._greet(peer, hello)
+
+    def receive(self, peer: Any, message: Any, frames: Sequence[Any]) -> None:
+        self.receivers[peer](peer, message, frames)
 
     def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
         self.sent.append((peer, header, list(frames)))

@@ -280,7 +280,10 @@ def test_what_is_for_executors_goes_there(play: Callable[..., None]) -> None:
         await stage.say("e", messages.RequestObjects(3))
         assert stage.backend.executors.heard == [("e", hello), ("e", messages.RequestObjects(3))]
         assert [hello.name for hello in stage.backend.here] == ["s"]
-        await stage.submit(1, peer="nobody")
+        await stage.submit(1, peer="e")  # an executor's messages are never a program's
         assert stage.answers() == []
+        await stage.say("p", messages.ExecutorReply(1))  # nor the other way around
+        assert stage.answers() == []
+        assert len(stage.backend.executors.heard) == 3
 
     play(scenario)

@@ -57,14 +57,17 @@ class FakeServer:
         self.held: list[Request] = []
         self.stored: dict[str, NewObject] = {}
         self.meter = meter
-        function = SimpleNamespace(label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),))
+        call = lambda *_: WorkerCall("f", "alice", None, 0)  # noqa: E731
+        function = SimpleNamespace(
+            call=call, label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),)
+        )
         remote = SimpleNamespace(key="f", function=function, outputs=("y",), given={}, scalars={}, constants=None)
         remote.before, remote.after, remote.etask, remote.label = "", "", None, "f"
         objects = SimpleNamespace(check_room=lambda *_: None, store=self._store)
         stores = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), objects=objects)
         stores.durable_replies = SimpleNamespace(remove=lambda *_: None)
         pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
-        service = SimpleNamespace(pool=pool, call=lambda *_: WorkerCall("f", "alice", None, 0))
+        service = SimpleNamespace(pool=pool)
         none: Any = None
         self.manager = SessionManager(cast(Any, service), cast(Any, stores), meter, none, lambda _: LIMITS, keeping)
 

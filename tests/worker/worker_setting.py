@@ -17,7 +17,7 @@ from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
-from kaas.wire.connections.router import Peer, Router
+from kaas.wire.connections.router import Peer, Receive, Router
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import ExecutorReply, FromPeer, Named, PeerHello, ToPeer
 from kaas.wire.outputs import InputLost
@@ -43,13 +43,14 @@ class Pool:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._router = Router(self._loop, "here")
-        self._on_loop(lambda: self._router.open(lambda _, *message: self.heard.put(message), self._greet))
+        self._on_loop(lambda: self._router.open(self._greet))
         self.address = self._router.address
 
-    def _greet(self, peer: Peer, hello: PeerHello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> Receive:
         assert (hello.role, hello.name) == ("executor", "3")
         self.peers.append(peer)
         self.came.set()
+        return lambda _, *message: self.heard.put(message)
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:

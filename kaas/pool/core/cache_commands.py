@@ -76,9 +76,8 @@ class CacheCommands:
         self._background = background
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
-        self._references = RequestsByObject()
-        # set by the policy's first Prefetch: no earlier decision needs to know which requests name an object
-        self._prefetches = False
+        self.references: RequestsByObject | None = None
+        """The requests by object, from the policy's first Prefetch on: no decision before that needs them."""
         self._timeouts = Timeouts()
         self._limit_s = limit_s
 
@@ -233,9 +232,9 @@ class CacheCommands:
         if isinstance(decision, Evict):
             self._background.run(self._try(worker, lambda number: self._transport.evict(number, decision.keys)))
             return
-        references = self._references
-        if not self._prefetches:
-            self._prefetches = True
+        references = self.references
+        if references is None:
+            references = self.references = RequestsByObject()
             for request in requests:
                 references.add(request)
         named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
@@ -248,15 +247,10 @@ class CacheCommands:
         except KaasError as error:  # no caller waits for this command: only the statistics report its error
             self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
 
-    def began(self, request: Request) -> None:
-        """Note that a request is in the queue."""
-        if self._prefetches:
-            self._references.add(request)
-
     def ended(self, request: Request) -> None:
-        """Note that a request is ENDED."""
-        if self._prefetches:
-            self._references.remove(request)
+        """Take in that a request is ENDED."""
+        if self.references is not None:
+            self.references.remove(request)
 
 
 class RequestsByObject:

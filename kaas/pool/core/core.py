@@ -222,13 +222,14 @@ class Pool:
         self.check_open()
         now_s = self._loop.time()
         try:
-            if (refusal := self._quarantine.refusal(call.identity, call.client)) is not None:
+            if self._quarantine.records and (refusal := self._quarantine.refusal(call.identity, call.client)):
                 raise refusal
             request = self._requests.add(call, now_s, inputs_ready)
         except KaasError as error:
             self.reports.ledger.write(LedgerEntry(call.label, call.client, None, type(error).__name__))
             raise
-        self.caches.began(request)
+        if (references := self.caches.references) is not None:
+            references.add(request)
         if call.deadline_s is not None:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if request.inputs is not None and request.state is RequestState.WAITING:
@@ -347,7 +348,7 @@ class Pool:
 
     def _start(self, decision: StartWorker) -> None:
         device, function = self._devices[decision.device], decision.function
-        labels = (each.call.label for each in self._requests.by_id.values() if each.call.flow == function)
+        labels = (each.call.label for each in self._requests.by_id.values() if each.flow == function)
         serves = next(labels, function) if function else ""
         self._manager.start(decision, device, serves)
 

@@ -58,20 +58,18 @@ class Quarantine:
     ) -> None:
         self._allowed, self._client_allowed = allowed, client_allowed
         self._store, self._wall_s = store, wall_s
-        self._records: dict[str, _Record] = {}
+        self.records: dict[str, _Record] = {}
         if store is not None:
             self.open(store)
 
     def open(self, store: Store) -> None:
         """Read the faults of a store, and write later ones there."""
         self._store = store
-        self._records = {
-            key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()
-        }
+        self.records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in store.read(FAULTS).items()}
 
     def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
         """Count a fault of a function that ended a device, alone on it. Return True if it is in quarantine now."""
-        record = self._records.setdefault(function, _Record(label))
+        record = self.records.setdefault(function, _Record(label))
         record.client, record.task = client, task
         self._count(function, record, record.faults + 1, story)
         return function in self
@@ -81,7 +79,7 @@ class Quarantine:
         if self._client_allowed is None:
             return False
         key, now_s = _CLIENT + client, self._wall_s()
-        record = self._records.setdefault(key, _Record(client, client=client))
+        record = self.records.setdefault(key, _Record(client, client=client))
         record.times_s = [*_counting(record, now_s), now_s][-self._client_allowed - 1 :]
         self._count(key, record, len(record.times_s), story)
         return self._wait_s(record) > 0
@@ -93,20 +91,20 @@ class Quarantine:
 
     def faults(self, function: str) -> int:
         """Return how many devices a function has ended, alone on them."""
-        record = self._records.get(function)
+        record = self.records.get(function)
         return 0 if record is None else record.faults
 
     def __contains__(self, function: str) -> bool:
-        record = self._records.get(function)
+        record = self.records.get(function)
         return record is not None and record.faults > self._allowed
 
     def refusal(self, function: str, client: str) -> Quarantined | None:
         """Return the error for requests of a function in quarantine, or of a client over its budget; else None."""
-        if not self._records:
+        if not self.records:
             return None
         if function in self:
-            return self._function_error(function, self._records[function])
-        record = self._records.get(_CLIENT + client)
+            return self._function_error(function, self.records[function])
+        record = self.records.get(_CLIENT + client)
         if record is None or (wait_s := self._wait_s(record)) <= 0:
             return None
         return self._client_error(record, wait_s)
@@ -143,10 +141,10 @@ class Quarantine:
         Args:
             function: key of a function, key of a kTask for all its functions, or `client:` and a client's name.
         """
-        keys = [key for key, record in self._records.items() if function in (key, record.task)]
-        held = any(self._held(key, self._records[key]) for key in keys)
+        keys = [key for key, record in self.records.items() if function in (key, record.task)]
+        held = any(self._held(key, self.records[key]) for key in keys)
         for key in keys:
-            del self._records[key]
+            del self.records[key]
         if self._store is not None and keys:
             self._store.remove(FAULTS, keys)
         return held
@@ -158,7 +156,7 @@ class Quarantine:
         """Return the functions and clients in quarantine."""
         return tuple(
             QuarantineStatus(_shown(key, record), key, record.faults, record.story[-1], record.client)
-            for key, record in self._records.items()
+            for key, record in self.records.items()
             if self._held(key, record)
         )
 

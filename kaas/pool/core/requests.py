@@ -95,6 +95,12 @@ class Request(msgspec.Struct, eq=False):
         """True if no other request may run on the same worker: a worker ended while it ran this request."""
         return self.attempt > 1
 
+    @property
+    def flow(self) -> str:
+        """The function's name for policies. With other constants it is another function, cached on other devices."""
+        call = self.call
+        return call.bound or call.function or call.label
+
     def arrival(self, now_s: float) -> RequestArrived:
         """Return the event that tells a policy of the request."""
         call = self.call
@@ -102,7 +108,7 @@ class Request(msgspec.Struct, eq=False):
             time_s=now_s,
             request=self.id,
             client=call.client,
-            function=call.flow,
+            function=self.flow,
             inputs=call.uses,
             ready=self.state is not RequestState.WAITING,
             deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,

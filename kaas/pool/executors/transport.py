@@ -48,11 +48,6 @@ class WorkerCall:
         """The name of the function in quarantine."""
         return self.function or self.label
 
-    @property
-    def flow(self) -> str:
-        """The function's name for policies. With other constants it is another function, cached on other devices."""
-        return self.bound or self.identity
-
 
 @dataclass(frozen=True, slots=True)
 class CacheOrder:

@@ -39,12 +39,19 @@ class Channel(Protocol):
         ...
 
 
+Receive = Callable[["Peer", FromPeer, Frames], None]
+"""Gets the messages of a peer, each with the frames after its header."""
+
+
 class Peer:
     """One end of a connection, as the pool knows it. role, name, incarnation, pid: as in its PeerHello.
 
     shares: the pool can read its Blocks, which are in memory of that pid and no other."""
 
-    __slots__ = ("channel", "incarnation", "name", "pid", "role", "shares")
+    __slots__ = ("channel", "incarnation", "name", "pid", "receive", "role", "shares")
+
+    receive: Receive
+    """Gets the messages of the peer, once it is welcome."""
 
     def __init__(self, channel: Channel, hello: PeerHello, shares: bool) -> None:
         self.role, self.name, self.incarnation, self.pid = hello.role, hello.name, hello.incarnation, hello.pid
@@ -55,8 +62,7 @@ class Peer:
         return f"<{self.role} {self.name}, process {self.pid}>"
 
 
-Receive = Callable[[Peer, FromPeer, Frames], None]
-Greet = Callable[[Peer, PeerHello], None]
+Greet = Callable[[Peer, PeerHello], Receive]
 
 
 class Router:
@@ -85,14 +91,14 @@ class Router:
         self._peers: dict[Channel, Peer] = {}
         self._own_folder: SocketFolder | None = None
 
-    def open(self, receive: Receive, greet: Greet) -> None:
+    def open(self, greet: Greet) -> None:
         """Let peers come.
 
-        `greet` hears of each peer before it is welcome, and may refuse it by a KaasError; it hears again of a peer
-        whose connection was made anew, so that messages in between may be lost. `receive` gets all messages of a peer
-        after that. Neither waits.
+        `greet` hears of each peer before it is welcome, and returns the function that gets the peer's messages, or
+        refuses the peer by a KaasError. It hears again of a peer whose connection was made anew, so that messages in
+        between may be lost. Neither function waits.
         """
-        self._receive, self._greet = receive, greet
+        self._greet = greet
         if self._folder is None:
             self._own_folder = SocketFolder()
             self._folder = self._own_folder.path
@@ -157,7 +163,7 @@ class Router:
         if header is None or type(header) is PeerHello:
             self.dropped += 1
         else:
-            self._receive(peer, header, frames[1:])
+            peer.receive(peer, header, frames[1:])
 
     def _greeted(self, channel: Channel, frames: Frames) -> None:
         hello = _header(frames)
@@ -170,7 +176,7 @@ class Router:
             if hello.version != messages.VERSION:
                 differences = (f"messages: {messages.VERSION}, not {hello.version}",)
                 raise ConfigMismatch("the pool's KaaS is another version than this one", differences=differences)
-            self._greet(peer, hello)
+            peer.receive = self._greet(peer, hello)
         except KaasError as error:
             self.send(peer, Refused(), [encode_error(error)])
             return

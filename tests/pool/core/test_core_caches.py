@@ -268,7 +268,8 @@ def test_decisions_about_caches_are_carried_out_for_what_requests_can_name() -> 
         assert not [decided for decided in workers.decided if isinstance(decided[1], dict)]
         workers.reply()
         await second
-        assert not pool.caches._references._requests
+        assert pool.caches.references is not None
+        assert not pool.caches.references._requests
 
     play(scenario, policy=Eager)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kaas.pool.loop import PoolLoop
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import Connection, Frames
-from kaas.wire.connections.router import Peer, Router
+from kaas.wire.connections.router import Peer, Receive, Router
 from kaas.wire.messages import Address, FromPeer, PeerHello
 from tests.patience import PATIENCE_S
 
@@ -37,7 +37,7 @@ class Running:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.router = self.do(lambda: Router(self.loop, NODE, host, folder))
-        self.do(lambda: self.router.open(self._receive, self._greet))
+        self.do(lambda: self.router.open(self._greet))
 
     @property
     def address(self) -> Address:
@@ -60,9 +60,10 @@ class Running:
         self._thread.join(PATIENCE_S)
         self.loop.close()
 
-    def _greet(self, peer: Peer, hello: PeerHello) -> None:
+    def _greet(self, peer: Peer, hello: PeerHello) -> Receive:
         self.greeted.put((peer, hello))
         self.on_greet(peer, hello)
+        return self._receive
 
     def _receive(self, peer: Peer, header: FromPeer, frames: Frames) -> None:
         self.received.put((peer, header, frames))

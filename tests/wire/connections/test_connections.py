@@ -461,7 +461,7 @@ async def main():
         if header.number < 0:
             router.close()
             os.kill(os.getpid(), signal.SIGKILL)
-    router.open(receive, lambda peer, hello: None)
+    router.open(lambda peer, hello: receive)
     print(encode(router.address).hex(), flush=True)
     await asyncio.Event().wait()
 
