@@ -58,7 +58,7 @@ class Plain:
         self._device = open_device("software", memory_bytes=SOFTWARE_BYTES)
 
     def seconds(self, refs: list[Any]) -> float:
-        with self._device.current():
+        with self._device.context:
             address = call(driver.cuMemAlloc, OBJECT_BYTES)
             began = perf_counter()
             value = ray.get(refs[0])

@@ -47,7 +47,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     kind = "gpu" if gpu_count() else "software"
     executor = Executor(open_device(kind, 0))
-    executor.device.stay()  # like an executor's threads that run requests
+    executor.device.context.stay()  # like an executor's threads that run requests
     library = kaas.Library.from_file(PTX)
     graph, graph_detail = measure_graph(executor, library)
     loop, loop_detail = measure_loop(executor, library)
@@ -106,7 +106,7 @@ def measure_graph(executor: Executor, library: kaas.Library) -> tuple[float, dic
 
     for request in requests:
         executor.run(request)
-    with executor.device.current():
+    with executor.device.context:
         raw = raw_graph(executor, task, x)
         replay_s, raw_s = in_turn(replay, raw)
     measured = stats[-REPEATS:]
@@ -152,7 +152,7 @@ def instantiated(executor: Executor, task: kaas.KTask) -> tuple[Any, Any, dict[k
     """Return the driver's handles of a kTask's graph instance and of a stream, and the addresses of its buffers."""
     device = executor.device
     plan = executor.prepare(task)
-    with device.current():
+    with device.context:
         replay = GraphCache(plan, device)
         by_value = sum(1 << index for index in plan.inputs)
         placement = replay.place(by_value, device.allocate(replay.layout(by_value).nbytes))
@@ -170,7 +170,7 @@ def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict
     stream = device.create_stream()
     kernel = ObjectCode.from_ptx(library.images[0].data).get_kernel("empty")
     config = LaunchConfig(grid=1, block=32)
-    with executor.device.current():
+    with executor.device.context:
         address = executor.device.allocate(Y.nbytes)
 
     def replay() -> None:
@@ -201,7 +201,7 @@ def measure_iterations(executor: Executor, library: kaas.Library) -> tuple[float
             driver.cuGraphLaunch(instance, stream)
         driver.cuStreamSynchronize(stream)
 
-    with executor.device.current():
+    with executor.device.context:
         iterate_s, launches_s = in_turn(iterate, launches, repeats=REPEATS // 4)
     return iterate_s / launches_s, {"iterations_us": iterate_s * 1e6, "graph_launches_us": launches_s * 1e6}
 

@@ -85,7 +85,7 @@ def send(executor: Executor, requests: Iterable[RunRequest], lanes: int) -> tupl
     numbers = iter(range(len(sent)))  # one step of the iterator is one bytecode: no two threads get the same number
 
     def run() -> None:
-        executor.device.stay()
+        executor.device.context.stay()
         for number in numbers:
             results[number] = executor.run(sent[number])
 
@@ -130,7 +130,7 @@ def request(task: kaas.KTask, value: np.ndarray[Any, Any], key: bytes) -> RunReq
 
 def _measured(object_bytes: int, kernel_s: float | None) -> Station:
     device = open_device("gpu", 0)
-    with device.current():
+    with device.context:
         copy_s = _copy_seconds(device, object_bytes)
     executor = Executor(device)
     rounds, seconds = _calibrate(executor, object_bytes, copy_s if kernel_s is None else kernel_s)

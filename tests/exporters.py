@@ -49,7 +49,7 @@ class DeviceArray(Exporter):
 
     def __init__(self, device: OpenDevice, ordinal: int, array: Any, **fields: Any) -> None:
         super().__init__(array, (2, ordinal), **fields)
-        with device.current():
+        with device.context:
             self.address = device.allocate(self.array.nbytes)
             stream = device.stream()
             stream.copy_in(self.address, self.array, self.array.nbytes)

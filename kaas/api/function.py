@@ -15,6 +15,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.variant import Variant, of_shapes
 from kaas.optional_ray import check_ray
 from kaas.wire import specs
+from kaas.wire.messages import Named
 from kaas.wire.packing import CallOptions, FunctionSignature, ObjectSink, bind, bind_variants, choose_signature, pack
 
 if TYPE_CHECKING:
@@ -141,14 +142,15 @@ class _Bound:
     """The constants that a function and its copies have bound.
 
     Fields:
-        constants: the reference to them. awaited: those that were references; they are forgotten once they are
-            complete.
+        constants: the reference to them. named: the same as an attachment of calls. awaited: those that were
+            references; they are forgotten once they are complete.
     """
 
-    __slots__ = ("__weakref__", "awaited", "constants")
+    __slots__ = ("__weakref__", "awaited", "constants", "named")
 
     def __init__(self, constants: Any, awaited: Sequence[Any]) -> None:
         self.constants = constants
+        self.named = None if constants is None else Named(constants.binary())
         self.awaited = list(awaited)
 
 
@@ -266,7 +268,9 @@ class Function:
         self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
     ) -> Any:
         """Invoke the function, for `remote` and `invoke`. options: in place of its own."""
-        signature, message, refs = self._packed(session, session.store, inputs, options or self._options, arrays)
+        constants = self._bound.constants
+        options = options or self._options
+        signature, message, refs = self._packed(session, session.store, inputs, options, arrays, constants)
         try:
             return session.send(signature, message, refs)
         except KaasError:
@@ -284,7 +288,7 @@ class Function:
             raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
         calls, bound = session.calls, self._bound
         with calls.attachments(session.store) as attachments:
-            signature, message, attached = self._packed(session, attachments, inputs, options, arrays)
+            signature, message, attached = self._packed(session, attachments, inputs, options, arrays, bound.named)
             try:
                 return calls.submit(signature, message, attached, bound.constants, bound)
             except KaasError:
@@ -293,14 +297,20 @@ class Function:
                 raise self._outlived() from error
 
     def _packed(
-        self, session: Session, store: ObjectSink, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any]
+        self,
+        session: Session,
+        store: ObjectSink,
+        inputs: Mapping[str, Any],
+        options: Options,
+        arrays: Sequence[Any],
+        constants: Any,
     ) -> tuple[FunctionSignature, bytes, list[Any]]:
         bound = self._bound
         if bound.awaited and store.complete(bound.awaited):
             bound.awaited.clear()
         signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, store)
         caller = self._caller_in(session) if options is self._options else options.caller(session)
-        return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
+        return signature, *pack(signature, inputs, options.scalars, caller, store, constants, bound.awaited)
 
     def _caller_in(self, session: Session) -> CallOptions:
         """Return the options of a call by the function's own options, cached for the last session that called it."""

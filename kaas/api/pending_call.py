@@ -20,7 +20,7 @@ class PendingCall:
     """A call without a reply, as it is sent, and sent again to a pool that has started again.
 
     Fields:
-        what: of a PoolQuery; "" for a Submit. attached: references, leases and bytes. keys: of objects that are held
+        what: of a PoolQuery; "" for a Submit. attached: references or their names, leases, bytes. keys: of objects held
             until the reply. function: to be announced before the call. owner: kept alive until the reply, with the
             objects that are held for it.
     """
@@ -52,7 +52,7 @@ def placed(call: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]
             frames.append(item.view if isinstance(item, BlockLease) else item)
             attached.append(Framed(len(frames)))
         else:
-            attached.append(Named(item.binary()))
+            attached.append(item if isinstance(item, Named) else Named(item.binary()))
     return attached, frames
 
 

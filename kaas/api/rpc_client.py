@@ -115,8 +115,9 @@ class RpcClient:
         Args:
             function: the function to run.
             message: the encoded invocation.
-            attached: references, and values as `attachments` took them, in the order of the message.
-            constants: the one of the references that is held for as long as owner lives.
+            attached: in the order of the message, references, values as `attachments` took them, and the name of
+                the constants.
+            constants: the reference to them, which is held for as long as owner lives.
             owner: the function's object in the program.
 
         Raises:
@@ -124,7 +125,7 @@ class RpcClient:
         """
         keys: Sequence[bytes] = ()
         if attached:
-            refs = [item for item in attached if not isinstance(item, BlockLease | bytes) and item is not constants]
+            refs = [item for item in attached if not isinstance(item, BlockLease | bytes | messages.Named)]
             if constants is not None:
                 self._ref_leases.keep(owner, [constants])
             keys = self._ref_leases.use(refs) if refs else ()

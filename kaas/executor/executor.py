@@ -15,14 +15,13 @@ from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.cache.write_back import Deliver, WriteBackStream
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.host_to_device import HostToDevice
-from kaas.executor.device.monitor import DeviceContext, DeviceMonitor
+from kaas.executor.device.monitor import DeviceContext, DeviceMonitor, Watchdog, Watched
 from kaas.executor.failures import Failures
 from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, gather_whole, stage
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
 from kaas.executor.slots import Slot, Slots, check, occupied, tiers_of, work
-from kaas.executor.watchdog import Watchdog, Watched
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -74,8 +73,8 @@ class Executor:
         self._on_printed = on_printed
         self._closed = False
         self._monitor = DeviceMonitor()
-        self._context = DeviceContext(device, self._monitor)
-        with device.current():
+        self._context = DeviceContext(device.context, self._monitor)
+        with device.context:
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes

@@ -16,8 +16,7 @@ from kaas.errors import (
     OutOfDeviceMemory,
 )
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.monitor import DeviceMonitor
-from kaas.executor.watchdog import Watched
+from kaas.executor.device.monitor import DeviceMonitor, Watched
 from kaas.ktask.graph import KTask
 
 _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}

@@ -33,7 +33,7 @@ MAX_PLANS = 256
 
 
 class Slot:
-    """Capacity for one request at a time. Use it inside `device.current()`.
+    """Capacity for one request at a time. Use it inside `device.context`.
 
     A slot has loaded libraries of its own: requests that run at the same time must not share the globals of their code.
 

@@ -218,7 +218,7 @@ class Service:
 
     def stats(self, reset: bool) -> Stats:
         """Return the statistics since the last reset. reset: begin anew."""
-        return self.pool.stats(reset)
+        return self.pool.reports.stats(reset)
 
     def measured(self) -> Measured:
         """Return the values of the pool's metrics."""

@@ -1,15 +1,16 @@
-"""Finds the policy of a configuration file or a command line: a name, or module:Class of a user's own."""
+"""Finds the policy of a configuration file or a command line: a name, or module:Class of a user's own; makes it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, PolicyError
 from kaas.import_target import check_target, find_target
-from kaas.scheduling.events import PolicyFactory
+from kaas.scheduling.checks import CheckedPolicy
+from kaas.scheduling.events import PhysicalDevice, PolicyFactory
 from kaas.scheduling.policies import POLICIES, factory
 
 
@@ -41,3 +42,17 @@ def choose_policy(field: str, given: str | Mapping[str, Any]) -> str | PolicyFac
             message = f"{field}: {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
             raise InvalidConfig(message, field=f"{field}.{option}")
     return partial(made, **options) if options else found
+
+
+def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> CheckedPolicy:
+    """Return a new policy of a pool with these devices. chosen: as in `kaas.Config`.
+
+    Raises:
+        PolicyError: the policy cannot be made.
+    """
+    name = getattr(chosen, "__name__", str(chosen))
+    try:
+        policy = factory(chosen)(devices)
+    except Exception as error:
+        raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
+    return CheckedPolicy(policy, devices, name=name)

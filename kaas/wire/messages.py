@@ -6,6 +6,7 @@ A peer (a process of a client, or an executor) sends PeerHello first. The pool r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -75,6 +76,17 @@ class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
 Attachment = Named | Framed | Block
 ExecutorAttachment = Named | Framed | Filed
 """An attachment of a message to an executor."""
+
+
+class ObjectParts(NamedTuple):
+    """An object that came over the connection: its bytes or, of a tuple of constants, those of each entry.
+
+    Fields:
+        frames: all frames after the header; the items point into them.
+    """
+
+    items: Sequence[Framed | Filed]
+    frames: Sequence[Any]
 
 
 # --- greetings

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kaas.errors import InputFailed, KaasError
 from kaas.executor.run import RunRequest, RunResult
 from kaas.ktask.graph import KTask
 from kaas.wire import specs as wire
-from kaas.wire.attachments import Attachments
+from kaas.wire.connections.shared_memory import part
+from kaas.wire.messages import Filed, Framed, Named, ObjectParts
 from kaas.wire.outputs import InputLost
 from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
 
@@ -23,6 +24,10 @@ Introduction = tuple[bytes, bytes]
 """A function as the pool registers it: its encoded spec, and its kTask's bytes."""
 
 T = TypeVar("T")
+
+Get = Callable[[Any, Mapping[bytes, Any]], Any]
+"""Returns the object of a reference, for which it waits, or a value itself. Its second argument has outputs that were
+computed anew, by key; it raises InputLost for a lost output that is not among them."""
 
 
 class ExecutorWork:
@@ -203,3 +208,67 @@ def _lost(failed: InputFailed) -> InputLost:
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
     """Return the record of a command that runs no kernels and loads nothing."""
     return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)
+
+
+# --- the objects of a request
+
+
+def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a Get
+    """Return a value as it is: for requests whose objects travel themselves."""
+    return value
+
+
+class Attachments:
+    """The objects of one request, as `kaas.wire.packing` gets them.
+
+    Fields:
+        made: outputs that were computed anew for the request, by key.
+    """
+
+    __slots__ = ("_constants", "_frames", "_get", "_items", "_objects", "_supply", "made")
+
+    def __init__(
+        self,
+        items: Sequence[ExecutorAttachment],
+        frames: Sequence[Any],
+        supply: Callable[[], Sequence[Any]],
+        get: Get,
+        constants: Container[int | None] = (),
+    ) -> None:
+        """
+        Args:
+            frames: those behind the header. supply: returns the objects of the items, one for each. constants:
+                positions of those that are tuples of constants.
+        """
+        self._items = items
+        self._frames = frames
+        self._supply = supply
+        self._get = get
+        self._constants = constants
+        self._objects: Sequence[Any] | None = None
+        self.made: dict[bytes, Any] = {}
+
+    def __call__(self, item: Any) -> Any:
+        """Return the object of an item, or of a reference that is none of the items.
+
+        Raises:
+            InputLost; the error of fetching the object.
+        """
+        if isinstance(item, Framed | Filed):
+            return _read(item, self._frames)
+        if not isinstance(item, Named):
+            return self._get(item, self.made)
+        if self._objects is None:
+            self._objects = self._supply()
+        position = self._items.index(item)
+        found = self._objects[position]
+        if not isinstance(found, ObjectParts):
+            return self._get(found, self.made)
+        values = [_read(each, found.frames) for each in found.items]
+        return values if position in self._constants else values[0]
+
+
+def _read(item: Framed | Filed, frames: Sequence[Any]) -> Any:
+    if isinstance(item, Framed):
+        return frames[item.frame - 1]
+    return part(frames[-1 - item.file], item.offset_bytes, item.nbytes)

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.wire import messages, specs
-from kaas.wire.attachments import Attachments, Get, ObjectParts, same
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.messages import ExecutorReply
+from kaas.wire.messages import ExecutorReply, ObjectParts
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
-from kaas.worker.executor_work import ExecutorWork, Introduction, evicted
+from kaas.worker.executor_work import Attachments, ExecutorWork, Get, Introduction, evicted, same
 from kaas.worker.huge_pages import use_huge_pages_soon
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ class ExecutorWorker:
     # --- messages over the connection
 
     def _serve(self, epoch: Epoch) -> None:
-        self._work.executor.device.stay()
+        self._work.executor.device.context.stay()
         try:
             for run in epoch.connection.serve(partial(self._take, epoch)):
                 self._run(run)

@@ -149,7 +149,7 @@ def test_memory_is_back_when_libraries_go(
     others = [peeking(kaas.Library.from_ptx(f"{PTX}// {number}")) for number in range(2)]
     monkeypatch.setattr("kaas.executor.slots.MAX_PLANS", 1)
     own.prepare(others[0])
-    with own.device.current():
+    with own.device.context:
         before = own.device.free_bytes()
     task = counting(library)
     for client in "ab":
@@ -157,7 +157,7 @@ def test_memory_is_back_when_libraries_go(
     own.prepare(others[1])
     assert own.libraries == 1
     own.flush()
-    with own.device.current():
+    with own.device.context:
         assert own.device.free_bytes() + own.cache.arena_bytes == before
 
 
@@ -169,7 +169,7 @@ SOURCES = sorted(
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_the_driver_finds_every_variable(path: Path, own: Executor) -> None:
     image = kaas.Library.from_file(path).images[0]
-    with own.device.current():
+    with own.device.context:
         try:
             loaded = own.device.load(kaas.Library((image,)))
         except UnsupportedCode:

@@ -234,7 +234,7 @@ def test_a_failure_on_the_way_leaves_everything_as_it_was(
 def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(64 * KIB)
     add(executor, task, 1, 2)
-    with executor.device.current():
+    with executor.device.context:
         with pytest.raises(OutOfDeviceMemory):  # makes the driver's pools free their reserves
             executor.device.allocate(executor.device.info().memory_bytes)
         taken = executor.device.allocate(executor.device.free_bytes() - KIB)
@@ -242,10 +242,10 @@ def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: 
         assert add(executor, task, 3, 1).evicted == ()
         assert add(executor, task, 4, 1).evicted == (b"\2",)  # known only from the driver's refusal
         assert executor.cache.device.capacity_bytes == 4 * KIB
-        with pytest.raises(OutOfDeviceMemory), executor.device.current():
+        with pytest.raises(OutOfDeviceMemory), executor.device.context:
             executor.device.allocate(KIB)
     finally:
-        with executor.device.current():
+        with executor.device.context:
             executor.device.free(taken)
 
 
@@ -253,7 +253,7 @@ def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.K
     observer = open_device("software", 1)
 
     def free_bytes() -> int:
-        with observer.current():
+        with observer.context:
             return observer.free_bytes()
 
     before = free_bytes()

@@ -29,7 +29,7 @@ software.load(described)
 device = open_device("software")
 executor = Executor(device)
 library = kaas.Library.from_file(sys.argv[1])
-with device.current():
+with device.context:
     stream, fresh = device.stream(), np.zeros(1 << 18, np.uint8)
     stream.copy_out(fresh, device.allocate(len(fresh)), len(fresh))
     stream.synchronize()

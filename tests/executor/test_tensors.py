@@ -117,14 +117,14 @@ class Producer(DeviceArray):
 
     def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
         super().__init__(device, ordinal, np.zeros_like(array))
-        with device.current():
+        with device.context:
             self._ours = (device, device.stream())
         self._result = array
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         assert stream is not None
         device, ours = self._ours
-        with device.current():
+        with device.context:
             made = ok(driver.cuEventCreate(0))
             ours.copy_in(self.address, self._result, self._result.nbytes)
             ok(driver.cuEventRecord(made, ours.handle))

@@ -66,10 +66,10 @@ def opened(forgiven: None) -> Iterator[Open]:  # noqa: ARG001
 def all_given_back(forgiven: None) -> Iterator[None]:  # noqa: ARG001
     """Check that the device has as much free memory at the end as before; for `usefixtures`, which come first."""
     observer = open_device("software", ORDINAL)
-    with observer.current():
+    with observer.context:
         before = observer.free_bytes()
     yield
-    with observer.current():
+    with observer.context:
         assert observer.free_bytes() == before
     observer.close()
 

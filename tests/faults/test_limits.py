@@ -17,9 +17,9 @@ import kaas
 import softgpu as software
 from kaas.errors import DeadlineExceeded, DeviceLost
 from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.monitor import Watchdog, Watched
 from kaas.executor.executor import InputSource, RunRequest
 from kaas.executor.failures import Failures
-from kaas.executor.watchdog import Watchdog, Watched
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_sticky import chain
 from tests.faults.workload import right

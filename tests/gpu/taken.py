@@ -43,7 +43,7 @@ def main() -> None:
     device = open_device(kind, 0, memory_bytes=DEVICE_BYTES if kind == "software" else None)
     executor = Executor(device, host_cache_bytes=0)
     check(executor, OBJECT_BYTES, 1)
-    with device.current():
+    with device.context:
         taken = call(driver.cuMemAlloc, device.free_bytes() - LEFT_BYTES)
     assert check(executor, OBJECT_BYTES, 2).evicted
     try:
@@ -53,7 +53,7 @@ def main() -> None:
     else:
         raise AssertionError("a request that does not fit ran")
     check(executor, OBJECT_BYTES, 4)
-    with device.current():
+    with device.context:
         call(driver.cuMemFree, taken)
     check(executor, OBJECT_BYTES, 5)
     executor.close()

@@ -78,7 +78,7 @@ def look():
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "kaas.executor.watchdog":  # a module that is needed to run kernels
+        if name == "kaas.executor.device.monitor":  # a module that is needed to run kernels
             sys.meta_path.remove(self)
             look()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import walks
+from tests.map import CALL
 from tests.walks import Step, Walk
 
 pytestmark = pytest.mark.processes
@@ -47,3 +48,7 @@ def test_a_request_walks_as_the_page_says(title: str, recorded: str, request: py
     for process in {process for process, _ in rows}:
         wanted = [step for place, step in rows if place == process]
         assert [step for step in walk[process] if step in wanted] == wanted
+
+
+def test_a_call_passes_through_few_files(call: Walk) -> None:
+    assert len(walks.files_of_a_call(call)) <= CALL

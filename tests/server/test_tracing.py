@@ -216,7 +216,7 @@ def test_what_a_pool_measures() -> None:
         await settle()
         workers.reply()
         await second
-        pool.stats(reset=True)
+        pool.reports.stats(reset=True)
         assert pool.reports.measured().figures.outcomes == {("f", "alice", 0, "succeeded"): 2}
 
     play(scenario)

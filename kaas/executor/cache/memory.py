@@ -59,7 +59,7 @@ class MemoryLease(msgspec.Struct):
 
 
 class TieredMemory:
-    """A device's memory and its host tier. Use it inside `device.current()`, and by one thread at a time.
+    """A device's memory and its host tier. Use it inside `device.context`, and by one thread at a time.
 
     Fields:
         arenas: by slot. buffers: of the host tier. leases: the number of leases in use.

@@ -21,7 +21,7 @@ Deliver = Callable[[bytes, np.ndarray[Any, Any]], None]
 class WriteBackStream:
     """The copies of kept outputs to the host, on a stream of their own, which waits for no slot and no other stream.
 
-    Use it inside `device.current()`, and without holding the lock. An object stays *unsaved* in the cache, and so on
+    Use it inside `device.context`, and without holding the lock. An object stays *unsaved* in the cache, and so on
     the device, until its copy is delivered.
 
     Fields:

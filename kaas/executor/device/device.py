@@ -1,4 +1,4 @@
-"""A device of the CUDA driver: opening it, its limits, and the context of its calls.
+"""A device of the CUDA driver: opening it, its limits, and its resources.
 
 This folder is the only importer of cuda.*. `memory`, `code`, `streams` and `graphs` have the resources of a device.
 Every status of the driver goes through `driver_errors.check`, which raises a typed error. Resources have `close()`; the
@@ -8,9 +8,7 @@ garbage collector frees nothing. Only `open_device` depends on the driver, NVIDI
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,9 +19,10 @@ import softgpu
 from kaas.errors import DeviceUnavailable
 from kaas.executor.device import software
 from kaas.executor.device.code import LoadedLibrary, load
-from kaas.executor.device.driver_errors import call, check
+from kaas.executor.device.driver_errors import call
 from kaas.executor.device.graphs import Graph
 from kaas.executor.device.memory import HostMemory, MemoryPool, free_bytes, refusal
+from kaas.executor.device.monitor import CurrentContext
 from kaas.executor.device.streams import EventPair, Stream
 from kaas.ktask.library import Library
 
@@ -94,18 +93,17 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
 
 
 class OpenDevice:
-    """An open device. Its methods need its context: call them inside `with device.current()`.
+    """An open device. Its methods need its context: call them inside `with device.context`.
 
     Fields:
-        ordinal: its number, as this process sees it. limits: of launches.
+        ordinal: its number, as this process sees it. limits: of launches. context: of its calls.
         cancels: True if `cancel` can end kernels; False for GPUs.
         checks: True if the device checks the memory accesses of its kernels (memcheck).
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
         self._handle = handle
-        self._context = context
-        self._thread = threading.local()
+        self.context = CurrentContext(context)
         self.ordinal = int(handle)
         self.checks = kind == "software" and softgpu.checks_memory()
         self.cancels = kind == "software"
@@ -132,30 +130,6 @@ class OpenDevice:
         if self._info.kind == "software":
             return self._info.memory_bytes
         return min(self._info.memory_bytes, int(self.free_bytes() * _GPU_USABLE))
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Make the device's context current in the calling thread, and restore the thread's former context after it."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        """Make the device's context current in the calling thread, unless it stays so."""
-        if not hasattr(self._thread, "stays"):
-            check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context)[0])
-
-    def leave(self) -> None:
-        """Restore the thread's former context, unless the device's stays."""
-        if not hasattr(self._thread, "stays"):
-            check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
-
-    def stay(self) -> None:
-        """Make the device's context current until the calling thread ends. `enter` and `leave` then cost nothing."""
-        self.enter()
-        self._thread.stays = True
 
     def cancel(self) -> tuple[str, ...]:
         """End all kernels on the device, from any thread, and return their symbols. The context is lost; no waiting."""

@@ -99,7 +99,8 @@ class GraphInstance:
     def launch(self, stream: Stream, times: int = 1) -> None:
         """Launch the graph so many times, one run after the other."""
         for _ in range(times):
-            check("cuGraphLaunch", driver.cuGraphLaunch(self.handle, stream.handle)[0])
+            if status := driver.cuGraphLaunch(self.handle, stream.handle)[0]:
+                check("cuGraphLaunch", status)
 
     def close(self) -> None:
         """Free the instance."""

@@ -45,7 +45,7 @@ def _copied(name: str, value: Any, ordinal: int) -> tuple[Tensor, np.ndarray[Any
 
     device = open_device("software" if softgpu.loaded_devices() else "gpu", ordinal)
     try:
-        with device.current():
+        with device.context:
             stream = device.stream()
             try:
                 tensor = tensor_of(name, value, stream.number)

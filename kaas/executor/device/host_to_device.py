@@ -13,7 +13,7 @@ from kaas.executor.device.streams import Stream
 
 
 class HostToDevice:
-    """The stream of copies to the device. Use it inside `device.current()`."""
+    """The stream of copies to the device. Use it inside `device.context`."""
 
     def __init__(self, stream: Stream, monitor: DeviceMonitor) -> None:
         self._stream = stream

@@ -1,14 +1,50 @@
-"""The shared state of an executor's threads: the lock, the error that ends the device, the device's context."""
+"""The state that the threads of an executor share: the device's context, its lock, its loss, and the run limit."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
+from typing import Any
+
+import msgspec
+from cuda.bindings import driver
 
 from kaas.errors import DeviceLost, DeviceUnavailable
-from kaas.executor.device.device import OpenDevice
+from kaas.executor.device.driver_errors import check
+
+
+class CurrentContext:
+    """The context of a device. Inside a `with` statement it is the calling thread's current one."""
+
+    __slots__ = ("_handle", "_thread")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """Make the context current in the calling thread, unless it stays so."""
+        if not hasattr(self._thread, "stays"):
+            check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._handle)[0])
+
+    def leave(self) -> None:
+        """Restore the thread's former context, unless this one stays."""
+        if not hasattr(self._thread, "stays"):
+            check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
+
+    def stay(self) -> None:
+        """Make the context current until the calling thread ends. `enter` and `leave` then cost nothing."""
+        self.enter()
+        self._thread.stays = True
+
+    __enter__ = enter
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 class DeviceMonitor:
@@ -87,15 +123,15 @@ class DeviceMonitor:
 class DeviceContext:
     """Enters the device's context in the calling thread. A DeviceLost from the body marks the device as lost."""
 
-    __slots__ = ("_device", "_monitor")
+    __slots__ = ("_current", "_monitor")
 
-    def __init__(self, device: OpenDevice, monitor: DeviceMonitor) -> None:
-        self._device = device
+    def __init__(self, current: CurrentContext, monitor: DeviceMonitor) -> None:
+        self._current = current
         self._monitor = monitor
 
     def __enter__(self) -> None:
         self._monitor.check()
-        self._device.enter()
+        self._current.enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -103,4 +139,82 @@ class DeviceContext:
         if isinstance(error, DeviceLost):
             self._monitor.lose(error)
         else:
-            self._device.leave()
+            self._current.leave()
+
+
+# --- the run limit
+
+
+class Watched(msgspec.Struct, eq=False):
+    """One request under a limit, which counts from `begin`. A Struct, since every request makes one.
+
+    Fields:
+        task: the label of the kTask. exceeded: the request ran longer, and the watchdog has ended it.
+        running: symbols of the kernels that ran on the device at that moment.
+    """
+
+    watchdog: Watchdog
+    task: str
+    limit_s: float
+    exceeded: bool = False
+    running: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """Start the limit's time."""
+        self.watchdog.begin(self)
+
+    def end(self) -> None:
+        """Remove the request from its watchdog."""
+        self.watchdog.end(self)
+
+
+class Watchdog:
+    """The limits of running requests. Its thread starts with the first limit, and ends with `close`."""
+
+    def __init__(self, overrun: Callable[[Watched], None]) -> None:
+        """Call `overrun` with each request as soon as it has run for too long. It must not wait."""
+        self._overrun = overrun
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._limits: dict[Watched, float] = {}
+        self._wakes_s = math.inf
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self, watched: Watched) -> None:
+        """Watch a request from now on."""
+        ends_s = monotonic() + min(watched.limit_s, threading.TIMEOUT_MAX)  # an int may be too large for a float
+        with self._lock:
+            self._limits[watched] = ends_s
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._watch, name="kaas watchdog", daemon=True)
+                thread.start()
+                self._thread = thread
+            elif ends_s < self._wakes_s:
+                self._changed.notify()
+
+    def end(self, watched: Watched) -> None:
+        """Remove a request. After this call `exceeded` and `running` do not change any more."""
+        with self._lock:
+            self._limits.pop(watched, None)  # no wake-up: most requests end before their limit
+
+    def close(self) -> None:
+        """End the thread, and wait for that."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now_s = monotonic()
+                for watched in sorted(self._limits, key=self._limits.__getitem__):
+                    if self._limits[watched] > now_s:
+                        break
+                    del self._limits[watched]
+                    watched.exceeded = True
+                    self._overrun(watched)
+                self._wakes_s = min(self._limits.values(), default=math.inf)
+                self._changed.wait(min(self._wakes_s - now_s, threading.TIMEOUT_MAX))

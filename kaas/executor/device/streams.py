@@ -1,4 +1,7 @@
-"""Streams, and pairs of events that time a part of a stream's work."""
+"""Streams, and pairs of events that time a part of a stream's work.
+
+Each request makes these calls several times, so only a status that is an error is given to `check`.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,29 @@ class EventPair:
 
     def start(self, stream: Stream) -> None:
         """Record the first event: the part begins here."""
-        check("cuEventRecord", driver.cuEventRecord(self._began, stream.handle)[0])
+        if status := driver.cuEventRecord(self._began, stream.handle)[0]:
+            check("cuEventRecord", status)
 
     def stop(self, stream: Stream) -> None:
         """Record the second event: the part ends here."""
-        check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
+        if status := driver.cuEventRecord(self._ended, stream.handle)[0]:
+            check("cuEventRecord", status)
 
     def hold_back(self, stream: Stream) -> None:
         """Make the later work of a stream wait until the part has ended."""
-        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
+        if status := driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0]:
+            check("cuStreamWaitEvent", status)
 
     def synchronize(self) -> None:
         """Wait until the part has ended."""
-        check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
+        if status := driver.cuEventSynchronize(self._ended)[0]:
+            check("cuEventSynchronize", status)
 
     def seconds(self) -> float:
         """Return the device seconds of the part, which must have ended."""
         status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
-        check("cuEventElapsedTime", status)
+        if status:
+            check("cuEventElapsedTime", status)
         return float(milliseconds) / 1e3
 
     def close(self) -> None:
@@ -64,27 +72,28 @@ class Stream:
         `source` is any buffer of bytes, or the address of page-locked bytes. The caller keeps it until the stream is
         synchronized.
         """
-        if nbytes:
-            check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
+        if nbytes and (status := driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0]):
+            check("cuMemcpyHtoDAsync", status)
 
     def copy_out(self, target: Any, address: int, nbytes: int) -> None:
         """Copy from device to host. `target` is a writable buffer or an address, as the source of `copy_in`."""
-        if nbytes:
-            check("cuMemcpyDtoHAsync", driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0])
+        if nbytes and (status := driver.cuMemcpyDtoHAsync(target, address, nbytes, self.handle)[0]):
+            check("cuMemcpyDtoHAsync", status)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy on the device."""
-        if nbytes:
-            check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, source, nbytes, self.handle)[0])
+        if nbytes and (status := driver.cuMemcpyDtoDAsync(target, source, nbytes, self.handle)[0]):
+            check("cuMemcpyDtoDAsync", status)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Fill device memory with zeros."""
-        if nbytes:
-            check("cuMemsetD8Async", driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0])
+        if nbytes and (status := driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0]):
+            check("cuMemsetD8Async", status)
 
     def synchronize(self) -> None:
         """Wait for all work of the stream."""
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle)[0])
+        if status := driver.cuStreamSynchronize(self.handle)[0]:
+            check("cuStreamSynchronize", status)
 
     def close(self) -> None:
         """Free the stream."""

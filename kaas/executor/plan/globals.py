@@ -22,7 +22,7 @@ class _GlobalPlace(NamedTuple):
 
 
 class Globals:
-    """The globals of one library that kernels can write. Use it inside `device.current()`.
+    """The globals of one library that kernels can write. Use it inside `device.context`.
 
     Fields:
         name: the hash of the library.

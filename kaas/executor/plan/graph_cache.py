@@ -71,7 +71,7 @@ class LaunchValues(msgspec.Struct, frozen=True):
 
 
 class GraphCache:
-    """One plan's graphs in one slot. Use it inside `device.current()`."""
+    """One plan's graphs in one slot. Use it inside `device.context`."""
 
     def __init__(self, plan: Plan, device: OpenDevice) -> None:
         self.plan = plan

@@ -14,7 +14,7 @@ from kaas.ktask.symbols import unknown
 
 
 class LoadedKernels:
-    """Loaded libraries, and the kernels that were taken from them. Use it inside `device.current()`."""
+    """Loaded libraries, and the kernels that were taken from them. Use it inside `device.context`."""
 
     def __init__(self, device: OpenDevice) -> None:
         self._device = device

@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from kaas.config import ClientSettings, Config
-from kaas.errors import DeviceUnavailable, KaasError, PoolStopped
+from kaas.errors import DeviceUnavailable, KaasError, PolicyError, PoolStopped
 from kaas.pool.background import Background
 from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
-from kaas.pool.core.policy_driver import PolicyDriver
 from kaas.pool.core.quarantine import Quarantine
 from kaas.pool.core.requests import IN_QUEUE, Backlog, Request, Requests, RequestState
 from kaas.pool.core.runs import Runs
@@ -27,6 +27,7 @@ from kaas.pool.observing.ledger import LedgerEntry
 from kaas.pool.observing.reports import Reports
 from kaas.scheduling.events import (
     ClientGone,
+    Decision,
     Dispatch,
     Event,
     Evict,
@@ -41,8 +42,9 @@ from kaas.scheduling.events import (
     WakeAt,
     WorkerKind,
 )
+from kaas.scheduling.policy_choice import make_policy
+from kaas.scheduling.recording import Recorder
 from kaas.store import Store
-from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 
 
@@ -66,7 +68,8 @@ class Pool:
             PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
             for i, d in enumerate(config.devices)
         )
-        self._policy = PolicyDriver(config, self._devices)
+        self._policy = make_policy(config.policy, self._devices)
+        self._recorder: Recorder | None = None
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._requests = Requests(self._backlog, lambda request: self.caches.ended(request))
         self._manager = WorkerManager(self, transport, self._background, config.start_limit_s)
@@ -76,14 +79,7 @@ class Pool:
         self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
         limit_s = config.run_limit_s
         self._runs = Runs(
-            self,
-            transport,
-            self._background,
-            self._manager,
-            self._requests,
-            self._quarantine,
-            self.events,
-            limit_s,
+            self, transport, self._background, self._manager, self._requests, self._quarantine, self.events, limit_s
         )
         self.caches: CacheCommands = CacheCommands(
             self,
@@ -110,7 +106,8 @@ class Pool:
         Raises:
             InvalidConfig: the record of the policy cannot be written.
         """
-        self._policy.open()
+        if self._config.record is not None:
+            self._recorder = Recorder.open(self._config.record, self._config.policy, self._devices)
         charged_s: dict[str, float] = {}
         if store is not None:
             self._accounts = ClientAccounts(store, self._loop)
@@ -150,19 +147,8 @@ class Pool:
         starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
         for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
             await settled
-            self._check_devices()
-        self._check_devices()
-
-    def _check_devices(self) -> None:
-        """Check that no device is lost.
-
-        Raises:
-            DeviceUnavailable: a device is lost.
-        """
-        for device in map(self.reports.device, self._devices):
-            if device.reason:
-                message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
-                raise DeviceUnavailable(message)
+            self.reports.check_devices()
+        self.reports.check_devices()
 
     async def close(self) -> None:
         """Answer all requests and end all workers."""
@@ -173,7 +159,8 @@ class Pool:
         await self._background.close()
         if self._accounts is not None:
             self._accounts.write()
-        self._policy.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def fail(self, error: BaseException) -> None:
         """Answer all requests with an error, and refuse later ones: the pool can no longer be trusted."""
@@ -319,7 +306,7 @@ class Pool:
             return
         requests = self._requests.by_id
         try:
-            for decision in self._policy.handle(event):
+            for decision in self._decide(event):
                 match decision:
                     case Dispatch():
                         self._runs.dispatch(requests[decision.request], self._workers[decision.worker], decision.slot)
@@ -336,6 +323,21 @@ class Pool:
                         self.caches.decided(decision, requests.values())
         except Exception as error:  # noqa: BLE001 - every caller gets an answer, whatever the error
             self.fail(error)
+
+    def _decide(self, event: Event) -> list[Decision]:
+        """Return the policy's decisions on an event; measure its time, and record them if so configured."""
+        recorder, ledger, began_s = self._recorder, self.reports.ledger, perf_counter()
+        try:
+            decisions = self._policy.handle(event)
+        except PolicyError:
+            if recorder is not None:
+                recorder.write(event, (), raised=True)
+            raise
+        ledger.policy_s += perf_counter() - began_s
+        ledger.policy_events += 1
+        if recorder is not None:
+            recorder.write(event, decisions)
+        return decisions
 
     def _wake(self, time_s: float) -> None:
         now_s = self._loop.time()
@@ -363,15 +365,6 @@ class Pool:
         self._runs.gone(worker, reason)
 
     # --- figures
-
-    def stats(self, reset: bool = False) -> Stats:
-        """Return the statistics since the last reset."""
-        now_s, ledger = self._loop.time(), self.reports.ledger
-        stats = replace(ledger.read(now_s), policy_s=self._policy.seconds, policy_events=self._policy.events)
-        if reset:
-            ledger.reset(now_s)
-            self._policy.reset()
-        return stats
 
     async def trace(self, seconds: float) -> bytes:
         """Return a trace of the requests answered in the next seconds, or until the pool ends.

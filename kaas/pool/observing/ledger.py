@@ -172,9 +172,13 @@ class Ledger:
     """The entries of a running pool. now_s: the pool's monotonic clock.
 
     Entries are added up in batches, since a caller waits for its reply while an entry is written.
+
+    Fields:
+        policy_s, policy_events: as in `Stats`; the pool counts.
     """
 
     def __init__(self, now_s: float) -> None:
+        self.policy_s, self.policy_events = 0.0, 0
         self._since_s = now_s
         self._entries: list[LedgerEntry] = []
         self._figures = Figures()
@@ -185,6 +189,7 @@ class Ledger:
         self._add_up()
         self._before.merge(self._figures)
         self._since_s, self._figures = now_s, Figures()
+        self.policy_s, self.policy_events = 0.0, 0
 
     def write(self, entry: LedgerEntry) -> None:
         """Add an entry."""
@@ -237,6 +242,8 @@ class Ledger:
                 KernelStats(*key, launches, seconds, seconds / launches)
                 for key, (launches, seconds) in sorted(figures.kernels.items())
             ),
+            policy_s=self.policy_s,
+            policy_events=self.policy_events,
         )
 
 

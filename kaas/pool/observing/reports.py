@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from kaas.errors import DeviceUnavailable
 from kaas.pool.background import Background
 from kaas.pool.core.requests import Request, Requests
 from kaas.pool.core.workers import WorkerRecord, device_status
@@ -15,7 +16,7 @@ from kaas.pool.observing.metrics import TIERS, Measured
 from kaas.pool.observing.tracing import Tracer, TraceStep
 from kaas.scheduling.events import PhysicalDevice
 from kaas.wire.specs import RunRecord
-from kaas.wire.status.stats import OutcomeStats, StageStats, TierStats
+from kaas.wire.status.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import DeviceStatus, PinStatus
 
 
@@ -62,6 +63,14 @@ class Reports:
         """Return the duration of the statistics in seconds, and an iterator of the rows of one client, or of all."""
         return self.ledger.seconds(self._loop.time()), self.ledger.rows(client)
 
+    def stats(self, reset: bool = False) -> Stats:
+        """Return the statistics since the last reset. reset: begin anew."""
+        now_s = self._loop.time()
+        stats = self.ledger.read(now_s)
+        if reset:
+            self.ledger.reset(now_s)
+        return stats
+
     def measured(self) -> Measured:
         """Return the figures for metrics. A reset of statistics does not reset them."""
         queued = len(self._requests.queued())
@@ -86,6 +95,17 @@ class Reports:
         """Return a device as `kaas.status()` shows it."""
         reason = self._events.reasons.get(device.index, "")
         return device_status(device, self._workers.values(), pins, reason)
+
+    def check_devices(self) -> None:
+        """Check that no device is lost.
+
+        Raises:
+            DeviceUnavailable: a device is lost. The message has the cause.
+        """
+        for device in map(self.device, self._devices):
+            if device.reason:
+                message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
+                raise DeviceUnavailable(message)
 
     async def trace(self, seconds: float) -> bytes:
         """Return the requests answered in the next seconds, or until the pool ends, for `tracing.chrome`."""

@@ -20,9 +20,8 @@ from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resou
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.results import fetched
 from kaas.scheduling.events import StartWorker
-from kaas.wire.attachments import ObjectParts
 from kaas.wire.connections.shared_memory import Inbox
-from kaas.wire.messages import Address, Block, Framed
+from kaas.wire.messages import Address, Block, Framed, ObjectParts
 from kaas.wire.outputs import StoredOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption, WorkerPost

@@ -26,7 +26,7 @@ from kaas.worker.processes import open_all_files
 
 if TYPE_CHECKING:
     from kaas.pool.on_ray.backend import RayBackend
-    from kaas.pool.on_ray.ray_life import OpenPool
+    from kaas.pool.on_ray.open_pool import OpenPool
     from kaas.pool.service import Service
     from kaas.pool.session_listeners import SessionListener
     from kaas.wire.status.stats import Stats
@@ -132,7 +132,7 @@ class PoolActor:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         open_all_files()
         self._thread.start()
-        from kaas.pool.on_ray.ray_life import opened
+        from kaas.pool.on_ray.open_pool import opened
 
         epoch = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
         context = contextvars.Context()

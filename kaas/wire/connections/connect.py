@@ -21,7 +21,7 @@ def connect(address: Address, node: str, role: str, name: str, incarnation: str,
     hello = PeerHello(messages.VERSION, role, name, incarnation, os.getpid())
     here = address.node == node and os.path.exists(address.path)
     if here:
-        from kaas.wire.connections.unix_connection import UnixConnection
+        from kaas.wire.connections.unix_sockets import UnixConnection
 
         connection: Connection = UnixConnection(address.path)
     elif address.tcp:

@@ -14,7 +14,7 @@ from kaas.wire import messages
 from kaas.wire.connections.connection import PROBE_BYTES, Frames
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.socket_folder import SocketFolder
-from kaas.wire.connections.unix_listener import UnixListener
+from kaas.wire.connections.unix_sockets import UnixListener
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
 

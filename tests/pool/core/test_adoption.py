@@ -118,7 +118,7 @@ def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
         for _, _, answer in workers.runs[1:]:
             answer.set_result(WorkerReply("value", record=RECORD))
         assert [await first, await second] == ["value", "value"]
-        assert {entry.client for entry in pool.stats().outcomes} == {"alice"}
+        assert {entry.client for entry in pool.reports.stats().outcomes} == {"alice"}
 
     play(scenario, Survivor(StartWorker(0, WorkerKind.EXECUTOR, 0), TWO_SLOTS, {1: LEFT}))
 

@@ -43,14 +43,14 @@ def test_value_status_and_stats() -> None:
         assert await second == "two"
         await settle()
         assert pool.status().devices[0].state == "idle"
-        stats = pool.stats(reset=True)
+        stats = pool.reports.stats(reset=True)
         kernels = next(stage for stage in stats.stages if stage.stage == "kernels")
         assert (kernels.count, kernels.function, kernels.client) == (2, "f", "alice")
         assert kernels.p50_s == pytest.approx(0.25, rel=0.03)
         assert stats.hit_rate() == pytest.approx(2 / 3)
         assert {(tier.tier, tier.objects, tier.nbytes) for tier in stats.tiers} == {("device", 4, 40), ("store", 2, 20)}
         assert [(o.outcome, o.count, o.device) for o in stats.outcomes] == [("succeeded", 2, 0)]
-        assert pool.stats().stages == ()
+        assert pool.reports.stats().stages == ()
 
     play(scenario)
 
@@ -150,7 +150,7 @@ def test_cancelled_in_the_queue() -> None:
         await running
         await settle()
         assert len(workers.runs) == 1
-        assert ("queued", "cancelled") in {(o.function, o.outcome) for o in pool.stats().outcomes}
+        assert ("queued", "cancelled") in {(o.function, o.outcome) for o in pool.reports.stats().outcomes}
 
     play(scenario)
 

@@ -43,7 +43,7 @@ def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy()
         for device in (-1, 2):
             with pytest.raises(InvalidRequest, match="devices 0 to 1"):
                 await pool.caches.carry_out(CacheOrder("none"), device=device)
-        stats = pool.stats()
+        stats = pool.reports.stats()
         assert not stats.outcomes
         assert {(t.function, t.client, t.device, t.tier, t.objects) for t in stats.tiers} == {
             ("", "", 0, "device", 2),
@@ -280,7 +280,7 @@ def test_a_decision_about_caches_that_fails_shows_in_the_figures() -> None:
         task = await begin(pool.submit(reading("f", b"w")))
         workers.reply()
         await task
-        outcomes = {(o.function, o.client, o.device, o.outcome) for o in pool.stats().outcomes}
+        outcomes = {(o.function, o.client, o.device, o.outcome) for o in pool.reports.stats().outcomes}
         assert outcomes == {("", "", 0, "KaasError"), ("f", "alice", 0, "succeeded")}
 
     play(scenario, policy=Eager)

@@ -139,7 +139,10 @@ def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neigh
         assert [(worker, label) for worker, label, _ in workers.runs[2:]] == [(1, "neighbour")]
         workers.reply("again")
         assert await neighbour == "again"
-        assert {(o.outcome, o.count) for o in pool.stats().outcomes} == {("DeadlineExceeded", 1), ("succeeded", 1)}
+        assert {(o.outcome, o.count) for o in pool.reports.stats().outcomes} == {
+            ("DeadlineExceeded", 1),
+            ("succeeded", 1),
+        }
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 

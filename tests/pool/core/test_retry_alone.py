@@ -128,7 +128,7 @@ def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_ow
         workers.reply(WorkerReply(error=LOST))
         assert await failure_of(poison) is LOST
         assert (workers.killed, len(workers.runs)) == ([0, 1], 5)
-        assert {(o.function, o.outcome) for o in pool.stats().outcomes} == {
+        assert {(o.function, o.outcome) for o in pool.reports.stats().outcomes} == {
             ("innocent", "succeeded"),
             ("bystander", "succeeded"),
             ("poison", "DeviceLost"),
@@ -280,7 +280,7 @@ def test_what_waits_and_what_comes_later_is_told_the_story() -> None:
             ("poison", "hash of poison", 2)
         ]
         assert ("renamed", None, "Quarantined", 1) in {
-            (o.function, o.device, o.outcome, o.count) for o in pool.stats().outcomes
+            (o.function, o.device, o.outcome, o.count) for o in pool.reports.stats().outcomes
         }
         await settle()
         workers.reply("other")
@@ -475,7 +475,7 @@ def test_queues_have_limits() -> None:
             {"limit": 3, "queued": 3},
             "the pool queues 3 requests at most, and 3 wait already",
         )
-        assert {(o.client, o.outcome, o.count) for o in pool.stats().outcomes} == {
+        assert {(o.client, o.outcome, o.count) for o in pool.reports.stats().outcomes} == {
             ("alice", "QueueFull", 1),
             ("carol", "QueueFull", 1),
         }

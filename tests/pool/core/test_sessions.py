@@ -73,7 +73,7 @@ def test_what_a_program_had_goes_with_it(times: int) -> None:
         workers.reply("other")
         assert await other == "other"
         await settle()
-        assert {(o.client, o.device, o.outcome) for o in pool.stats().outcomes} == {
+        assert {(o.client, o.device, o.outcome) for o in pool.reports.stats().outcomes} == {
             ("alice", 0, "cancelled"),
             ("alice", None, "cancelled"),
             ("bob", None, "cancelled"),

@@ -17,9 +17,9 @@ from kaas.errors import InvalidRequest
 from kaas.pool.on_processes.hosts import ProcessHosts, visible_gpu
 from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjects, encode_keep, key_of, key_of_all
 from kaas.pool.on_ray.hosts import parts_of
-from kaas.wire.attachments import Attachments, same
 from kaas.wire.connections.shared_memory import Inbox, Outbox
 from kaas.wire.messages import Block, Framed, Named
+from kaas.worker.executor_work import Attachments, same
 
 SMALL = b"small value"
 OTHER = b"another one"

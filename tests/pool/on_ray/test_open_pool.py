@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.pool.on_ray import sequencer
-from kaas.pool.on_ray.sequencer import Sequencer
+from kaas.pool.on_ray import open_pool
+from kaas.pool.on_ray.open_pool import Sequencer
 from tests.patience import PATIENCE_S
 
 FOR_EVER_S = 1e6
@@ -19,7 +19,7 @@ FOR_EVER_S = 1e6
 @pytest.fixture(autouse=True, scope="module")
 def _hold_for_ever() -> None:
     patch = pytest.MonkeyPatch()
-    patch.setattr(sequencer, "HOLD_S", FOR_EVER_S)
+    patch.setattr(open_pool, "HOLD_S", FOR_EVER_S)
 
 
 async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | None = None) -> list[int]:
@@ -48,24 +48,24 @@ def test_calls_go_on_in_the_order_of_their_numbers(order: list[int], pauses: lis
 
 
 def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequencer, "HOLD_S", 0.0)
+    monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(taken([3, 1, 2], [False] * 3)) == [1, 2, 3]
 
 
 def test_several_that_never_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequencer, "HOLD_S", 0.0)
+    monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), PATIENCE_S)) == [1, 3, 5, 7]
 
 
 def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequencer, "HOLD_S", 0.0)
+    monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(taken([2, 1, 3], [False] * 3, cancelled=1)) == [2, 3]
 
 
 def test_callers_are_ordered_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> int:
         order = Sequencer()
-        monkeypatch.setattr(sequencer, "CALLERS", 2)
+        monkeypatch.setattr(open_pool, "CALLERS", 2)
         for caller in "abcd":
             await order.take(caller, 0)
         return len(order._callers)
