@@ -42,7 +42,7 @@ HELLO_EVERY = 500
 RAW_EVERY = 5
 DEPTH = 2000
 RECORD_S = 2.0
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """The time limit for a TCP connection to be made, or to take some bytes."""
 FUNCTION = "diff"
 READY = "ready\n"
@@ -200,13 +200,13 @@ class Attacker:
     def recorded(self, messages: list[Message]) -> bytes:
         """Return the bytes on TCP when these messages are sent through CURVE."""
         relay = sockets.create_server(("127.0.0.1", 0))
-        relay.settimeout(PATIENCE_S)
+        relay.settimeout(TIMEOUT_S)
         socket = self.connected(f"tcp://127.0.0.1:{relay.getsockname()[1]}")
         for message in messages:
             socket.send_multipart(message)
         near, _ = relay.accept()
         far = self.tcp()
-        near.settimeout(PATIENCE_S)
+        near.settimeout(TIMEOUT_S)
         heard = bytearray()
         both = selectors.DefaultSelector()
         for source in (near, far):
@@ -226,7 +226,7 @@ class Attacker:
 
     def tcp(self) -> sockets.socket:
         host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
-        return sockets.create_connection((host, int(port)), PATIENCE_S)
+        return sockets.create_connection((host, int(port)), TIMEOUT_S)
 
     def raw(self, data: bytes) -> None:
         """Make a TCP connection, send these bytes, and close it."""

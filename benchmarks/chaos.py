@@ -55,7 +55,7 @@ EXECUTOR_EVERY_S = 5.0
 POISON_EVERY_S = 10.0
 LEFT_OUT_S = 15.0
 PATHS = ("ray", "zmq")
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 """The time for replies after the last request: more than the run limit."""
 
 
@@ -129,7 +129,7 @@ class Load:
             self.send()
             due_s += self.chance.expovariate(rate)
         sent = self.sent[first:]
-        wait([one.future for one in sent], timeout=PATIENCE_S)
+        wait([one.future for one in sent], timeout=TIMEOUT_S)
         return sent
 
     def peak(self) -> float:

@@ -45,7 +45,7 @@ KEPT_BYTES = 1 << 20
 """The limit of a client's finished replies: less than by default, or they would fill up for most of the run."""
 FILL, IN_FLIGHT = 1000, 16
 """The requests whose replies exceed that limit, and the number that is open at a time."""
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """The time limit for a reply, and for the attacker to begin or to end."""
 SLOWEST = 20
 """The factor by which the attack may be slower than its pace on a busy machine."""
@@ -69,7 +69,7 @@ def main() -> None:
                 began_s = monotonic()
                 quiet_s, attacked_s = measure(other, attacker, SLOWEST * (given.mutated + given.replayed) / RATE)
                 seconds = monotonic() - began_s
-                output, _ = attacker.communicate(timeout=PATIENCE_S)
+                output, _ = attacker.communicate(timeout=TIMEOUT_S)
             if attacker.returncode:
                 raise SystemExit("the attack itself failed: this measured something else")
             ended = {"server": int(not server.alive), "executors": len(executors - set(server.executors()))}
@@ -139,7 +139,7 @@ class Other:
         return self._client.call(self._function, {"x": np.full(ELEMENTS, number, np.float32)})
 
     def _check(self, future: kaas.Future) -> None:
-        if future.result(PATIENCE_S).any():
+        if future.result(TIMEOUT_S).any():
             raise SystemExit("x - x is not 0: the other client got a wrong result")
 
     def fill(self) -> None:

@@ -73,9 +73,9 @@ class Load:
         with self._saying:
             print(json.dumps(line), flush=True)
 
-    def end(self, patience_s: float) -> None:
+    def end(self, timeout_s: float) -> None:
         with self._silence:
-            self._silence.wait_for(lambda: not self._open, patience_s)
+            self._silence.wait_for(lambda: not self._open, timeout_s)
 
 
 def wait_for_the_end(ended: threading.Event) -> None:

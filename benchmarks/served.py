@@ -24,7 +24,7 @@ from kaas.server.peers.keys import new_client
 
 ADDRESS = re.compile(r"tcp://\S+:\d+")
 DEVICE_BYTES = 256 << 20
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SAMPLE_S = 0.5
 ADMINISTRATOR = "root"
 
@@ -135,7 +135,7 @@ class Server:
     def stop(self) -> None:
         """Stop the server as a service manager does."""
         self._running.send_signal(signal.SIGTERM)
-        self.ended.append(self._running.wait(PATIENCE_S))
+        self.ended.append(self._running.wait(TIMEOUT_S))
 
     def executors(self) -> list[int]:
         """Return the process ids of the executors."""

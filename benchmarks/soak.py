@@ -43,7 +43,7 @@ EXECUTOR_EVERY_S, CLIENT_EVERY_S = 30.0, 10.0
 RESTART_AFTER_S = 60.0
 """The latest time of the restart: a server keeps finished replies for ten minutes, and its memory grows as long."""
 PEAK_REQUESTS, IN_FLIGHT = 400, 4 * DEVICES
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class Program:
         assert self.reader is not None
         self.process.stdin.close()
         try:
-            self.process.wait(PATIENCE_S)
+            self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.reader.join()

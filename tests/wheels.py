@@ -10,7 +10,7 @@ import venv
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = {
@@ -31,7 +31,7 @@ def run(folder: Path, *command: str | Path, **environment: str) -> str:
         env=base | environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,1 +1,1 @@
-"""What a program calls: init, invoke, call, register, eTasks, sessions. Runs in the caller's process."""
+"""The calls of a program: init, invoke, call, register, eTasks, sessions. Runs in the caller's process."""

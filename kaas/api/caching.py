@@ -65,7 +65,7 @@ def pin(target: Any, device: int | None = None) -> None:
     """
     session = current_session()
     message = _message(session, "pin", target, device)
-    session.upkeep(*message)
+    session.cache_command(*message)
     session.pins[_name(target), device] = message
 
 
@@ -78,7 +78,7 @@ def unpin(target: Any = None, device: int | None = None) -> None:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
     session = current_session()
-    session.upkeep(*_message(session, "unpin", target, device))
+    session.cache_command(*_message(session, "unpin", target, device))
     for pinned in list(session.pins):
         if (target is None or pinned[0] == _name(target)) and device in (None, pinned[1]):
             del session.pins[pinned]
@@ -91,7 +91,7 @@ def flush(target: Any = None, device: int | None = None) -> None:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
     session = current_session()
-    session.upkeep(*_message(session, "flush", target, device))
+    session.cache_command(*_message(session, "flush", target, device))
 
 
 def _name(target: Any) -> bytes:
@@ -99,7 +99,7 @@ def _name(target: Any) -> bytes:
     if not isinstance(target, Function):
         name: bytes = target.binary()
         return name
-    signatures, refs = target.upkeep()
+    signatures, refs = target.signatures_and_constants()
     return refs[0].binary() if _bound(signatures) else "".join(signature.key for signature in signatures).encode()
 
 
@@ -117,7 +117,7 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     objects = False
     client = session.client
     if isinstance(target, Function):
-        signatures, refs = target.upkeep()
+        signatures, refs = target.signatures_and_constants()
         client = target.client or client
         for signature in signatures:
             session.introduce(signature)

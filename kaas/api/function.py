@@ -322,7 +322,7 @@ class Function:
         """Return the error for constants whose owner Ray no longer knows."""
         return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
-    def upkeep(self) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
+    def signatures_and_constants(self) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
         """Return the signatures, and the references to the constants, for cache commands."""
         return self._signatures, [
             *(() if self._bound.constants is None else (self._bound.constants,)),

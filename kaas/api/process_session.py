@@ -151,7 +151,7 @@ class ProcessSession(Session):
         """Send an encoded cache command; return a future of its end."""
         return self.calls.ask("upkeep", [message], refs)
 
-    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+    def cache_command(self, message: bytes, refs: list[Any]) -> None:
         """Send an encoded cache command, and wait until it is done."""
         self.ask("upkeep", [message], refs)
 

@@ -130,7 +130,7 @@ def pardon(task_or_function: KTask | Function) -> bool:
     function = task_or_function
     if not isinstance(function, Function | KTask):
         raise InvalidRequest(f"kaas.pardon takes a KTask or a Function, not {function!r}")
-    signatures = function.upkeep()[0] if isinstance(function, Function) else (signature_of(function),)
+    signatures = function.signatures_and_constants()[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
     pardoned = [session.pardon(signature.key) for signature in signatures]
     return any(pardoned)

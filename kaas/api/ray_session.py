@@ -116,7 +116,7 @@ class RaySession(Session):
             for register in list(self.registered.values()):
                 register()
             for pin in list(self.pins.values()):
-                self.pool.upkeep.remote(*pin)
+                self.pool.cache_command.remote(*pin)
         if self._calls is not None:
             self._calls.moved(epoch)
         self.watch(epoch)
@@ -164,11 +164,11 @@ class RaySession(Session):
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
         """Send an encoded cache command; return an ObjectRef of its end."""
-        return self.pool.upkeep.remote(message, refs)
+        return self.pool.cache_command.remote(message, refs)
 
-    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+    def cache_command(self, message: bytes, refs: list[Any]) -> None:
         """Send an encoded cache command, and wait until it is done."""
-        self._reply(self.pool.upkeep, message, refs)
+        self._reply(self.pool.cache_command, message, refs)
 
     def status(self) -> Status:
         """Return the pool's status."""
@@ -190,7 +190,7 @@ class RaySession(Session):
         pardoned: bool = self._reply(self.pool.pardon, function)
         return pardoned
 
-    async def aside(self, function: Callable[..., T], *args: Any) -> T:
+    async def in_own_process(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in a process of its own, on a node with devices of the pool; return its value.
 
         The process is a Ray worker, like those of eTasks. It reserves no device.

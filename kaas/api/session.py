@@ -124,7 +124,7 @@ class Session(ABC):
         """Send an encoded CacheCommandSpec; return a future of its end, or on Ray an ObjectRef."""
 
     @abstractmethod
-    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+    def cache_command(self, message: bytes, refs: list[Any]) -> None:
         """Send an encoded CacheCommandSpec, and wait until it is done."""
 
     @abstractmethod

@@ -51,9 +51,9 @@ def list_(
     """Show the clients that a server accepts, the revoked clients, and files that are not valid keys."""
     import msgspec
 
-    from kaas.server.peers.revoking import listed
+    from kaas.server.peers.revoking import keys_of_folder
 
-    clients, wrong, revoked = listed(folder)
+    clients, wrong, revoked = keys_of_folder(folder)
     if json:
         listing = {"clients": clients, "revoked": revoked, "wrong": [error.message for error in wrong]}
         print(msgspec.json.encode(listing).decode())

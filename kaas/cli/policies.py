@@ -62,7 +62,7 @@ def replay(
             _simulate(made, policy, json, rows)
         return
     replayed = recording.replay(record, None if policy is None else _found(policy))
-    counts = f"{replayed.epochs} lives, {replayed.events} events, {replayed.decisions} decisions"
+    counts = f"{replayed.epochs} epochs, {replayed.events} events, {replayed.decisions} decisions"
     if replayed.difference is None:
         console.print(f"[green]identical[/]: {counts}")
         return

@@ -36,7 +36,7 @@ def serve(
     from kaas.pool.loop import PoolLoop
     from kaas.server.config.serve_check import check_all, check_host, check_names, check_sizes
     from kaas.server.config.serve_config import Settings, read
-    from kaas.server.config.serve_memory import promised, tell, there_bytes
+    from kaas.server.config.serve_memory import log_bound, machine_bytes, memory_bound
     from kaas.server.server_log import configure
 
     if config is None and not insecure and SERVER_CONFIG.is_file():
@@ -58,11 +58,11 @@ def serve(
     if check:
         asyncio.run(check_all(settings))
         print("the configuration can be served")
-        print(promised(settings).sentence(there_bytes()))
+        print(memory_bound(settings).sentence(machine_bytes()))
         return
     check_host(settings.listen.host)
     configure(settings.log)
-    tell(settings)
+    log_bound(settings)
     if not settings.code.build:
         os.environ[BUILD] = "0"  # for all processes that this one starts
     if settings.ray:
@@ -98,7 +98,7 @@ def check(folder: State) -> None:
     for finding in found.findings:
         console.print(f"[red]{escape(printable(finding.place))}[/]: {escape(printable(finding.what))}")
     counts = f"{found.entries} entries, {found.uploads} uploads of {found.nbytes} bytes, {found.requests} charges"
-    console.print(f"{escape(str(folder))}: {counts}; set aside earlier: {found.aside}")
+    console.print(f"{escape(str(folder))}: {counts}; set aside earlier: {found.set_aside}")
     if found.findings:
         raise typer.Exit(1)
 

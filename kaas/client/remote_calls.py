@@ -246,7 +246,7 @@ class RemoteCalls:
         credit = self._credit
         with self.lock:
             call, pause_s = self._reply(number, failure)
-            first = credit.answered(number, 0 if call is None else call.nbytes)
+            first = credit.replied(number, 0 if call is None else call.nbytes)
             if call is not None and pause_s is None:
                 self._receiver.unwatch(call.number)
                 if not call.ended:
@@ -287,7 +287,7 @@ class RemoteCalls:
 
     def _acknowledge(self) -> None:
         with self.lock:
-            connection, numbers = self._connection, self._credit.all_answered()
+            connection, numbers = self._connection, self._credit.all_due()
         if connection is not None and numbers:
             self._send(connection, protocol.Received(numbers))
 
@@ -391,7 +391,7 @@ class RemoteCalls:
             self._ended = closed
             connection, self._connection = self._connection, None
             numbers = [number for number, call in self._half.open.items() if isinstance(call, OpenCall)]
-            answered = self._credit.all_answered()
+            answered = self._credit.all_due()
             self._receiver.close()
         self.stopped.set()
         self._timer.close()

@@ -1,4 +1,4 @@
-"""What a request is: a graph of kernels with its buffers, their libraries, and their encodings.
+"""The request: a graph of kernels with its buffers, their libraries, and their encodings.
 
 Pure values; used by every process.
 """

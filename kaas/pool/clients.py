@@ -147,7 +147,7 @@ class Clients:
         for wait in list(session.open.values()):
             wait.cancel()
 
-    async def answered(self) -> None:
+    async def all_replied(self) -> None:
         """Wait until all calls have their replies."""
         while any(session.open for session in self._sessions.values()):
             self._closing = asyncio.Event()

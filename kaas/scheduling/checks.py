@@ -113,7 +113,7 @@ class CheckedPolicy:
         try:
             for decision in decisions:
                 self._story.append(decision)
-                self._follow(decision)
+                self._check_decision(decision)
             if self._work_conserving and self._ready and self._usable:
                 self._check_conserving()
         except PolicyError:
@@ -223,7 +223,7 @@ class CheckedPolicy:
 
     # --- decisions: those that a policy may make
 
-    def _follow(self, decision: Decision) -> None:
+    def _check_decision(self, decision: Decision) -> None:
         match decision:
             case Dispatch():
                 self._dispatch(decision)

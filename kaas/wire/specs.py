@@ -156,7 +156,7 @@ class ETaskFailure(msgspec.Struct, frozen=True, array_like=True):
     by_input: bool = False
 
 
-class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
+class ETaskReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply of an eTask worker. value: packed; empty if it goes through the store, or there is none."""
 
     value: list[bytes]
@@ -176,4 +176,4 @@ decode_decided = msgspec.msgpack.Decoder(CacheDecisionSpec).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
 decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode
 decode_etask_call = msgspec.msgpack.Decoder(ETaskCall).decode
-decode_etask_answer = msgspec.msgpack.Decoder(ETaskAnswer).decode
+decode_etask_reply = msgspec.msgpack.Decoder(ETaskReply).decode

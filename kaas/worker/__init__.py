@@ -1,1 +1,1 @@
-"""What runs in the process of an executor or of an eTask worker, and how that process is started and confined."""
+"""The processes of executors and of eTask workers: their work, how they are started, and how they are confined."""

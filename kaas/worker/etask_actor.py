@@ -61,7 +61,7 @@ class ETaskActor:
         threading.Event().wait()
 
     def call(self, message: bytes, refs: Sequence[Any]) -> tuple[Any, bytes]:
-        """Return the value if it is not small, and an encoded ETaskAnswer."""
+        """Return the value if it is not small, and an encoded ETaskReply."""
         began = perf_counter()
         call = specs.decode_etask_call(message)
         value, parts, failure = None, list[bytes](), None
@@ -73,7 +73,7 @@ class ETaskActor:
             failure = _failure(failed.error, by_input=True)
         except BaseException as error:  # noqa: BLE001 - any error of the function, SystemExit too, is the reply
             failure = _failure(error)
-        reply = specs.ETaskAnswer(parts, perf_counter() - began, failure)
+        reply = specs.ETaskReply(parts, perf_counter() - began, failure)
         return None if parts or failure else value, specs.encode(reply)
 
     def close(self) -> str:

@@ -11,7 +11,7 @@ import threading
 
 from kaas.errors import KaasError
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import end_group, ordered, say_failed, say_ready
+from kaas.worker.processes import end_group, ordered, report_failure, report_ready
 
 
 def main() -> None:
@@ -24,9 +24,9 @@ def main() -> None:
         worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, connection_lost=end_group)
         info = worker.start(orders.address)
     except KaasError as error:
-        say_failed(word_file, error)
+        report_failure(word_file, error)
         return
-    say_ready(word_file, codec.encode(info))
+    report_ready(word_file, codec.encode(info))
     threading.Event().wait()  # other threads do the work; the process ends with its parent
 
 

@@ -158,13 +158,13 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def say_ready(file: int, word: bytes) -> None:
+def report_ready(file: int, word: bytes) -> None:
     """Report to the parent, once, that this child is ready."""
     _send(file, READY + word)
 
 
-def say_failed(file: int, error: KaasError) -> None:
-    """Report to the parent, instead of `say_ready`, the error that keeps this child from being ready."""
+def report_failure(file: int, error: KaasError) -> None:
+    """Report to the parent, instead of `report_ready`, the error that keeps this child from being ready."""
     _send(file, FAILED + encode_error(error))
 
 

@@ -20,7 +20,7 @@ from kaas.wire.connections.router import Router
 from kaas.wire.messages import AnnounceFunction, Submit
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 LARGE = specs.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
 
@@ -45,7 +45,7 @@ class FakePool:
         async def called() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(TIMEOUT_S)
 
     @property
     def address(self) -> messages.Address:
@@ -54,13 +54,13 @@ class FakePool:
 
     def expect(self, kind: type) -> tuple[Any, Sequence[Any]]:
         """Return the next message, which is of this kind."""
-        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
+        self._peer, header, frames = self.arrived.get(timeout=TIMEOUT_S)
         assert type(header) is kind, header
         return header, frames
 
     def expect_submit(self) -> tuple[Submit, Sequence[Any]]:
         """Return it likewise, after the announcement of the function."""
-        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
+        self._peer, header, frames = self.arrived.get(timeout=TIMEOUT_S)
         return self.expect(Submit) if isinstance(header, AnnounceFunction) else (header, frames)
 
     def send(self, header: Any, *frames: Any) -> None:
@@ -71,7 +71,7 @@ class FakePool:
             return
         self._on_loop(self._router.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._loop.close()
 
 

@@ -29,7 +29,7 @@ from tests.api.conftest import (
     scale_task,
     spin_task,
 )
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("pool")]
 
@@ -90,15 +90,15 @@ def closed_gate() -> Any:
 
 
 def test_value_in_value_out() -> None:
-    value = scaled(numbers(), 3.0).result(PATIENCE_S)
+    value = scaled(numbers(), 3.0).result(TIMEOUT_S)
     assert (value.dtype, value.shape, value.flags.writeable) == (np.float32, (N,), False)
     np.testing.assert_allclose(value, numbers() * np.float32(3))
-    np.testing.assert_array_equal(scaled(numbers().tobytes(), 1.0).result(PATIENCE_S), numbers())
+    np.testing.assert_array_equal(scaled(numbers().tobytes(), 1.0).result(TIMEOUT_S), numbers())
 
 
 def test_several_outputs_are_a_named_tuple_in_declared_order() -> None:
     for n in (N, LARGE):
-        outputs = kaas.call(both_task(n), {"x": numbers(n)}).result(PATIENCE_S)
+        outputs = kaas.call(both_task(n), {"x": numbers(n)}).result(TIMEOUT_S)
         assert outputs._fields == ("quadruple", "double")
         np.testing.assert_allclose(outputs.quadruple, numbers(n) * 4)
         np.testing.assert_allclose(outputs.double, numbers(n) * 2)
@@ -112,7 +112,7 @@ def test_values_may_be_written_to_again_at_once() -> None:
             futures.append(kaas.call(both_task(n), {"x": x}))
             x += 1
         for i, future in enumerate(futures):
-            np.testing.assert_allclose(future.result(PATIENCE_S).double, (numbers(n) + np.float32(i)) * 2, rtol=1e-5)
+            np.testing.assert_allclose(future.result(TIMEOUT_S).double, (numbers(n) + np.float32(i)) * 2, rtol=1e-5)
 
 
 def test_64_mb_by_value() -> None:
@@ -126,7 +126,7 @@ def test_64_mb_by_value() -> None:
     x = np.zeros(n, np.float32)
     x[:N] = numbers()
     with pytest.raises(errors.RequestTooLarge):  # than these devices; the bytes have arrived there
-        kaas.call(task, {"x": x}).result(PATIENCE_S)
+        kaas.call(task, {"x": x}).result(TIMEOUT_S)
     half = DEVICE_BYTES // 8
     task = kaas.KTask(
         [kaas.Kernel(kernel.library, "scale", 4, 256,
@@ -134,7 +134,7 @@ def test_64_mb_by_value() -> None:
         [out],
     )  # fmt: skip
     for _ in range(3):
-        np.testing.assert_array_equal(kaas.call(task, {"x": x[:half]}).result(PATIENCE_S), numbers() * 2)
+        np.testing.assert_array_equal(kaas.call(task, {"x": x[:half]}).result(TIMEOUT_S), numbers() * 2)
 
 
 def test_as_many_outstanding_as_one_likes() -> None:
@@ -143,9 +143,9 @@ def test_as_many_outstanding_as_one_likes() -> None:
         waiting.append((i, scaled(numbers(), i)))
         if len(waiting) == 64:
             seed, future = waiting.popleft()
-            np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * np.float32(seed))
+            np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() * np.float32(seed))
     for i, future in reversed(waiting):
-        np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * np.float32(i))
+        np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() * np.float32(i))
 
 
 # --- references
@@ -155,34 +155,34 @@ def test_references_that_are_not_complete_yet() -> None:
     gate = closed_gate()
     late = gate.value.remote(numbers())
     waiting = [scaled(late, i) for i in range(4)]
-    np.testing.assert_allclose(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+    np.testing.assert_allclose(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
     until(lambda status: status.waiting == 4)
     ray.get(gate.open.remote())
     for i, future in enumerate(waiting):
-        np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * np.float32(i))
+        np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() * np.float32(i))
 
 
 def test_references_of_tasks_and_invocations() -> None:
     invoked = kaas.invoke(scale_task(), {"x": double.remote(numbers())}, scalars={"factor": 2.0})
     future = kaas.call(add_task(), {"a": invoked, "b": kaas.put(numbers())})
     del invoked
-    np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * 5, rtol=1e-6)
+    np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() * 5, rtol=1e-6)
 
 
 def test_views_of_one_object() -> None:
     for both in (ray.put(numbers(2 * N)), numbers(2 * N)):
-        result = kaas.call(add_task(), {"a": kaas.View(both), "b": kaas.View(both, 4 * N)}).result(PATIENCE_S)
+        result = kaas.call(add_task(), {"a": kaas.View(both), "b": kaas.View(both, 4 * N)}).result(TIMEOUT_S)
         np.testing.assert_allclose(result, numbers(2 * N)[:N] + numbers(2 * N)[N:])
 
 
 def test_failed_input_fails_its_call_only() -> None:
     bad, good = scaled(fail.remote()), scaled(numbers())
     with pytest.raises(errors.InputFailed, match="no such weights") as caught:
-        bad.result(PATIENCE_S)
+        bad.result(TIMEOUT_S)
     assert caught.value.buffer == "x"
     assert "ZeroDivisionError: no such weights" in caught.value.reason
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    np.testing.assert_allclose(good.result(PATIENCE_S), numbers() * 2)
+    np.testing.assert_allclose(good.result(TIMEOUT_S), numbers() * 2)
 
 
 # --- functions
@@ -191,7 +191,7 @@ def test_failed_input_fails_its_call_only() -> None:
 def test_constants_are_cached_on_the_device() -> None:
     add = kaas.register(add_task(), constants={"a": numbers(seed=5)}).options(client="carol")
     for seed in range(10):
-        value = add.call(b=numbers(seed=seed)).result(PATIENCE_S)
+        value = add.call(b=numbers(seed=seed)).result(TIMEOUT_S)
         np.testing.assert_allclose(value, numbers(seed=5) + numbers(seed=seed))
     tiers = {tier.tier: tier for tier in kaas.stats().tiers if tier.client == "carol"}
     assert tiers["store"].objects + tiers["device"].objects == 10
@@ -205,16 +205,16 @@ def test_constants_that_are_references_and_late() -> None:
     future = add.call()
     until(lambda status: status.waiting == 1)
     ray.get(gate.open.remote())
-    np.testing.assert_allclose(future.result(PATIENCE_S), numbers(2 * N)[N:] + numbers(2 * N)[:N])
+    np.testing.assert_allclose(future.result(TIMEOUT_S), numbers(2 * N)[N:] + numbers(2 * N)[:N])
 
 
 def test_a_function_that_is_gone_before_its_reply() -> None:
     until(lambda status: status.running == 0)
     spins = [spin(50_000_000) for _ in range(2)]
     future = kaas.register(add_task(), constants={"a": numbers(seed=3)}).call(numbers())
-    np.testing.assert_allclose(future.result(PATIENCE_S), numbers() + numbers(seed=3))
+    np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() + numbers(seed=3))
     for spun in spins:
-        spun.result(PATIENCE_S)
+        spun.result(TIMEOUT_S)
 
 
 def test_options_and_scalars_of_a_function() -> None:
@@ -224,7 +224,7 @@ def test_options_and_scalars_of_a_function() -> None:
         scale.options(scalars={"factor": 4}).call(numbers()),
         kaas.call(scale, {"x": numbers()}, scalars={"factor": 4}),
     ):
-        np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * 4)
+        np.testing.assert_allclose(future.result(TIMEOUT_S), numbers() * 4)
     with pytest.raises(errors.MissingScalar):
         scale.call(x=numbers())
     with pytest.raises(errors.InvalidRequest, match="keep"):
@@ -236,7 +236,7 @@ def test_in_a_ray_task() -> None:
 
     @ray.remote(num_cpus=0)
     def use(function: kaas.Function) -> Any:
-        return function.call(b=numbers(seed=2)).result(PATIENCE_S)
+        return function.call(b=numbers(seed=2)).result(TIMEOUT_S)
 
     np.testing.assert_allclose(ray.get(use.remote(add)), numbers(seed=1) + numbers(seed=2))
 
@@ -249,7 +249,7 @@ def test_calls_are_billed_and_measured_as_invocations_are() -> None:
     for client in ("alice", "alice", None):
         kaas.call(
             scale_task(name="counted"), {"x": numbers()}, scalars={"factor": 1}, client=client, profile=True
-        ).result(PATIENCE_S)
+        ).result(TIMEOUT_S)
     stats = kaas.stats(reset=True)
     counts = {(entry.client, entry.stage): entry.count for entry in stats.stages if entry.function == "counted"}
     for stage in ("queue", "plan", "fetch", "copy_in", "kernels", "copy_out", "total", "request"):
@@ -297,22 +297,22 @@ def test_faults_through_the_future() -> None:
     ]  # fmt: skip
     for wrong, expected, fields in wrongs:
         future = wrong()
-        error = future.exception(PATIENCE_S)
+        error = future.exception(TIMEOUT_S)
         assert isinstance(error, expected)
         assert fields.items() <= error.fields.items()
         with pytest.raises(expected):
             future.result()
-    np.testing.assert_array_equal(scaled(x[:N]).result(PATIENCE_S), x[:N] * 2)
+    np.testing.assert_array_equal(scaled(x[:N]).result(TIMEOUT_S), x[:N] * 2)
 
 
 def test_a_crashing_kernel() -> None:
     bad = kaas.call(crash_task(), {}, retries=1)
     good = [scaled(numbers(seed=i)) for i in range(20)]
-    error = bad.exception(PATIENCE_S)
+    error = bad.exception(TIMEOUT_S)
     assert type(error) is errors.DeviceLost
     assert error.fields["code_name"] == "CUDA_ERROR_ILLEGAL_ADDRESS"
     for i, future in enumerate(good):
-        np.testing.assert_array_equal(future.result(PATIENCE_S), numbers(seed=i) * 2)
+        np.testing.assert_array_equal(future.result(TIMEOUT_S), numbers(seed=i) * 2)
 
 
 # --- waiting
@@ -333,16 +333,16 @@ def test_callbacks() -> None:
     heard: queue.Queue[kaas.Future] = queue.Queue()
     future = scaled(numbers())
     future.add_done_callback(heard.put)
-    assert heard.get(timeout=PATIENCE_S) is future
+    assert heard.get(timeout=TIMEOUT_S) is future
     np.testing.assert_allclose(future.result(0), numbers() * 2)
 
 
 def test_many_threads() -> None:
     def work(thread: int) -> None:
         for i in range(20):
-            np.testing.assert_allclose(scaled(numbers(), i).result(PATIENCE_S), numbers() * np.float32(i))
+            np.testing.assert_allclose(scaled(numbers(), i).result(TIMEOUT_S), numbers() * np.float32(i))
             if thread % 2:
-                value = kaas.call(both_task(LARGE // 8), {"x": numbers(LARGE // 8)}).result(PATIENCE_S)
+                value = kaas.call(both_task(LARGE // 8), {"x": numbers(LARGE // 8)}).result(TIMEOUT_S)
                 np.testing.assert_allclose(value.double, numbers(LARGE // 8) * 2)
 
     with ThreadPoolExecutor(8) as threads:
@@ -355,13 +355,13 @@ def test_timeout_of_who_waits() -> None:
     with pytest.raises(TimeoutError):
         future.result(0.01)
     assert not future.done()
-    assert future.result(PATIENCE_S) is not None
+    assert future.result(TIMEOUT_S) is not None
     assert future.done()
 
 
 def test_deadline() -> None:
     with pytest.raises(errors.DeadlineExceeded) as caught:
-        spin(deadline_s=0.2).result(PATIENCE_S)
+        spin(deadline_s=0.2).result(TIMEOUT_S)
     assert caught.value.deadline_s == 0.2 <= caught.value.waited_s
 
 
@@ -376,8 +376,8 @@ def test_cancel_queued_and_running() -> None:
         with pytest.raises(CancelledError):
             future.result()
     until(lambda status: (status.queued, status.running) == (1, 2))
-    assert ray.get(other, timeout=PATIENCE_S) == spin(3).result(PATIENCE_S)
-    running[1].result(PATIENCE_S)
+    assert ray.get(other, timeout=TIMEOUT_S) == spin(3).result(TIMEOUT_S)
+    running[1].result(TIMEOUT_S)
     assert not running[1].cancel()
     assert {"cancelled", "succeeded"} == {entry.outcome for entry in kaas.stats().outcomes}
 
@@ -401,9 +401,9 @@ def test_ray_cancels_invocations_in_parallel_with_calls() -> None:
     invoked = kaas.invoke(spin_task(), {}, scalars={"steps": 3})
     ray.cancel(invoked)
     with pytest.raises(ray.exceptions.TaskCancelledError):
-        ray.get(invoked, timeout=PATIENCE_S)
+        ray.get(invoked, timeout=TIMEOUT_S)
     for future in running:
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
 
 
 # --- processes that die
@@ -417,13 +417,13 @@ def test_a_killed_executor() -> None:
         assert device.info is not None
         os.kill(device.info.pid, signal.SIGKILL)
     with pytest.raises(errors.ExecutorDied):
-        once.result(PATIENCE_S)
-    assert again.result(PATIENCE_S) == spin().result(PATIENCE_S)
+        once.result(TIMEOUT_S)
+    assert again.result(TIMEOUT_S) == spin().result(TIMEOUT_S)
 
 
 def test_a_killed_pool() -> None:
     add = kaas.register(add_task(), constants={"a": numbers(seed=1)})
-    add.call(numbers()).result(PATIENCE_S)
+    add.call(numbers()).result(TIMEOUT_S)
     until(lambda status: status.running == 0)
     pid = kaas.status().pid
     ref = ray.put(numbers(seed=2))
@@ -434,10 +434,10 @@ def test_a_killed_pool() -> None:
     assert cancelled.cancel()
     os.kill(pid, signal.SIGKILL)
     after = add.call(ref)
-    assert len({int(future.result(PATIENCE_S)[0]) for future in spins}) == 1
-    np.testing.assert_allclose(large.result(PATIENCE_S).double, numbers(LARGE) * 2)
+    assert len({int(future.result(TIMEOUT_S)[0]) for future in spins}) == 1
+    np.testing.assert_allclose(large.result(TIMEOUT_S).double, numbers(LARGE) * 2)
     for future in (*sums, after):
-        np.testing.assert_allclose(future.result(PATIENCE_S), numbers(seed=1) + numbers(seed=2))
+        np.testing.assert_allclose(future.result(TIMEOUT_S), numbers(seed=1) + numbers(seed=2))
     assert kaas.status().pid != pid
 
 
@@ -450,12 +450,12 @@ def test_shutdown_ends_calls_that_wait(start: Callable[..., bool]) -> None:
     kaas.shutdown()
     for future in spins:
         with pytest.raises(errors.PoolStopped):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
     with pytest.raises((errors.DeadlineExceeded, errors.PoolStopped)):
-        answered.result(PATIENCE_S)
+        answered.result(TIMEOUT_S)
     with pytest.raises(errors.NotInitialized):
         scaled(numbers())
     with pytest.raises(errors.NotInitialized):
         add.call(numbers())
     start(devices=[kaas.Device("software", DEVICE_BYTES)] * 2)
-    np.testing.assert_allclose(add.call(numbers()).result(PATIENCE_S), numbers() + numbers(seed=1))
+    np.testing.assert_allclose(add.call(numbers()).result(TIMEOUT_S), numbers() + numbers(seed=1))

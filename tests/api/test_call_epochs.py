@@ -20,7 +20,7 @@ from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Submit
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, Ref, calls_of, held_blocks, pool, sent, session
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
 
@@ -50,7 +50,7 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
     for submit in again:
         next_pool.send(CallResult(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
 
 
 class Slow(FakeSession):
@@ -59,7 +59,7 @@ class Slow(FakeSession):
     may_go_on = threading.Event()
 
     def address(self) -> tuple[messages.Address, str]:
-        assert self.may_go_on.wait(PATIENCE_S)
+        assert self.may_go_on.wait(TIMEOUT_S)
         return super().address()
 
 
@@ -114,12 +114,12 @@ def test_waiting_threads_notice_the_end_of_a_connection(
 ) -> None:
     session.epochs.append(next_pool)
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]
+        waiting = [threads.submit(sent(session).result, TIMEOUT_S) for _ in range(2)]
         pool.close()
         for _ in waiting:
             next_pool.send(CallResult(next_pool.expect_submit()[0].number), numbers().tobytes())
         for wait in waiting:
-            np.testing.assert_array_equal(wait.result(PATIENCE_S), numbers())
+            np.testing.assert_array_equal(wait.result(TIMEOUT_S), numbers())
 
 
 def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool) -> None:
@@ -127,10 +127,10 @@ def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool
     heard: queue.Queue[Any] = queue.Queue()
     watched.add_done_callback(heard.put)
     pool.close()
-    assert heard.get(timeout=PATIENCE_S) is watched
+    assert heard.get(timeout=TIMEOUT_S) is watched
     for ended in (future, watched):
         with pytest.raises(PoolStopped, match="gone"):
-            ended.result(PATIENCE_S)
+            ended.result(TIMEOUT_S)
     with pytest.raises(PoolStopped, match="gone"):
         sent(session)
 
@@ -141,7 +141,7 @@ def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: Fak
     pool.send(CallResult(submits[0].number), numbers().tobytes())
     pool.send(CallFailure(submits[1].number), encode_error(DeviceLost("a kernel failed", kernel="k")))
     with pytest.raises(DeviceLost):
-        other.result(PATIENCE_S)
+        other.result(TIMEOUT_S)
     calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
     np.testing.assert_array_equal(answered.result(), numbers())
     with pytest.raises(PoolStopped, match="shut down"):
@@ -162,4 +162,4 @@ def test_a_fork_has_no_line(session: FakeSession, pool: FakePool) -> None:
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     pool.send(CallResult(header.number), numbers().tobytes())
-    np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())
+    np.testing.assert_array_equal(future.result(TIMEOUT_S), numbers())

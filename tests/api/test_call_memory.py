@@ -15,7 +15,7 @@ from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Drop,
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
 
@@ -34,7 +34,7 @@ def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) 
         for block in blocks[-1]:
             np.testing.assert_array_equal(np.frombuffer(Inbox().view(block), np.float32), x)
         pool.send(CallResult(header.number), x.tobytes())
-        np.testing.assert_array_equal(future.result(PATIENCE_S), x)
+        np.testing.assert_array_equal(future.result(TIMEOUT_S), x)
     assert {block.fd for block in blocks[0]} == {block.fd for block in blocks[1]}
 
 
@@ -42,7 +42,7 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     future, late = held_blocks(session, pool)
     pool.send(CallFailure(late.number, held=True), encode_error(KaasError("too late")))
     with pytest.raises(KaasError, match="too late"):
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
     cancelled, running = held_blocks(session, pool)
     cancelled.cancel()
     pool.expect(CancelCall)
@@ -51,7 +51,7 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     pool.send(Release(late.number))
     pool.send(Release(running.number))
     pool.send(CallResult(third.number), numbers(LARGE).tobytes())
-    _.result(PATIENCE_S)
+    _.result(TIMEOUT_S)
     again = [*held_blocks(session, pool)[1].attached, *held_blocks(session, pool)[1].attached]
     assert {*again} <= {*late.attached, *running.attached, *third.attached}
 
@@ -68,7 +68,7 @@ def test_a_program_with_many_large_values_on_their_way_has_files_left(session: F
     assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
     pool.send(CallResult(submits[0][0].number), x.tobytes())
     pool.send(CallResult(header.number), x.tobytes())
-    np.testing.assert_array_equal(future.result(PATIENCE_S), x)
+    np.testing.assert_array_equal(future.result(TIMEOUT_S), x)
     assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)
 
 
@@ -91,8 +91,8 @@ def test_references_are_held_while_a_call_names_them(session: FakeSession, pool:
     assert session.held == [(pool.address.epoch, [ref])]
     for submit in submits:
         pool.send(CallResult(submit.number), numbers().tobytes())
-    first.result(PATIENCE_S)
-    second.result(PATIENCE_S)
+    first.result(TIMEOUT_S)
+    second.result(TIMEOUT_S)
     assert pool.expect(Drop)[0].keys == [ref.binary()]
 
 
@@ -114,7 +114,7 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
         future = calls.submit(signature, message, attached, constants, owner)
         header, _frames = pool.expect_submit()
         pool.send(CallResult(header.number), numbers().tobytes())
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
     assert session.held == [(pool.address.epoch, [constants])]
     assert pool.arrived.empty()
     del owner

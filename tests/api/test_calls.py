@@ -17,7 +17,7 @@ from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import AnnounceFunction, CallFailure, CallResult, CancelCall, PoolQuery, Submit
 from tests.api.conftest import N, add_task, both_task, numbers
 from tests.api.fake_pool import FakePool, FakeSession, calls_of, pool, sent, session
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
 
@@ -32,7 +32,7 @@ def test_a_value_is_a_read_only_array(session: FakeSession, pool: FakePool) -> N
     assert dict(invocation.values) == {"a": numbers().tobytes(), "b": numbers(seed=1).tobytes()}
     assert (list(header.attached), future.done()) == ([], False)
     pool.send(CallResult(header.number), numbers(seed=2).tobytes())
-    value = future.result(PATIENCE_S)
+    value = future.result(TIMEOUT_S)
     assert (value.dtype, value.shape, value.flags.writeable) == (np.float32, (N,), False)
     np.testing.assert_array_equal(value, numbers(seed=2))
     assert future.result() is value
@@ -44,7 +44,7 @@ def test_several_outputs_are_a_named_tuple(session: FakeSession, pool: FakePool)
     header, _ = pool.expect_submit()
     large = np.arange(N, dtype=np.float32)
     pool.send(CallResult(header.number), large.tobytes(), numbers().tobytes())
-    quadruple, double = future.result(PATIENCE_S)
+    quadruple, double = future.result(TIMEOUT_S)
     np.testing.assert_array_equal(quadruple, large)
     np.testing.assert_array_equal(double, numbers())
     assert future.result()._fields == ("quadruple", "double")
@@ -57,7 +57,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
     error.__cause__ = ZeroDivisionError("no such weights")
     pool.send(CallFailure(header.number), encode_error(error))
     with pytest.raises(InputFailed, match="input 'a' failed") as caught:
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
     assert caught.value.fields == {"buffer": "a", "reason": "no such weights"}
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert future.exception() is caught.value
@@ -78,7 +78,7 @@ def test_other_questions(session: FakeSession, pool: FakePool) -> None:
     header, frames = pool.expect(PoolQuery)
     assert (header.what, *map(bytes, frames)) == ("pardon", b"key")
     pool.send(CallResult(header.number), b"1")
-    assert list(map(bytes, future.result(PATIENCE_S))) == [b"1"]
+    assert list(map(bytes, future.result(TIMEOUT_S))) == [b"1"]
 
 
 # --- who waits
@@ -93,25 +93,25 @@ def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) 
     with pytest.raises(TimeoutError):
         future.result(0.001)
     pool.send(CallResult(header.number), numbers().tobytes())
-    np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())
+    np.testing.assert_array_equal(future.result(TIMEOUT_S), numbers())
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_many_threads_each_with_its_own_reply(session: FakeSession, pool: FakePool, order: int) -> None:
     count = 16
     with ThreadPoolExecutor(count) as threads:
-        waiting = [threads.submit(lambda i: sent(session, a=numbers(), b=numbers(seed=i)).result(PATIENCE_S), i)
+        waiting = [threads.submit(lambda i: sent(session, a=numbers(), b=numbers(seed=i)).result(TIMEOUT_S), i)
                    for i in range(count)]  # fmt: skip
         submits: list[tuple[int, bytes]] = []
         while len(submits) < count:
-            _, header, frames = pool.arrived.get(timeout=PATIENCE_S)
+            _, header, frames = pool.arrived.get(timeout=TIMEOUT_S)
             if isinstance(header, Submit):
                 submits.append((header.number, dict(specs.decode_invocation(frames[0]).values)["b"]))
         pool._peer = _
         for number, data in submits[::order]:
             pool.send(CallResult(number), data)
         for i, waits in enumerate(waiting):
-            np.testing.assert_array_equal(waits.result(PATIENCE_S), numbers(seed=i))
+            np.testing.assert_array_equal(waits.result(TIMEOUT_S), numbers(seed=i))
 
 
 def test_a_thread_takes_the_replies_of_others(session: FakeSession, pool: FakePool) -> None:
@@ -119,7 +119,7 @@ def test_a_thread_takes_the_replies_of_others(session: FakeSession, pool: FakePo
     numbers_sent = [pool.expect_submit()[0].number, pool.expect(Submit)[0].number]
     for number in reversed(numbers_sent):
         pool.send(CallResult(number), numbers(seed=number).tobytes())
-    first.result(PATIENCE_S)
+    first.result(TIMEOUT_S)
     assert second._pending.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
 
@@ -127,7 +127,7 @@ def test_a_thread_takes_the_replies_of_others(session: FakeSession, pool: FakePo
 def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
     async def gathered(count: int) -> list[Any]:
         futures = [sent(session, a=numbers(), b=numbers(seed=i)) for i in range(count)]
-        return await asyncio.wait_for(asyncio.gather(*futures), PATIENCE_S)
+        return await asyncio.wait_for(asyncio.gather(*futures), TIMEOUT_S)
 
     def answer() -> None:
         for _ in range(4):
@@ -139,7 +139,7 @@ def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
             answering = threads.submit(answer)
             for i, value in enumerate(asyncio.run(gathered(4))):
                 np.testing.assert_array_equal(value, numbers(seed=i))
-            answering.result(PATIENCE_S)
+            answering.result(TIMEOUT_S)
 
 
 def test_callbacks_are_called_without_a_waiting_thread(session: FakeSession, pool: FakePool) -> None:
@@ -153,7 +153,7 @@ def test_callbacks_are_called_without_a_waiting_thread(session: FakeSession, poo
     future.add_done_callback(fails)
     future.add_done_callback(heard.put)
     pool.send(CallResult(header.number), numbers().tobytes())
-    assert heard.get(timeout=PATIENCE_S) is future
+    assert heard.get(timeout=TIMEOUT_S) is future
     future.add_done_callback(heard.put)
     assert heard.get_nowait() is future
 
@@ -162,13 +162,13 @@ def test_callbacks_may_wait_for_other_calls(session: FakeSession, pool: FakePool
     first, second = sent(session), sent(session)
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
     heard: queue.Queue[Any] = queue.Queue()
-    first.add_done_callback(lambda _: heard.put(sent(session).result(PATIENCE_S)))
+    first.add_done_callback(lambda _: heard.put(sent(session).result(TIMEOUT_S)))
     second.add_done_callback(lambda _: heard.put(second.result()))
     pool.send(CallResult(submits[0].number), numbers().tobytes())
     third, _ = pool.expect(Submit)
     pool.send(CallResult(submits[1].number), numbers(seed=2).tobytes())
     pool.send(CallResult(third.number), numbers(seed=3).tobytes())
-    values = [heard.get(timeout=PATIENCE_S) for _ in range(2)]
+    values = [heard.get(timeout=TIMEOUT_S) for _ in range(2)]
     np.testing.assert_array_equal(np.sort(values, 0), np.sort([numbers(seed=2), numbers(seed=3)], 0))
 
 
@@ -187,7 +187,7 @@ def test_cancelling_tells_the_pool(session: FakeSession, pool: FakePool) -> None
     pool.send(CallResult(header.number), numbers().tobytes())  # it was on its way
     other = sent(session)
     pool.send(CallResult(pool.expect(Submit)[0].number), numbers().tobytes())
-    other.result(PATIENCE_S)
+    other.result(TIMEOUT_S)
     assert not other.cancel()
 
 
@@ -195,11 +195,11 @@ def test_a_thread_that_receives_is_woken_by_cancelling(session: FakeSession, poo
     future = sent(session)
     pool.expect_submit()
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(future.result, PATIENCE_S) for _ in range(2)]
+        waiting = [threads.submit(future.result, TIMEOUT_S) for _ in range(2)]
         future.cancel()
         for wait in waiting:
             with pytest.raises(CancelledError):
-                wait.result(PATIENCE_S)
+                wait.result(TIMEOUT_S)
 
 
 def test_cancelling_who_awaits_cancels_the_call(session: FakeSession, pool: FakePool) -> None:

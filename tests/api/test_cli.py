@@ -17,7 +17,7 @@ import kaas
 from kaas import errors
 from kaas.cli.main import app, main
 from tests.api.conftest import N, numbers, scale_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 runner = CliRunner()
 ROOT = Path(__file__).parent.parent.parent
@@ -111,7 +111,7 @@ def kaas_command(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -19,7 +19,7 @@ import kaas
 from kaas import errors
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.api.flows import WorkerForEachFlow
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -90,7 +90,7 @@ def gate(tmp_path: Path) -> Path:
 
 
 def get(ref: Any) -> Any:
-    return ray.get(ref, timeout=PATIENCE_S)
+    return ray.get(ref, timeout=TIMEOUT_S)
 
 
 def raised(ref: Any) -> Any:

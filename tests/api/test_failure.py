@@ -22,7 +22,7 @@ import softgpu
 from kaas import errors
 from kaas.cli.main import app
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -49,7 +49,7 @@ def checked_task() -> kaas.KTask:
 def raised(ref: Any) -> Any:
     """Return the error of a reference, without Ray's wrapping."""
     with pytest.raises(errors.KaasError) as caught:
-        ray.get(ref, timeout=PATIENCE_S)
+        ray.get(ref, timeout=TIMEOUT_S)
     return caught.value.cause  # type: ignore[attr-defined]  # Ray's
 
 
@@ -65,7 +65,7 @@ def test_a_hung_kernel_is_named_and_its_neighbour_runs_again() -> None:
     error = raised(hung)
     assert type(error) is errors.DeadlineExceeded
     assert (error.task, error.kernels, error.deadline_s) == (spin_task().label, ("spin",), LIMIT_S)
-    assert len({int(value[0]) for value in ray.get(neighbours, timeout=PATIENCE_S)}) == 1
+    assert len({int(value[0]) for value in ray.get(neighbours, timeout=TIMEOUT_S)}) == 1
     assert worker() != before
 
 
@@ -138,7 +138,7 @@ def test_what_kernels_print_appears_at_the_driver(monkeypatch: pytest.MonkeyPatc
         kaas.Kernel(OUTPUT, "lanes", 1, 1, [kaas.InOut(unused), kaas.i32(0)]),
     ]
     ray.get(kaas.invoke(kaas.KTask(kernels, [unused]), {}))
-    assert stdout.seen.wait(PATIENCE_S)  # Ray brings it from the executor's stdout, a little later
+    assert stdout.seen.wait(TIMEOUT_S)  # Ray brings it from the executor's stdout, a little later
 
 
 def test_times_of_kernels_are_reported_on_request() -> None:

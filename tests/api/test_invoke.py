@@ -32,7 +32,7 @@ from tests.api.conftest import (
     scale_task,
     spin_task,
 )
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("pool")]
 
@@ -155,7 +155,7 @@ def test_code_that_nobody_provides() -> None:
 def test_references_compose_with_ray() -> None:
     task = scale_task()
     ref = kaas.invoke(task, {"x": numbers()}, scalars={"factor": 2.0})
-    ready, rest = ray.wait([ref], timeout=PATIENCE_S)
+    ready, rest = ray.wait([ref], timeout=TIMEOUT_S)
     assert (ready, rest) == ([ref], [])
 
     async def awaited() -> Any:
@@ -183,11 +183,11 @@ def test_inputs_that_are_not_ready_block_no_request() -> None:
     waiting = [
         kaas.invoke(scale_task(), {"x": gate.value.remote(numbers(seed=i))}, scalars={"factor": 2}) for i in range(6)
     ]
-    result = ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=PATIENCE_S)
+    result = ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=TIMEOUT_S)
     np.testing.assert_allclose(result, numbers() * 2)
     assert kaas.status().waiting == 6
     ray.get(gate.open.remote())
-    for i, result in enumerate(ray.get(waiting, timeout=PATIENCE_S)):
+    for i, result in enumerate(ray.get(waiting, timeout=TIMEOUT_S)):
         np.testing.assert_allclose(result, numbers(seed=i) * 2)
 
 
@@ -454,7 +454,7 @@ def spin(steps: int = SPIN_STEPS, **options: Any) -> Any:
 
 def test_deadline() -> None:
     with pytest.raises(errors.DeadlineExceeded) as caught:
-        ray.get(spin(deadline_s=0.2), timeout=PATIENCE_S)
+        ray.get(spin(deadline_s=0.2), timeout=TIMEOUT_S)
     assert caught.value.deadline_s == 0.2 <= caught.value.waited_s
     assert isinstance(caught.value, TimeoutError)
 
@@ -469,23 +469,23 @@ def test_cancel_queued_and_running() -> None:
     ray.cancel(running[0])
     for ref in (queued, running[0]):
         with pytest.raises(TaskCancelledError):
-            ray.get(ref, timeout=PATIENCE_S)
+            ray.get(ref, timeout=TIMEOUT_S)
     status = kaas.status()
     assert (status.queued, status.running) == (0, 2), "the slot of a cancelled request is free when its kernels end"
-    assert ray.get(spin(3), timeout=PATIENCE_S) == ray.get(spin(3), timeout=PATIENCE_S)
-    ray.get(running[1], timeout=PATIENCE_S)
+    assert ray.get(spin(3), timeout=TIMEOUT_S) == ray.get(spin(3), timeout=TIMEOUT_S)
+    ray.get(running[1], timeout=TIMEOUT_S)
     assert {"cancelled", "succeeded"} == {entry.outcome for entry in kaas.stats().outcomes}
 
 
 def test_killed_executor_is_replaced_and_its_request_runs_again() -> None:
-    expected = ray.get(spin(SPIN_STEPS), timeout=PATIENCE_S)
+    expected = ray.get(spin(SPIN_STEPS), timeout=TIMEOUT_S)
     until(lambda status: status.running == 0)
     ref = spin()
     status = until(lambda status: status.running == 1)
     (busy,) = (device for device in status.devices if device.running)
     assert busy.info is not None
     os.kill(busy.info.pid, signal.SIGKILL)
-    assert ray.get(ref, timeout=PATIENCE_S) == expected
+    assert ray.get(ref, timeout=TIMEOUT_S) == expected
     replaced = until(lambda status: all(device.state == "idle" for device in status.devices))
     assert busy.info.pid not in {device.info.pid for device in replaced.devices if device.info}
 
@@ -497,7 +497,7 @@ def test_killed_executor_without_retries() -> None:
     (pid,) = (device.info.pid for device in status.devices if device.running and device.info)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(errors.ExecutorDied) as caught:
-        ray.get(ref, timeout=PATIENCE_S)
+        ray.get(ref, timeout=TIMEOUT_S)
     assert caught.value.attempts == 1
     assert str(pid) in caught.value.executor
 
@@ -508,7 +508,7 @@ def test_crashing_kernel_hurts_only_its_own_request() -> None:
     with pytest.raises(
         errors.DeviceLost, match=r"kernel crash: illegal access in block \(0, 0, 0\), warp 0: 0x8, "
     ) as caught:
-        ray.get(bad, timeout=PATIENCE_S)
+        ray.get(bad, timeout=TIMEOUT_S)
     assert caught.value.fields["code_name"] == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    for i, result in enumerate(ray.get(good, timeout=PATIENCE_S)):
+    for i, result in enumerate(ray.get(good, timeout=TIMEOUT_S)):
         np.testing.assert_array_equal(result, numbers(seed=i))

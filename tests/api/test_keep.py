@@ -18,7 +18,7 @@ from kaas.pool.on_ray.backend import references
 from kaas.pool.on_ray.pool_actor import output_ids
 from kaas.wire.status.stats import TierStats
 from tests.api.conftest import add_task, both_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S, until
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.ray
 
@@ -138,7 +138,7 @@ def test_it_can_be_awaited_and_waited_for() -> None:
     import asyncio
 
     y = keep(numbers(N))
-    assert ray.wait([y], timeout=PATIENCE_S)[0] == [y]
+    assert ray.wait([y], timeout=TIMEOUT_S)[0] == [y]
     np.testing.assert_array_equal(asyncio.run(awaited(y)), 2 * numbers(N))
 
 

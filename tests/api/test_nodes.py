@@ -16,7 +16,7 @@ from kaas.api.ray_session import POOL_OPTIONS
 from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
 from kaas.pool.on_ray.pool_actor import PoolActor
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -75,7 +75,7 @@ def test_results_and_inputs_cross_nodes(nodes: Nodes) -> None:
     x = kaas.put(numbers(LARGE))
     doubled = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}) for _ in range(4)]
     again = [kaas.invoke(scale_task(LARGE), {"x": value}, scalars={"factor": 2}) for value in doubled]
-    for value in ray.get(again, timeout=PATIENCE_S):
+    for value in ray.get(again, timeout=TIMEOUT_S):
         np.testing.assert_array_equal(value, numbers(LARGE) * np.float32(4))
     assert {entry.device for entry in kaas.stats().outcomes} == {0, 1}
 
@@ -85,7 +85,7 @@ def test_a_node_that_goes_takes_an_executor_only(nodes: Nodes) -> None:
     spins = spins_on_both()
     pool = kaas.status().pid
     nodes.kill(nodes.other)
-    assert len({int(value[0]) for value in ray.get(spins, timeout=PATIENCE_S)}) == 1
+    assert len({int(value[0]) for value in ray.get(spins, timeout=TIMEOUT_S)}) == 1
     while (status := kaas.status()).devices[gone].state != "starting":
         pass
     assert (status.devices[gone].info, status.pid) == (None, pool)
@@ -102,9 +102,9 @@ def test_the_pool_goes_with_its_node_and_comes_back_on_another(nodes: Nodes) -> 
     spins = spins_on_both()
     nodes.kill(nodes.home)
     nodes.home = nodes.add(**{HOME: 1})
-    assert len({int(value[0]) for value in ray.get(spins, timeout=PATIENCE_S)}) == 1
+    assert len({int(value[0]) for value in ray.get(spins, timeout=TIMEOUT_S)}) == 1
     assert kaas.status().devices[kept].info == before
-    np.testing.assert_array_equal(ray.get(function.remote(b=numbers()), timeout=PATIENCE_S), numbers() * 2)
+    np.testing.assert_array_equal(ray.get(function.remote(b=numbers()), timeout=TIMEOUT_S), numbers() * 2)
     with pytest.raises(errors.ResultLost):
-        ray.get(large, timeout=PATIENCE_S)
+        ray.get(large, timeout=TIMEOUT_S)
     assert set(until_all_are_up()) == {nodes.home.node_id, nodes.other.node_id}

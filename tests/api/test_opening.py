@@ -14,7 +14,7 @@ import pytest
 
 from kaas.store import SqliteStore
 from kaas.worker.processes import pidfd
-from tests.patience import readable
+from tests.timeouts import readable
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from kaas.pool.on_ray.cluster import NAMESPACE
 from kaas.scheduling.events import Decision, Dispatch, Event, RequestArrived
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = [kaas.Device("software", DEVICE_BYTES)]
@@ -37,7 +37,7 @@ def run_program(program: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -62,7 +62,7 @@ def for_ever() -> None:
 
 
 def scaled() -> Any:
-    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=PATIENCE_S)
+    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=TIMEOUT_S)
 
 
 @pytest.mark.ray
@@ -172,7 +172,7 @@ def test_shutdown_replies_to_waiting_requests() -> None:
     kaas.shutdown()
     for ref in refs:
         with pytest.raises(errors.PoolStopped):
-            ray.get(ref, timeout=PATIENCE_S)
+            ray.get(ref, timeout=TIMEOUT_S)
     for call in (scaled, lambda: function.remote(b=numbers())):
         with pytest.raises(errors.NotInitialized):
             call()
@@ -190,7 +190,7 @@ def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
         pass
     kaas.shutdown()
     with pytest.raises(errors.PoolStopped):
-        ray.get(loading, timeout=PATIENCE_S)
+        ray.get(loading, timeout=TIMEOUT_S)
     ray.cancel(never, force=True)
 
 
@@ -264,7 +264,7 @@ def test_a_policy_that_goes_wrong_tells_everybody_how_and_a_new_pool_starts(clus
     waiting.append(kaas.invoke(spin_task(), {}, scalars={"steps": 1}))
     for ref in [*waiting, kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})]:
         with pytest.raises(errors.PolicyError) as caught:
-            ray.get(ref, timeout=PATIENCE_S)
+            ray.get(ref, timeout=TIMEOUT_S)
         error: Any = caught.value.cause  # type: ignore[attr-defined]  # Ray's
         assert (error.policy, type(error)) == ("Greedy", errors.PolicyError)
         assert any("RequestArrived" in line and "request=2" in line for line in error.story)

@@ -18,7 +18,7 @@ from kaas.api.attached import current_session
 from kaas.pool.observing.ledger import Figures
 from kaas.pool.observing.metrics import Measured, metrics
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 AGENT = ("aiohttp", "opencensus", "opentelemetry")
 """Modules that Ray's agents need: they come with ray[default]."""
@@ -49,7 +49,7 @@ def port(own_ray: None) -> Iterator[int]:  # noqa: ARG001 - none runs
 def scraped(port: int) -> Samples:
     """Return KaaS's series, by name and the labels that KaaS sets; none while the agent starts."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as reply:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as reply:
             text = bytes(reply.read()).decode()
     except URLError:
         return {}
@@ -80,7 +80,7 @@ def test_the_names_that_were_agreed_are_exported(port: int) -> None:
     counted = labelled("kaas_requests_total", client=client, outcome="succeeded")
     ray.get([kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2.0}) for _ in range(3)])
     found: Samples = {}
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while found.get(counted) != 3:
         assert time.monotonic() < until_s, found
         found = scraped(port)

@@ -16,7 +16,7 @@ from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.recording import replay
 from kaas.wire.status.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 
@@ -34,7 +34,7 @@ def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatc
         device = next(device for device in iter_devices() if device.running)
         assert device.info is not None
         os.kill(device.info.pid, signal.SIGKILL)
-        assert len({int(value[0]) for value in ray.get(long, timeout=PATIENCE_S)}) == 1
+        assert len({int(value[0]) for value in ray.get(long, timeout=TIMEOUT_S)}) == 1
         stats = kaas.stats()
         assert 0 < stats.policy_s < stats.since_s
         assert stats.policy_events >= 2 * REQUESTS

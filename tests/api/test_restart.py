@@ -20,7 +20,7 @@ from kaas.api.attached import current_session
 from kaas.pool.on_ray.cluster import NAMESPACE
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -65,8 +65,8 @@ def test_running_and_waiting_requests_get_replies() -> None:
     while not (kaas.status().running == 2 and kaas.status().queued):
         pass
     killed = kill_pool()
-    assert [int(value[0]) for value in ray.get(spins, timeout=PATIENCE_S)] == expected * 10
-    for number, value in enumerate(ray.get(sums, timeout=PATIENCE_S)):
+    assert [int(value[0]) for value in ray.get(spins, timeout=TIMEOUT_S)] == expected * 10
+    for number, value in enumerate(ray.get(sums, timeout=TIMEOUT_S)):
         np.testing.assert_array_equal(value, numbers() + np.float32(number))
     assert kaas.status().pid != killed
     assert executors() == before
@@ -84,7 +84,7 @@ def test_functions_are_known_and_caches_are_warm() -> None:
     kill_pool()
     assert kaas.status().functions == labels
     spread = [function.remote(b=b) for _ in range(8)]
-    for value in ray.get(spread, timeout=PATIENCE_S):
+    for value in ray.get(spread, timeout=TIMEOUT_S):
         np.testing.assert_array_equal(value, numbers() + numbers(seed=1))
     tiers = [tier for tier in kaas.stats().tiers if tier.function == add_task().label]
     assert [tier for tier in tiers if tier.tier == "device" and tier.objects]
@@ -101,14 +101,14 @@ def test_drivers_tell_a_pool_again_that_has_lost_its_store() -> None:
     store.clear(FUNCTIONS, TASKS)
     store.close()
     kill_pool()
-    np.testing.assert_array_equal(ray.get(function.remote(b=numbers()), timeout=PATIENCE_S), numbers() * 2)
+    np.testing.assert_array_equal(ray.get(function.remote(b=numbers()), timeout=TIMEOUT_S), numbers() * 2)
 
 
 def lost_at_last(result: Any) -> Any:
     """How a result is lost; Ray notices the end of an owner a little later."""
     while True:
         try:
-            ray.get(result, timeout=PATIENCE_S)
+            ray.get(result, timeout=TIMEOUT_S)
         except errors.ResultLost as error:
             return error.cause  # type: ignore[attr-defined]  # Ray's
 
@@ -137,11 +137,11 @@ def test_a_large_result_that_was_not_fetched_is_lost_and_says_so() -> None:
     with pytest.raises(errors.ResultLost):
         asyncio.run(awaited())
     with pytest.raises(errors.ResultLost):
-        ray.get(first_of.remote(results[2]), timeout=PATIENCE_S)
+        ray.get(first_of.remote(results[2]), timeout=TIMEOUT_S)
     with pytest.raises(errors.InputFailed) as failed:
         ray.get(
             kaas.invoke(scale_task(LARGE), {"x": results[3]}, scalars={"factor": 2}),
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
     assert isinstance(failed.value.cause.__cause__, errors.ResultLost)  # type: ignore[attr-defined]  # Ray's
     np.testing.assert_array_equal(ray.get(small), numbers() * np.float32(2))
@@ -164,7 +164,7 @@ def test_requests_that_keep_their_outputs_run_where_they_have_run_before() -> No
     kept = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": n}, keep=True) for n in range(8)]
     os.kill(kaas.status().pid, signal.SIGKILL)  # some have ended; no caller has their replies yet
     for number, ref in enumerate(kept):
-        resident = ray.get(ref, timeout=PATIENCE_S)
+        resident = ray.get(ref, timeout=TIMEOUT_S)
         with contextlib.suppress(errors.ResultLost):  # its reply was sent already
             np.testing.assert_array_equal(resident.get(), x * np.float32(number))
 
@@ -189,9 +189,9 @@ def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
         pass
     kill_pool()
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(once, timeout=PATIENCE_S)
+        ray.get(once, timeout=TIMEOUT_S)
     with gate.open("r+b", buffering=0):  # never waits, and lets all in that come meanwhile
-        assert ray.get(again, timeout=PATIENCE_S) == 1
+        assert ray.get(again, timeout=TIMEOUT_S) == 1
     assert log.read_text().count("0") == 1
 
 
@@ -222,7 +222,7 @@ def test_a_run_of_the_killed_pool_holds_its_slot_until_it_ends() -> None:
     status = kaas.status()
     assert [device.state for device in status.devices] == ["busy", "busy"]
     assert status.running == 2
-    assert len({int(value[0]) for value in ray.get(long, timeout=PATIENCE_S)}) == 1
+    assert len({int(value[0]) for value in ray.get(long, timeout=TIMEOUT_S)}) == 1
     assert executors() == before
     outcomes = kaas.stats().outcomes
     assert {entry.outcome for entry in outcomes} == {"succeeded"}
@@ -235,7 +235,7 @@ def test_killed_again_and_again() -> None:
     for round_ in range(3):
         results = [scaled(numbers(), number) for number in range(20)]
         killed = kill_pool()
-        for number, value in enumerate(ray.get(results, timeout=PATIENCE_S)):
+        for number, value in enumerate(ray.get(results, timeout=TIMEOUT_S)):
             np.testing.assert_array_equal(value, numbers() * np.float32(number))
         assert kaas.status().pid != killed, round_
     assert executors() == before
@@ -246,7 +246,7 @@ def test_an_executor_that_does_not_reply_is_replaced() -> None:
     stopped, kept = executors()
     os.kill(stopped, signal.SIGSTOP)
     kill_pool()
-    values = ray.get([scaled(numbers(), number) for number in range(4)], timeout=PATIENCE_S)
+    values = ray.get([scaled(numbers(), number) for number in range(4)], timeout=TIMEOUT_S)
     for number, value in enumerate(values):
         np.testing.assert_array_equal(value, numbers() * np.float32(number))
     first, second = executors()

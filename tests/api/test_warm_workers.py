@@ -11,7 +11,7 @@ import ray
 
 import kaas
 from tests.api.conftest import DEVICE_BYTES
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -33,7 +33,7 @@ def two_warm_workers(start: Callable[..., bool]) -> None:
 
 
 def called(counter: Any) -> Any:
-    return ray.get(counter.remote(), timeout=PATIENCE_S)
+    return ray.get(counter.remote(), timeout=TIMEOUT_S)
 
 
 def test_as_many_as_are_allowed_keep_their_state() -> None:

@@ -27,7 +27,7 @@ from kaas.cli.main import app
 from kaas.wire.status.status import Status
 from kaas.worker.processes import pidfd
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S, readable
+from tests.timeouts import TIMEOUT_S, readable
 
 pytestmark = pytest.mark.processes
 
@@ -134,24 +134,24 @@ class Elsewhere:
 @pytest.mark.usefixtures("pool")
 class TestCalls:
     def test_value_in_value_out(self) -> None:
-        np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
-        outputs = kaas.call(both_task(), {"x": numbers()}).result(PATIENCE_S)
+        np.testing.assert_array_equal(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
+        outputs = kaas.call(both_task(), {"x": numbers()}).result(TIMEOUT_S)
         np.testing.assert_array_equal(outputs.quadruple, numbers() * 4)
 
     def test_large_values(self) -> None:
         n = 4 << 20
-        value = kaas.call(scale_task(n), {"x": numbers(n)}, scalars={"factor": 3}).result(PATIENCE_S)
+        value = kaas.call(scale_task(n), {"x": numbers(n)}, scalars={"factor": 3}).result(TIMEOUT_S)
         np.testing.assert_array_equal(value, numbers(n) * 3)
 
     def test_objects_that_the_pool_holds(self) -> None:
         held = kaas.put(numbers())
         kaas.stats(reset=True)
         for _ in range(5):
-            np.testing.assert_array_equal(scaled(held).result(PATIENCE_S), numbers() * 2)
+            np.testing.assert_array_equal(scaled(held).result(TIMEOUT_S), numbers() * 2)
         stores = [tier for tier in kaas.stats().tiers if tier.tier == "store"]
         assert 1 <= sum(tier.objects for tier in stores) <= len(DEVICES)
         part = kaas.View(kaas.put(np.concatenate([numbers(), numbers(seed=1)])), numbers().nbytes)
-        np.testing.assert_array_equal(scaled(part).result(PATIENCE_S), numbers(seed=1) * 2)
+        np.testing.assert_array_equal(scaled(part).result(TIMEOUT_S), numbers(seed=1) * 2)
 
     def test_what_is_known_of_an_object_is_checked_at_once(self) -> None:
         held = kaas.put(numbers().astype(np.int32))
@@ -167,9 +167,9 @@ class TestCalls:
     def test_constants(self) -> None:
         shared = kaas.put(numbers(seed=1))
         function = kaas.register(add_task(), {"a": shared, "b": numbers(seed=2)})
-        kaas.prefetch(function).result(PATIENCE_S)
+        kaas.prefetch(function).result(TIMEOUT_S)
         kaas.stats(reset=True)
-        np.testing.assert_array_equal(function.call().result(PATIENCE_S), numbers(seed=1) + numbers(seed=2))
+        np.testing.assert_array_equal(function.call().result(TIMEOUT_S), numbers(seed=1) + numbers(seed=2))
         assert kaas.stats().hit_rate() == 1.0
 
     def test_many_constants(self) -> None:
@@ -184,23 +184,23 @@ class TestCalls:
             first = total
         constants = {name: np.full(n, each, np.float32) for each, name in enumerate(parts)}
         function = kaas.register(kaas.KTask(kernels, [sums[-1]]), constants)
-        np.testing.assert_array_equal(function.call().result(PATIENCE_S), np.full(n, sum(range(count)), np.float32))
+        np.testing.assert_array_equal(function.call().result(TIMEOUT_S), np.full(n, sum(range(count)), np.float32))
 
     def test_deadline_and_cancel(self) -> None:
         busy = [spin() for _ in DEVICES]
         until(lambda status: status.running == len(DEVICES))
         waiting = scaled(numbers(), deadline_s=0.05)
-        assert isinstance(waiting.exception(PATIENCE_S), errors.DeadlineExceeded)
+        assert isinstance(waiting.exception(TIMEOUT_S), errors.DeadlineExceeded)
         for call in busy:
             assert call.cancel()
             with pytest.raises(CancelledError):
                 call.result()
-        np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+        np.testing.assert_array_equal(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
 
     def test_clients_are_told_apart(self) -> None:
         kaas.stats(reset=True)
-        scaled(numbers(), client="ann").result(PATIENCE_S)
-        scaled(numbers()).result(PATIENCE_S)
+        scaled(numbers(), client="ann").result(TIMEOUT_S)
+        scaled(numbers()).result(TIMEOUT_S)
         assert {outcome.client for outcome in kaas.stats().outcomes} == {"ann", current_session().client}
 
     def test_what_needs_ray_says_so(self) -> None:
@@ -243,7 +243,7 @@ def test_an_executor_that_is_killed_is_replaced(pool: None) -> None:  # noqa: AR
     calls = [spin() for _ in DEVICES]
     until(lambda status: status.running == len(DEVICES))
     os.kill(before[0], signal.SIGKILL)
-    assert len({int(call.result(PATIENCE_S)[0]) for call in calls}) == 1
+    assert len({int(call.result(TIMEOUT_S)[0]) for call in calls}) == 1
     after = executors()
     assert before[0] not in after
     assert before[1] in after
@@ -264,9 +264,9 @@ def test_a_pin_outlives_its_executor(pool: None) -> None:  # noqa: ARG001
 def test_a_function_that_ends_devices_is_put_in_quarantine(pool: None) -> None:  # noqa: ARG001
     task = crash_task()
     for _ in range(2):
-        error = kaas.call(task, {}).exception(PATIENCE_S)
+        error = kaas.call(task, {}).exception(TIMEOUT_S)
         assert isinstance(error, errors.DeviceLost)
-    assert isinstance(kaas.call(task, {}).exception(PATIENCE_S), errors.Quarantined)
+    assert isinstance(kaas.call(task, {}).exception(TIMEOUT_S), errors.Quarantined)
     assert [held.faults for held in kaas.status().quarantined] == [2]
     assert kaas.pardon(task)
     assert not kaas.pardon(task)
@@ -287,8 +287,8 @@ def test_another_program_attaches_and_shares_constants(pool: None) -> None:  # n
     function = kaas.register(add_task(), {"a": numbers(seed=20)})
     kaas.pin(function)
     kaas.stats(reset=True)
-    other = program(ATTACHED.format(bytes=DEVICE_BYTES, patience=PATIENCE_S))
-    assert other.wait(PATIENCE_S) == 0
+    other = program(ATTACHED.format(bytes=DEVICE_BYTES, patience=TIMEOUT_S))
+    assert other.wait(TIMEOUT_S) == 0
     assert kaas.stats().hit_rate() == 1.0
     kaas.unpin()
 
@@ -379,7 +379,7 @@ try:
     os.killpg(0, signal.SIGINT)
     signal.pause()
 except KeyboardInterrupt:
-    value = kaas.call(scale_task(), {{"x": numbers()}}, scalars={{"factor": 1}}).result({PATIENCE_S})
+    value = kaas.call(scale_task(), {{"x": numbers()}}, scalars={{"factor": 1}}).result({TIMEOUT_S})
 assert (value == numbers()).all()
 assert (kaas.status().pid, kaas.status().devices[0].info.pid) == (before, executor)
 kaas.shutdown()
@@ -427,12 +427,12 @@ def test_a_process_that_was_forked_attaches_for_itself(pool: None) -> None:  # n
                 kaas.status()
             except errors.NotInitialized:
                 attached = not kaas.init(ray=False) and kaas.status().pid == before
-                value = scaled(numbers()).result(PATIENCE_S)
+                value = scaled(numbers()).result(TIMEOUT_S)
                 os._exit(0 if attached and (value == numbers() * 2).all() else 2)
         finally:
             os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+    np.testing.assert_array_equal(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
 
 
 # --- pools that end
@@ -445,12 +445,12 @@ def test_constants_of_100_mb_live_once_in_the_pool(another: Callable[..., bool])
     parts = {"x": kaas.View(constant, offset * constant.itemsize)}
     functions = [kaas.register(scale_task(), parts).options(scalars={"factor": 2}) for _ in range(2)]  # one content
     for function in functions:
-        value = function.call().result(PATIENCE_S)
+        value = function.call().result(TIMEOUT_S)
         np.testing.assert_array_equal(value, constant[offset : offset + len(value)] * 2)
     assert sum(tier.nbytes for tier in kaas.stats().tiers if tier.tier == "store") == constant.nbytes
     (executor,) = executors()
     os.kill(executor, signal.SIGKILL)
-    np.testing.assert_array_equal(functions[0].call().result(PATIENCE_S), value)
+    np.testing.assert_array_equal(functions[0].call().result(TIMEOUT_S), value)
 
 
 def test_a_pool_that_is_killed_ends_its_executors_and_calls(another: Callable[..., bool]) -> None:
@@ -462,13 +462,13 @@ def test_a_pool_that_is_killed_ends_its_executors_and_calls(another: Callable[..
     until(lambda status: status.running)
     ended = watched(*executors())
     os.kill(kaas.status().pid, signal.SIGKILL)
-    assert isinstance(call.exception(PATIENCE_S), errors.PoolStopped)
+    assert isinstance(call.exception(TIMEOUT_S), errors.PoolStopped)
     for ask in (kaas.status, lambda: scaled(numbers()), lambda: kaas.put(numbers())):
         with pytest.raises(errors.PoolStopped):
             ask()
     assert all_end(ended)
     assert another()
-    np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+    np.testing.assert_array_equal(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
     assert not sockets.parent.exists()
 
 
@@ -478,7 +478,7 @@ def test_shutdown_replies_to_waiting_requests_and_ends_the_processes(another: Ca
     ended = watched(kaas.status().pid, *executors())
     kaas.shutdown()
     for call in calls:
-        assert isinstance(call.exception(PATIENCE_S), errors.PoolStopped)
+        assert isinstance(call.exception(TIMEOUT_S), errors.PoolStopped)
     assert all_end(ended)
     with pytest.raises(errors.NotInitialized):
         kaas.status()
@@ -493,7 +493,7 @@ def test_a_terminated_pool_replies_to_waiting_requests_and_ends(another: Callabl
     os.kill(kaas.status().pid, signal.SIGTERM)
     for call in waiting:
         with pytest.raises(errors.PoolStopped, match="was shut down"):
-            call.result(PATIENCE_S)
+            call.result(TIMEOUT_S)
     assert all_end(ended)
     assert another()
 

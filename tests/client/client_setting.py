@@ -10,7 +10,7 @@ import pytest
 import kaas
 from kaas.wire import protocol
 from tests.client.fake_server import LIMITS, FakeServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 WIDTH = 8
 LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
@@ -28,7 +28,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def client(server: FakeServer) -> Iterator[kaas.Client]:
-    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+    with kaas.Client(server.address, patience_s=TIMEOUT_S) as client:
         yield client
 
 

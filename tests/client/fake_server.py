@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import decode_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 LIMITS = protocol.Limits(64, 1 << 20, 4 << 20)
 Socket = zmq.Socket[bytes]
@@ -64,7 +64,7 @@ class FakeServer:
 
         self._orders.put(ordered)
         os.eventfd_write(self._bell, 1)
-        assert done.wait(PATIENCE_S)
+        assert done.wait(TIMEOUT_S)
 
     def start(self) -> None:
         self.order(self._bind)
@@ -97,7 +97,7 @@ class FakeServer:
 
     def until(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE_S), self.heard
+            assert self._changed.wait_for(condition, TIMEOUT_S), self.heard
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.heard if type(message) is kind]
@@ -105,7 +105,7 @@ class FakeServer:
     def close(self) -> None:
         self._orders.put(None)
         os.eventfd_write(self._bell, 1)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         os.close(self._bell)
 
     # --- its thread

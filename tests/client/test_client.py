@@ -31,7 +31,7 @@ from kaas.wire.key_files import OwnKeys
 from kaas.wire.rpc.credit import PART
 from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
 from tests.client.fake_server import LIMITS, FakeServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
 
@@ -44,11 +44,11 @@ def test_a_call_gives_what_comes_back(client: kaas.Client) -> None:
     function = client.register(TASK)
     future = client.call(function, {"x": x})
     x[:] = 7
-    assert (future.result(PATIENCE_S) == 2).all()
+    assert (future.result(TIMEOUT_S) == 2).all()
     assert not future.result().flags.writeable
-    assert (function.call(ONES).result(PATIENCE_S) == 2).all()
-    assert (function.call(x=x).result(PATIENCE_S) == 14).all()
-    assert (client.call(TASK, {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (function.call(ONES).result(TIMEOUT_S) == 2).all()
+    assert (function.call(x=x).result(TIMEOUT_S) == 14).all()
+    assert (client.call(TASK, {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
 def test_an_input_of_another_shape_is_refused_here(client: kaas.Client) -> None:
@@ -59,7 +59,7 @@ def test_an_input_of_another_shape_is_refused_here(client: kaas.Client) -> None:
     for given in (turned, client.put("turned", turned)):
         with pytest.raises(WrongShape):
             function.call(given)
-        assert (function.call(kaas.View(given)).result(PATIENCE_S) == 2).all()
+        assert (function.call(kaas.View(given)).result(TIMEOUT_S) == 2).all()
     with pytest.raises(WrongShape):
         client.register(task, constants={"x": turned})
     with pytest.raises(InvalidRequest, match="None was given"):
@@ -101,8 +101,8 @@ def test_names_and_values_of_objects_are_checked_here(server: FakeServer, client
 
 def test_an_object_is_found_by_another_program(server: FakeServer, client: kaas.Client) -> None:
     client.put("there", ONES)
-    with kaas.Client(server.address, patience_s=PATIENCE_S) as other:
-        assert (other.call(TASK, {"x": other.object("there")}).result(PATIENCE_S) == 2).all()
+    with kaas.Client(server.address, patience_s=TIMEOUT_S) as other:
+        assert (other.call(TASK, {"x": other.object("there")}).result(TIMEOUT_S) == 2).all()
         with pytest.raises(UnknownObject):
             other.object("nowhere")
 
@@ -116,10 +116,10 @@ def test_a_client_stays_in_its_process(client: kaas.Client) -> None:
 def test_objects_are_inputs_and_outputs(server: FakeServer, client: kaas.Client) -> None:
     values = np.arange(2 * WIDTH, dtype=np.float32)
     there = client.put("values", values)
-    assert client.call(TASK, {"x": kaas.View(there, 4 * WIDTH)}).result(PATIENCE_S)[0] == 2 * WIDTH
+    assert client.call(TASK, {"x": kaas.View(there, 4 * WIDTH)}).result(TIMEOUT_S)[0] == 2 * WIDTH
     with pytest.raises(WrongSize):
         client.call(TASK, {"x": there})
-    stored = client.call(TASK, {"x": ONES}, store={"y": "twice"}).result(PATIENCE_S)
+    stored = client.call(TASK, {"x": ONES}, store={"y": "twice"}).result(TIMEOUT_S)
     assert (stored.name, stored.shape, stored.dtype) == ("twice", (WIDTH,), "float32")
     assert (client.get(stored) == 2).all()
     assert {entry["name"] for entry in client.objects()} == {"values", "twice"}
@@ -132,15 +132,15 @@ def test_an_error_is_of_its_class_with_its_fields(server: FakeServer, client: ka
         protocol.Failure(0, "OfTheFuture", "who knows"),
     ]
     with pytest.raises(MissingProvider) as raised:
-        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+        client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
     assert raised.value.fields == {"installed": ("a", "b")}
     with pytest.raises(kaas.KaasError, match="OfTheFuture: who knows"):
-        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+        client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
 
 
 def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, client: kaas.Client) -> None:
     server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 0.01) for _ in range(3)]
-    assert (client.call(TASK, {"x": ONES}, key="mine").result(PATIENCE_S) == 2).all()
+    assert (client.call(TASK, {"x": ONES}, key="mine").result(TIMEOUT_S) == 2).all()
     invokes = server.of(protocol.Invoke)
     assert {invoke.key for invoke in invokes} == {"mine"}
     assert len({invoke.number for invoke in invokes}) == 4
@@ -149,19 +149,19 @@ def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, 
 def test_it_is_put_off_no_longer_than_its_deadline(server: FakeServer, client: kaas.Client) -> None:
     server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 60.0)]
     with pytest.raises(QueueFull) as raised:
-        client.call(TASK, {"x": ONES}, deadline_s=5).result(PATIENCE_S)
+        client.call(TASK, {"x": ONES}, deadline_s=5).result(TIMEOUT_S)
     assert raised.value.limit == 1
 
 
 def awaited(future: kaas.Future) -> Any:
     async def patient() -> Any:
-        return await asyncio.wait_for(future, PATIENCE_S)
+        return await asyncio.wait_for(future, TIMEOUT_S)
 
     return asyncio.run(patient())
 
 
 def waited(future: kaas.Future) -> Any:
-    assert wait([future], PATIENCE_S).done
+    assert wait([future], TIMEOUT_S).done
     return future.result(0)
 
 
@@ -184,14 +184,14 @@ def test_a_cancelled_call_is_cancelled_there(server: FakeServer, client: kaas.Cl
     server.until(lambda: bool(server.of(protocol.Cancel)))
     assert server.of(protocol.Cancel)[0].number == server.of(protocol.Invoke)[0].number
     with pytest.raises(CancelledError):
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
 
 
 def test_threads_share_a_client(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
 
     def ask(number: int) -> bool:
-        return bool((client.call(function, {"x": ONES * number}).result(PATIENCE_S) == 2 * number).all())
+        return bool((client.call(function, {"x": ONES * number}).result(TIMEOUT_S) == 2 * number).all())
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, range(400)))
@@ -207,8 +207,8 @@ def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) ->
         client.call(TASK, {"x": ONES}, deadline_s=0.05)
     assert len(server.of(protocol.Invoke)) == 2
     server.answer_all()
-    assert (third.result(PATIENCE_S).result(PATIENCE_S) == 2).all()
-    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
+    assert (third.result(TIMEOUT_S).result(TIMEOUT_S) == 2).all()
+    assert all((future.result(TIMEOUT_S) == 2).all() for future in futures)
 
 
 def test_what_could_never_be_open_is_refused(server: FakeServer, client: kaas.Client) -> None:
@@ -228,17 +228,17 @@ def test_an_input_that_no_message_carries_is_refused(server: FakeServer, client:
 def test_answers_are_acknowledged_in_batches(server: FakeServer, client: kaas.Client) -> None:
     calls = 4 * LIMITS.requests
     for _ in range(calls):
-        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+        client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
     numbers = {invoke.number for invoke in server.of(protocol.Invoke)}
     server.until(lambda: {n for message in server.of(protocol.Received) for n in message.numbers} == numbers)
     assert len(server.of(protocol.Received)) <= 2 * calls * PART // LIMITS.requests
 
 
 def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, client: kaas.Client) -> None:
-    client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+    client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
     server.say(protocol.Result(12345, ("y",)))
     future = client.call(TASK, {"x": ONES})
-    assert (future.result(PATIENCE_S) == 2).all()
+    assert (future.result(TIMEOUT_S) == 2).all()
     server.until(lambda: any(12345 in message.numbers for message in server.of(protocol.Received)))
 
 

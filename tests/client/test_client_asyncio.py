@@ -10,7 +10,7 @@ import kaas
 from kaas.errors import DeadlineExceeded
 from tests.client.client_setting import ONES, TASK, asked, client, server, small
 from tests.client.fake_server import FakeServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
 
@@ -22,7 +22,7 @@ def test_calls_are_awaited(server: FakeServer) -> None:
     server.limits = small(4)
 
     async def main() -> None:
-        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
+        async with kaas.AsyncClient(server.address, patience_s=TIMEOUT_S) as client:
             function = await client.register(TASK)
             values = await asyncio.gather(*(client.call(function, {"x": ONES * n}) for n in range(64)))
             assert [value[0] for value in values] == [2 * n for n in range(64)]
@@ -39,7 +39,7 @@ def test_who_is_cancelled_takes_no_credit(server: FakeServer) -> None:
     server.limits, server.silent = small(1), True
 
     async def main() -> None:
-        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
+        async with kaas.AsyncClient(server.address, patience_s=TIMEOUT_S) as client:
             function = await client.register(TASK)
             first = asyncio.create_task(client.call(function, {"x": ONES}))
             await asyncio.to_thread(asked, server, 1)
@@ -60,7 +60,7 @@ def test_an_event_loop_never_waits_for_credit(server: FakeServer) -> None:
     server.limits, server.silent = small(1), True
 
     async def main() -> None:
-        with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+        with kaas.Client(server.address, patience_s=TIMEOUT_S) as client:
             function = await asyncio.to_thread(client.register, TASK)
             first = client.call(function, {"x": ONES})
             late = client.call(function, {"x": ONES}, deadline_s=0.05)

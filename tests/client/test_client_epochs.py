@@ -19,7 +19,7 @@ from kaas.wire import protocol
 from kaas.wire.connections import reply_reader
 from tests.client.client_setting import ONES, TASK, asked, client, server
 from tests.client.fake_server import FakeServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
 
@@ -35,7 +35,7 @@ def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Clie
     asked(server, 3)
     server.silent = False
     server.again(epoch)
-    assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
+    assert [future.result(TIMEOUT_S)[0] for future in futures] == [0, 2, 4]
     first, second = server.of(protocol.Invoke)[:3], server.of(protocol.Invoke)[3:]
     assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
     assert all(0 < invoke.deadline_s < 60.0 for invoke in second)
@@ -47,7 +47,7 @@ def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas
     server.stop()
     futures = [client.call(function, {"x": ONES}) for _ in range(3)]
     server.start()
-    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
+    assert all((future.result(TIMEOUT_S) == 2).all() for future in futures)
 
 
 def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Client) -> None:
@@ -59,7 +59,7 @@ def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Cl
     assert future.cancel()
     server.start()
     server.silent = False
-    client.call(function, {"x": ONES}).result(PATIENCE_S)
+    client.call(function, {"x": ONES}).result(TIMEOUT_S)
     assert len(server.of(protocol.Invoke)) == 2
 
 
@@ -72,16 +72,16 @@ def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas
     assert client.status() == {"asked": "status"}  # Goodbye came before the reply
     after = client.call(function, {"x": 2 * ONES})
     server.answer_all()
-    assert (before.result(PATIENCE_S) == 2).all()
+    assert (before.result(TIMEOUT_S) == 2).all()
     assert len(server.of(protocol.Invoke)) == 1
     server.again("second")
-    assert (after.result(PATIENCE_S) == 4).all()
+    assert (after.result(TIMEOUT_S) == 4).all()
 
 
 def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.failing = [protocol.Failure(0, "UnknownSession", "who is there?")]
-    assert (client.call(function, {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (client.call(function, {"x": ONES}).result(TIMEOUT_S) == 2).all()
     assert len(server.of(protocol.Hello)) == 2
 
 
@@ -97,7 +97,7 @@ def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
         server.silent = True
         future = client.call(function, {"x": ONES})
         with pytest.raises(Unreachable):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
 
 
 def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.Client) -> None:
@@ -106,7 +106,7 @@ def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.
     ended = threading.Event()
     future = client.call(function, {"x": ONES}, deadline_s=0.05)
     future.add_done_callback(lambda _: ended.set())  # nobody waits for it
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(TIMEOUT_S)
     assert isinstance(future.exception(), DeadlineExceeded)
 
 
@@ -118,7 +118,7 @@ def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
     client.close()
     client.close()
     with pytest.raises(NotInitialized):
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
     with pytest.raises(NotInitialized):
         client.call(TASK, {"x": ONES})
     server.until(lambda: bool(server.of(protocol.Cancel)))
@@ -170,7 +170,7 @@ def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, clie
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     server.answer_all()
-    assert (future.result(PATIENCE_S) == 2).all()
+    assert (future.result(TIMEOUT_S) == 2).all()
     assert not server.of(protocol.Cancel)
 
 
@@ -179,7 +179,7 @@ def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
     for name in ("kaas-connection", "kaas-answers", "kaas-later"):
         for thread in threading.enumerate():
             if thread.name == name:
-                thread.join(PATIENCE_S)
+                thread.join(TIMEOUT_S)
     gc.collect()
     assert calls() is None
 
@@ -191,7 +191,7 @@ def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: p
     def used() -> weakref.ref[RemoteCalls]:
         client, done = kaas.Client(server.address), threading.Event()
         client.call(TASK, {"x": ONES}).add_done_callback(lambda _: done.set())
-        assert done.wait(PATIENCE_S)
+        assert done.wait(TIMEOUT_S)
         return weakref.ref(client.calls)
 
     assert_rid_of(used())

@@ -10,7 +10,7 @@ from kaas.errors import InvalidRequest
 from kaas.wire import protocol
 from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, W, X, Y, client, server
 from tests.client.fake_server import FakeServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
 
@@ -29,7 +29,7 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
     assert (chunks, puts) == (1, 1)
     function = client.register(WEIGHED, {"w": weights})
     assert (len(server.of(protocol.Chunk)), len(server.of(protocol.Put))) == (chunks, puts)
-    assert (function.call(ONES).result(PATIENCE_S) == 2).all()
+    assert (function.call(ONES).result(TIMEOUT_S) == 2).all()
     other = client.put("other", weights)
     client.register(WEIGHED, {"w": other})
     assert server.of(protocol.Register)[-1].constants == {"w": "other"}
@@ -73,9 +73,9 @@ def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, clien
     assert len(server.of(protocol.Put)) == 1
     for rows in (1, 2):
         inputs = {"x": np.ones((rows, WIDTH), np.float32), "unread": np.ones(rows, np.float32)}
-        assert client.call(function, inputs).result(PATIENCE_S).shape == (rows, WIDTH)
+        assert client.call(function, inputs).result(TIMEOUT_S).shape == (rows, WIDTH)
     assert {invoke.function for invoke in server.of(protocol.Invoke)} == set(function.keys)
     there = client.put("there", np.ones((2, WIDTH), np.float32))
-    assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(PATIENCE_S).shape == (2, WIDTH)
+    assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(TIMEOUT_S).shape == (2, WIDTH)
     with pytest.raises(InvalidRequest, match="by name"):
         client.call(function, [there])  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
 from tests.client.fake_server import FakeServer
-from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import Open, client_keys
+from tests.timeouts import TIMEOUT_S, until
 
 GREETING_BYTES = 10
 """The part of a peer's greeting that it sends before it receives anything."""
@@ -59,7 +59,7 @@ class HangsUp:
     def close(self) -> None:
         with socket.create_connection(self._socket.getsockname()) as last:
             last.shutdown(socket.SHUT_WR)
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
         self._socket.close()
 
 
@@ -88,8 +88,8 @@ def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
     opened = Open(Keys(tmp_path / "keys"))
     another = zmq.curve_keypair()[0].decode()
     try:
-        with kaas.Client(opened.listener.endpoint, keys=own, server_key=another, patience_s=PATIENCE_S) as client:
-            error = threads.submit(client.status).exception(PATIENCE_S / 2)
+        with kaas.Client(opened.listener.endpoint, keys=own, server_key=another, patience_s=TIMEOUT_S) as client:
+            error = threads.submit(client.status).exception(TIMEOUT_S / 2)
     finally:
         opened.close()
     assert isinstance(error, Unreachable)
@@ -109,13 +109,13 @@ def test_a_server_that_was_met_is_looked_for_further(
 ) -> None:
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
     monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
-    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+    with kaas.Client(server.address, patience_s=TIMEOUT_S) as client:
         assert client.status() == STATUS
         server.stop()
         asked = threads.submit(client.status)
         replaced(server, torn_off=False)
         server.start()
-        assert asked.result(PATIENCE_S) == STATUS
+        assert asked.result(TIMEOUT_S) == STATUS
 
 
 @pytest.mark.parametrize(("torn_off", "share"), [(True, 0.0), (False, HANG_UPS_SHARE)])
@@ -126,11 +126,11 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
     monkeypatch.setattr(connecting, "HANG_UPS_SHARE", share)
     server.stop()
-    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+    with kaas.Client(server.address, patience_s=TIMEOUT_S) as client:
         asked = threads.submit(client.status)
         replaced(server, torn_off=torn_off)
         server.start()
-        assert asked.result(PATIENCE_S) == STATUS
+        assert asked.result(TIMEOUT_S) == STATUS
 
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NO_LISTENER), ("n" * 64, NO_HOST)])
@@ -157,13 +157,13 @@ def test_who_looks_for_a_server_in_vain_says_where(
         if attempts[0] == 3:
             stopped.set()
 
-    endpoint = ServerEndpoint(server.address, None, PATIENCE_S)
+    endpoint = ServerEndpoint(server.address, None, TIMEOUT_S)
     with pytest.raises(NotInitialized):
         endpoint.connect(token_hex(16), stopped, meanwhile)
     endpoint.close()
     (said,) = caplog.messages
     assert f"{server.address} cannot be reached so far: {NO_LISTENER}" in said
-    assert f"{PATIENCE_S:g} s" in said
+    assert f"{TIMEOUT_S:g} s" in said
 
 
 # --- closed meanwhile
@@ -188,29 +188,29 @@ def over(endpoint: ServerEndpoint) -> None:
 
 def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
     server.stop()
-    endpoint, stopped, missed = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
+    endpoint, stopped, missed = ServerEndpoint(server.address, None, TIMEOUT_S), threading.Event(), threading.Event()
     connected = begun(threads, endpoint, stopped, missed.set)
-    assert missed.wait(PATIENCE_S)
+    assert missed.wait(TIMEOUT_S)
     stopped.set()
     endpoint.close()
     endpoint.close()
-    assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+    assert isinstance(connected.exception(TIMEOUT_S), NotInitialized)
     over(endpoint)
 
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
     """Close while a silent peer is connected. tells: the attempt is stopped as well."""
-    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * TIMEOUT_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint, stopped = ServerEndpoint(address_of(silent), None, PATIENCE_S), threading.Event()
+        endpoint, stopped = ServerEndpoint(address_of(silent), None, TIMEOUT_S), threading.Event()
         connected = begun(threads, endpoint, stopped, lambda: None)
         inside, _ = silent.accept()
         if tells:
             stopped.set()
         endpoint.close()
         with inside:
-            assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+            assert isinstance(connected.exception(TIMEOUT_S), NotInitialized)
             over(endpoint)
 
 
@@ -218,7 +218,7 @@ def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: py
 def test_it_is_closed_as_it_is_welcomed(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
-    endpoint, stopped = ServerEndpoint(server.address, None, PATIENCE_S), threading.Event()
+    endpoint, stopped = ServerEndpoint(server.address, None, TIMEOUT_S), threading.Event()
     welcomed = connecting._welcome
 
     def closed_meanwhile(connection: Any) -> protocol.Welcome:
@@ -231,9 +231,9 @@ def test_it_is_closed_as_it_is_welcomed(
     monkeypatch.setattr(connecting, "_welcome", closed_meanwhile)
     connected = begun(threads, endpoint, stopped, lambda: None)
     if tells:
-        assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+        assert isinstance(connected.exception(TIMEOUT_S), NotInitialized)
     else:
-        connection, _ = connected.result(PATIENCE_S)
+        connection, _ = connected.result(TIMEOUT_S)
         with pytest.raises(ConnectionLost):
             connection.send(protocol.Hello(protocol.VERSION, token_hex(16)))
     over(endpoint)
@@ -242,14 +242,14 @@ def test_it_is_closed_as_it_is_welcomed(
 def test_a_client_that_is_closed_while_it_connects_leaves_nobody_waiting(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * TIMEOUT_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = kaas.Client(address_of(silent), patience_s=PATIENCE_S)
+        client = kaas.Client(address_of(silent), patience_s=TIMEOUT_S)
         asked = threads.submit(client.status)
         inside, _ = silent.accept()
         with inside:
             client.close()
-            assert isinstance(asked.exception(PATIENCE_S), NotInitialized)
+            assert isinstance(asked.exception(TIMEOUT_S), NotInitialized)
             with pytest.raises(NotInitialized):
                 client.status()
             until(lambda: client._endpoint._context.closed)

@@ -14,8 +14,8 @@ from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.key_files import OwnKeys
-from tests.patience import PATIENCE_S
 from tests.server.peers.listeners import Open, client_keys, echo
+from tests.timeouts import TIMEOUT_S
 
 HELLO = protocol.Hello(protocol.VERSION, "0" * 32)
 
@@ -41,14 +41,14 @@ def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
 def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
-    connection = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, PATIENCE_S)))
+    connection = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, TIMEOUT_S)))
     connection.send(HELLO)
     return connection
 
 
 def refusal(opened: Open, keys: CurveKeys) -> str:
     with ExitStack() as stack, pytest.raises(ConnectionLost) as lost:
-        come(stack, opened, keys).receive(PATIENCE_S)
+        come(stack, opened, keys).receive(TIMEOUT_S)
     return str(lost.value)
 
 
@@ -60,7 +60,7 @@ def test_a_key_that_the_server_does_not_know(opened: Open, alice: OwnKeys) -> No
 def test_more_connections_than_a_key_may_have(opened: Open, alice: OwnKeys) -> None:
     with ExitStack() as stack:
         inside = come(stack, opened, curve(alice))
-        assert inside.receive(PATIENCE_S) is not None
+        assert inside.receive(TIMEOUT_S) is not None
         assert refusal(opened, curve(alice)) == FULL
 
 

@@ -16,8 +16,8 @@ from kaas import errors
 from kaas.code import kernels, providers
 from kaas.ktask.images import Image
 from tests.ktask.strategies import PTX
-from tests.patience import PATIENCE_S
 from tests.providers import install
+from tests.timeouts import TIMEOUT_S
 
 NAMED = kaas.Library.provided("shapes", "round", "2")
 
@@ -68,7 +68,7 @@ def test_threads_wait_for_one_that_asks(install_provider: Any) -> None:
     def images(name: str, _: str) -> kaas.Library:
         asked.append(name)
         started.set()
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TIMEOUT_S)
         return kaas.Library.from_ptx(PTX)
 
     install_provider(images)
@@ -76,10 +76,10 @@ def test_threads_wait_for_one_that_asks(install_provider: Any) -> None:
     threads = [threading.Thread(target=lambda: found.append(code(NAMED))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert started.wait(PATIENCE_S)
+    assert started.wait(TIMEOUT_S)
     go_on.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert found == [kaas.Library.from_ptx(PTX).images] * 4
     assert asked == ["round"]
 

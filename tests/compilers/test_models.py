@@ -25,7 +25,7 @@ from benchmarks.models import MODELS, Model, relative_error, same_top1
 from benchmarks.models import __main__ as timed
 from kaas.executor.local import executor_for
 from tests.lanes import spread
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 # `python -m benchmarks.models` has the slowest cases: BERT's other ten layers, ResNet-50 for eight pictures
 SUITE = {name: (1,) if name == "resnet50" else model.batch_sizes for name, model in MODELS.items() if name != "bert"}
@@ -89,7 +89,7 @@ def test_saved_loaded_registered_and_called(name: str, tmp_path: Path) -> None:
     assert [variant.task for variant in loaded.variants] == [variant.task for variant in compiled(name).variants]
     function = loaded.register()
     for batch in SUITE[name]:
-        check(model, function.call(**model.inputs(batch)).result(PATIENCE_S), model.answers(batch))
+        check(model, function.call(**model.inputs(batch)).result(TIMEOUT_S), model.answers(batch))
 
 
 @pytest.mark.usefixtures("pool")
@@ -97,7 +97,7 @@ def test_registered_as_compiled_and_called() -> None:
     model = MODELS["mlp"]
     function = compiled("mlp").register()
     for batch in model.batch_sizes:
-        check(model, function.call(*model.inputs(batch).values()).result(PATIENCE_S), model.answers(batch))
+        check(model, function.call(*model.inputs(batch).values()).result(TIMEOUT_S), model.answers(batch))
 
 
 @pytest.mark.usefixtures("local_device")

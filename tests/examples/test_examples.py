@@ -18,7 +18,7 @@ from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighb
 from kaas.executor.local import check, run_local
 from kaas.executor.plan.plan import Plan
 from tests.code.present import present
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -59,7 +59,7 @@ def run_alone(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

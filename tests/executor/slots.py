@@ -14,7 +14,7 @@ import kaas
 from kaas.executor.device.monitor import DeviceMonitor
 from kaas.executor.executor import InputSource, RunRequest, RunResult
 from kaas.executor.slots import Slot
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 KIB = 1024
 N = 256  # elements of the buffers: 1 KiB
@@ -50,7 +50,7 @@ class Waits:
 
     def one_more(self) -> None:
         """Return once one more thread waits. It sees every change that the caller then makes under the lock."""
-        assert self._begun.acquire(timeout=PATIENCE_S)
+        assert self._begun.acquire(timeout=TIMEOUT_S)
 
 
 class Stop:
@@ -64,7 +64,7 @@ class Stop:
         def stopped(slot: Slot, *args: Any) -> Any:
             if slot.number == number and not self._go_on.is_set():
                 self._there.set()
-                assert self._go_on.wait(PATIENCE_S)
+                assert self._go_on.wait(TIMEOUT_S)
                 if self._error is not None:
                     raise self._error
             return copy_out(slot, *args)
@@ -72,7 +72,7 @@ class Stop:
         monkeypatch.setattr(Slot, "copy_out", stopped)
 
     def reached(self) -> None:
-        assert self._there.wait(PATIENCE_S)
+        assert self._there.wait(TIMEOUT_S)
 
     def go_on(self, error: BaseException | None = None) -> None:
         self._error = error
@@ -103,6 +103,6 @@ def request(task: kaas.KTask, a: int | InputSource, b: int | InputSource, client
 
 
 def check(future: Future[RunResult], expected: int) -> RunResult:
-    result = future.result(PATIENCE_S)
+    result = future.result(TIMEOUT_S)
     np.testing.assert_array_equal(result.outputs["c"], array(expected))
     return result

@@ -22,7 +22,7 @@ from kaas.executor.plan.plan import OFTEN_BYTES, OFTEN_READS
 from kaas.ktask.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 N = 48
 A, B, C, D = (kaas.Buffer(name, N, "int32") for name in "abcd")
@@ -191,5 +191,5 @@ except DeviceLost as error:
 )
 def test_endlessly_many_iterations_end_with_their_device(how: str, run: str) -> None:
     command = [sys.executable, "-c", ENDING, str(KERNELS / "simple.ptx"), how, run]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

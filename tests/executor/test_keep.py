@@ -17,7 +17,7 @@ from kaas.executor.device.memory import MemoryPool
 from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from tests.executor.conftest import MakeExecutor
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 KIB = 1024
 N = 256  # elements of the buffers: 1 KiB
@@ -332,20 +332,20 @@ def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: ka
         np.testing.assert_array_equal(array, full(2))
         delivered.append(key)
         copied.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(TIMEOUT_S)
 
     executor = make(2 * KIB, slots=2, on_write_back=deliver)
     run(executor, double, 1, b"1")
     with ThreadPoolExecutor(3) as threads:
         needs = threads.submit(run, executor, double, InputSource(full(5).ravel(), key=b"5"), b"2", copy_kept=True)
-        assert copied.wait(PATIENCE_S)
+        assert copied.wait(TIMEOUT_S)
         asks = threads.submit(executor.write_back, [b"1"])
         while not executor._monitor._waiting and len(delivered) < 2:  # this needs the lock to be free
             executor.unpin()
         assert b"1" in executor.cache.sizes
         go_on.set()
-        np.testing.assert_array_equal(needs.result(PATIENCE_S).outputs["y"], full(10))
-        asks.result(PATIENCE_S)
+        np.testing.assert_array_equal(needs.result(TIMEOUT_S).outputs["y"], full(10))
+        asks.result(TIMEOUT_S)
     assert delivered == [b"1"]
     assert set(executor.cache.sizes) == {b"2", b"5"}
 

@@ -15,7 +15,7 @@ from kaas.errors import DeviceUnavailable, InvalidRequest, MissingInput, Request
 from kaas.executor.local import check, executor_for, run, run_local
 from kaas.executor.profile import KernelTime
 from tests.executor.conftest import KERNELS
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 A, B = kaas.Buffer("a", 64, "int32"), kaas.Buffer("b", 64, "int32")
 
@@ -86,7 +86,7 @@ print(run_local(kaas.KTask([fill], [b]))["b"].sum())
 @pytest.mark.processes
 def test_a_new_process_needs_no_preparation() -> None:
     command = [sys.executable, "-c", ALONE, str(KERNELS / "simple.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout) == (0, f"{7 * 64}\n"), done.stderr
 
 
@@ -112,6 +112,6 @@ except kaas.errors.DeadlineExceeded as error:
 def test_an_endless_kernel_ends_at_its_limit() -> None:
     endless = KERNELS.parents[2] / "softgpu" / "softgpu" / "tests" / "compiler" / "kernels" / "endless.ptx"
     done = subprocess.run(
-        [sys.executable, "-c", ENDLESS, str(endless)], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        [sys.executable, "-c", ENDLESS, str(endless)], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
     assert (done.returncode, done.stdout) == (0, "1\n('together',)\n"), done.stderr

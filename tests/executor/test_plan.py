@@ -26,8 +26,8 @@ from kaas.executor.device.device import open_device
 from kaas.executor.device.driver_errors import translate
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.conftest import KERNELS, MakeExecutor
-from tests.patience import PATIENCE_S
 from tests.providers import install
+from tests.timeouts import TIMEOUT_S
 
 A, B, C = (kaas.Buffer(name, 64, "int32") for name in "abc")
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -227,7 +227,7 @@ def test_a_sticky_error_marks_the_executor_lost() -> None:
     import sys
 
     command = [sys.executable, "-c", LOST, str(KERNELS / "simple.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     lines = done.stdout.split("\n")
     assert done.returncode == 0, done.stderr
     assert len(lines) == 3

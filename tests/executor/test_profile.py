@@ -16,7 +16,7 @@ from kaas.executor.plan import graph_cache
 from kaas.ktask.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 N = 64
 A, B, C, D = (kaas.Buffer(name, N, "int32") for name in "abcd")
@@ -92,5 +92,5 @@ assert (result.outputs["b"] == 7).all()
 @pytest.mark.processes
 def test_each_kernel_has_its_own_time() -> None:
     command = [sys.executable, "-c", MODELLED, str(KERNELS / "simple.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr

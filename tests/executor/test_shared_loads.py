@@ -14,7 +14,7 @@ from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, Stop, Waits, array, check, request, stop, task, threads, waits
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["stop", "task", "threads", "waits"]
 
@@ -29,12 +29,12 @@ def test_an_object_that_two_requests_want_is_fetched_once(
     def fetch() -> Any:
         times.append(1)
         fetching.set()
-        assert fetched.wait(PATIENCE_S)
+        assert fetched.wait(TIMEOUT_S)
         return array(7)
 
     shared = InputSource(key=b"shared", fetch=fetch)
     first = threads.submit(executor.run, request(task, shared, 1))
-    assert fetching.wait(PATIENCE_S)
+    assert fetching.wait(TIMEOUT_S)
     second = threads.submit(executor.run, request(task, shared, 2))
     waits.one_more()
     fetched.set()
@@ -65,7 +65,7 @@ def test_two_requests_that_want_two_objects_in_different_orders(
     def shared(value: int) -> InputSource:
         def fetch() -> Any:
             times.append(value)
-            both.wait(PATIENCE_S)  # each request has one object, and wants the other's
+            both.wait(TIMEOUT_S)  # each request has one object, and wants the other's
             return array(value)
 
         return InputSource(key=bytes([value]), fetch=fetch)
@@ -84,16 +84,16 @@ def test_a_request_that_waited_for_a_failed_fetch_fetches_the_object_itself(
 
     def broken() -> Any:
         fetching.set()
-        assert fail.wait(PATIENCE_S)
+        assert fail.wait(TIMEOUT_S)
         raise LookupError("gone")
 
     first = threads.submit(executor.run, request(task, InputSource(key=b"\7", fetch=broken), 1))
-    assert fetching.wait(PATIENCE_S)
+    assert fetching.wait(TIMEOUT_S)
     second = threads.submit(executor.run, request(task, 7, 2))
     waits.one_more()
     fail.set()
     with pytest.raises(InputFailed, match="gone"):
-        first.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
     check(second, 9)
     assert not executor.cache.pinned
 
@@ -106,7 +106,7 @@ def first_copy_fails(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> tup
     def refused(stream: Stream, *args: Any) -> None:
         if stream is executor._host_to_device._stream and not copying.is_set():
             copying.set()
-            assert fail.wait(PATIENCE_S)
+            assert fail.wait(TIMEOUT_S)
             raise DeviceError("no copies today", call="cuMemcpyHtoDAsync", code=1, code_name="CUDA_ERROR")
         copy_in(stream, *args)
 
@@ -125,13 +125,13 @@ def test_a_request_that_waited_for_a_failed_copy_loads_the_object_itself(
     check(threads.submit(executor.run, request(task, 1, 2)), 3)
     copying, fail = first_copy_fails(monkeypatch, executor)
     first = threads.submit(executor.run, request(task, 3, 4))
-    assert copying.wait(PATIENCE_S)
+    assert copying.wait(TIMEOUT_S)
     others = [threads.submit(executor.run, request(task, 3, 1)), threads.submit(executor.run, request(task, 2, 3))]
     for _ in others:
         waits.one_more()
     fail.set()
     with pytest.raises(DeviceError, match="no copies today"):
-        first.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
     for future, expected in zip(others, (4, 5), strict=True):
         check(future, expected)
     assert executor.cache.sizes.keys() == executor.cache.host.sizes.keys() == {b"\1", b"\2", b"\3"}
@@ -153,20 +153,20 @@ def test_an_object_whose_copy_failed_is_unusable_until_its_loader_has_freed_it(
 
     def synchronized() -> None:
         giving_back.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(TIMEOUT_S)
         synchronize()
 
     monkeypatch.setattr(executor._host_to_device, "synchronize", synchronized)
     first = threads.submit(executor.run, request(task, 3, 4))
-    assert copying.wait(PATIENCE_S)
+    assert copying.wait(TIMEOUT_S)
     second = threads.submit(executor.run, request(task, 3, 1))
     waits.one_more()
     fail.set()
-    assert giving_back.wait(PATIENCE_S)
+    assert giving_back.wait(TIMEOUT_S)
     waits.one_more()
     go_on.set()
     with pytest.raises(DeviceError, match="no copies today"):
-        first.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
     check(second, 4)
     assert not executor.cache.pinned
 
@@ -180,6 +180,6 @@ def test_an_object_that_others_use_stays_when_its_loader_fails(
     check(threads.submit(executor.run, request(task, 1, 3), 1), 4)
     stop.go_on(DeviceError("not today", call="cuGraphLaunch", code=1, code_name="CUDA_ERROR"))
     with pytest.raises(DeviceError, match="not today"):
-        first.result(PATIENCE_S)
+        first.result(TIMEOUT_S)
     assert executor.cache.sizes.keys() == executor.cache.host.sizes.keys() == {b"\1", b"\3"}
     assert not executor.cache.pinned

@@ -20,7 +20,7 @@ from kaas.executor.plan.plan import Plan
 from kaas.executor.slots import Slot
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, A, N, Stop, Waits, array, check, request, source, stop, task, threads, waits
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["stop", "task", "threads", "waits"]
 
@@ -44,7 +44,7 @@ def test_as_many_run_at_a_time_as_there_are_slots(
 
     def met(slot: Slot, *args: Any) -> None:
         running.append(slot.number)
-        meeting.wait(PATIENCE_S)
+        meeting.wait(TIMEOUT_S)
         launch(slot, *args)
 
     monkeypatch.setattr(Slot, "launch", met)
@@ -125,14 +125,14 @@ def test_all_waiting_requests_fail_when_the_device_is_lost(
 
     def fetch() -> Any:
         fetching.set()
-        assert fetched.wait(PATIENCE_S)
+        assert fetched.wait(TIMEOUT_S)
         return array(7)
 
     ahead = [InputSource(key=b"ahead", fetch=fetch)]
     running = threads.submit(executor.run, request(task, 1, 2), 0)
     stop.reached()
     fetches = threads.submit(executor.load, ahead)
-    assert fetching.wait(PATIENCE_S)
+    assert fetching.wait(TIMEOUT_S)
     waiting: list[Future[Any]] = []
     for call in (
         lambda: executor.run(request(task, 3, 4)),  # for room
@@ -145,10 +145,10 @@ def test_all_waiting_requests_fail_when_the_device_is_lost(
     stop.go_on(DeviceLost("it burns", call="cuStreamSynchronize", code=700, code_name="CUDA_ERROR_ILLEGAL_ADDRESS"))
     for future in (running, *waiting):
         with pytest.raises(DeviceLost, match="it burns"):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
     fetched.set()
     with pytest.raises(DeviceLost, match="it burns"):
-        fetches.result(PATIENCE_S)
+        fetches.result(TIMEOUT_S)
     assert executor.lost is not None
     with pytest.raises(DeviceLost, match="it burns"):
         executor.run(request(task, 1, 2))
@@ -164,7 +164,7 @@ def test_closing_waits_for_running_requests(
     waits.one_more()
     stop.go_on()
     check(running, 3)
-    closing.result(PATIENCE_S)
+    closing.result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -192,7 +192,7 @@ def test_clients_in_two_slots_never_see_each_others_bytes(
     softgpu.set_strict(seed)
     try:
         for done in [threads.submit(alternate, number) for number in range(2)]:
-            done.result(PATIENCE_S)
+            done.result(TIMEOUT_S)
     finally:
         softgpu.set_strict(None)
 
@@ -277,16 +277,16 @@ def test_no_thread_waits_for_pages_to_be_unlocked(
 
     def slow(memory: HostMemory) -> None:
         unlocking.set()
-        assert go_on.wait(PATIENCE_S)
+        assert go_on.wait(TIMEOUT_S)
         close(memory)
 
     executor.load([InputSource(array(9, 2 * N), key=b"large")])
     monkeypatch.setattr(HostMemory, "close", slow)
     first = threads.submit(executor.load, [source(1)])
-    assert unlocking.wait(PATIENCE_S)
+    assert unlocking.wait(TIMEOUT_S)
     check(threads.submit(executor.run, request(task, 1, 2)), 3)
     go_on.set()
-    first.result(PATIENCE_S)
+    first.result(TIMEOUT_S)
 
 
 def test_requests_to_a_closing_executor_fail(
@@ -305,9 +305,9 @@ def test_requests_to_a_closing_executor_fail(
     waits.one_more()
     stop.go_on()
     check(running, 3)
-    closing.result(PATIENCE_S)
+    closing.result(TIMEOUT_S)
     with pytest.raises(DeviceUnavailable, match="closed"):
-        late.result(PATIENCE_S)
+        late.result(TIMEOUT_S)
     for call in (partial(executor.run, request(task, 1, 4)), partial(executor.load, [source(1)]), executor.unpin):
         with pytest.raises(DeviceUnavailable, match="closed"):
             call()

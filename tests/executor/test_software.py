@@ -11,7 +11,7 @@ from kaas.config import Device
 from kaas.errors import DeviceUnavailable
 from kaas.executor.device import software
 from tests.executor.conftest import KERNELS
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 DESCRIBED = """
 import sys
@@ -59,7 +59,7 @@ for _ in range(2):
 )
 def test_descriptions(description: str, printed: list[str]) -> None:
     command = [sys.executable, "-c", DESCRIBED, str(KERNELS / "simple.ptx"), description]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, printed), done.stderr
 
 

@@ -23,7 +23,7 @@ from kaas.executor.failures import Failures
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_sticky import chain
 from tests.faults.workload import right
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ENDLESS = kaas.Library.from_file(Path(software.__file__).parent / "tests" / "compiler" / "kernels" / "endless.ptx")
 LIMIT_S = 1.5
@@ -70,7 +70,7 @@ def test_the_kernels_are_known_before_the_error_is_raised(
 
     def slow_cancel(device: OpenDevice) -> tuple[str, ...]:
         running = cancel(device)
-        assert completing.wait(PATIENCE_S)
+        assert completing.wait(TIMEOUT_S)
         return running
 
     def complete_now(*args: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_request_in_parallel_gets_another_error(opened: Open) -> None:
             executor.run(hung)
         assert caught.value.kernels == ("together",)
         with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as lost:
-            other.result(PATIENCE_S)
+            other.result(TIMEOUT_S)
         assert (lost.value.task, lost.value.code, lost.value.printed) == ("together for ever", 702, "")
 
 
@@ -112,7 +112,7 @@ def test_a_limit_beyond_all_floats(opened: Open, library: kaas.Library) -> None:
 def test_a_limit_that_cannot_be_kept_leaves_nothing_behind(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    executor, case = opened(run_limit_s=TIMEOUT_S), chain(library)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -121,26 +121,26 @@ def test_a_limit_that_cannot_be_kept_leaves_nothing_behind(
 
 
 def test_waiting_does_not_count(opened: Open, library: kaas.Library) -> None:
-    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    executor, case = opened(run_limit_s=TIMEOUT_S), chain(library)
     fetching, fetched = threading.Event(), threading.Event()
 
     def fetch() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         fetching.set()
-        assert fetched.wait(PATIENCE_S)
+        assert fetched.wait(TIMEOUT_S)
         return np.arange(1000, dtype=np.int32)
 
     slow = RunRequest(case.request.task, {**case.request.inputs, "a": InputSource(key=b"slow", fetch=fetch)}, {})
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(executor.run, slow)
-        assert fetching.wait(PATIENCE_S)
+        assert fetching.wait(TIMEOUT_S)
         second = threads.submit(executor.run, case.request)
         assert not executor._watchdog._limits
         fetched.set()
-        assert first.result(PATIENCE_S).outputs.keys() == second.result(PATIENCE_S).outputs.keys()
+        assert first.result(TIMEOUT_S).outputs.keys() == second.result(TIMEOUT_S).outputs.keys()
 
 
 def test_the_shorter_limit_counts(opened: Open, library: kaas.Library) -> None:
-    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    executor, case = opened(run_limit_s=TIMEOUT_S), chain(library)
     right(case, executor.run)
     software.inject(software.Fault("hang"), ORDINAL)
     request = RunRequest(case.request.task, case.request.inputs, {}, limit_s=0.1)
@@ -168,7 +168,7 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
             all_ended.set()
 
     watchdog = Watchdog(overrun)
-    never = Watched(watchdog, "never", PATIENCE_S)
+    never = Watched(watchdog, "never", TIMEOUT_S)
     left = Watched(watchdog, "left", 0.02)
     never.begin()
     while watchdog._wakes_s == math.inf:
@@ -178,7 +178,7 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
     requests = [Watched(watchdog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
     for request in requests:
         request.begin()
-    assert all_ended.wait(PATIENCE_S)
+    assert all_ended.wait(TIMEOUT_S)
     assert ended == ["first", "last"]
     assert [watched.exceeded for watched in (never, left, *requests)] == [False, False, True, True]
     for request in (never, *requests):

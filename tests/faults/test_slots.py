@@ -18,7 +18,7 @@ from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_recoverable import spoil, spoil_request
 from tests.faults.workload import SIZES, Accounting, Draw, attempt, content, right, tasks
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 SLOTS = 2
 ROUNDS = 250
@@ -35,7 +35,7 @@ def together(work: Callable[[int], Counter[str]]) -> Counter[str]:
     """Run the work in as many threads as there are slots. Return the number of requests by their end."""
     with ThreadPoolExecutor(SLOTS) as threads:
         counts = [threads.submit(work, number) for number in range(SLOTS)]
-        return sum((count.result(PATIENCE_S) for count in counts), Counter())
+        return sum((count.result(TIMEOUT_S) for count in counts), Counter())
 
 
 @pytest.mark.usefixtures("all_given_back")
@@ -125,7 +125,7 @@ def test_requests_that_wait_for_room_fail_when_the_device_is_lost(opened: Open, 
     runs = [threading.Thread(target=run, daemon=True) for _ in range(SLOTS)]
     for thread in runs:
         thread.start()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not executor._admission._queue:
         assert time.monotonic() < end
     while any(thread.is_alive() for thread in runs):

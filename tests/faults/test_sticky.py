@@ -17,7 +17,7 @@ from kaas.executor.executor import Executor, InputSource, RunRequest
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import SIZES, Accounting, Case, Draw, attempt, cached, content, right, tasks
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 KINDS = {
     "launch_failure": "CUDA_ERROR_LAUNCH_FAILED",
@@ -109,7 +109,7 @@ def test_an_endless_kernel_ends_when_it_is_cancelled(opened: Open, library: kaas
     executor.prepare(request.task)
     thread.start()
     software.cancel(ORDINAL)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"]
     new_context()
     right(chain(library), opened().run)

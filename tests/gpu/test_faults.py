@@ -19,7 +19,7 @@ from kaas.executor.local import run_local
 from tests.gpu import stored
 from tests.gpu.faults import SYMBOLS
 from tests.gpu.taken import MIB, check, reading
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 ROOM_BYTES = 4 * MIB
@@ -43,7 +43,7 @@ def small(kind: str) -> Iterator[Executor]:
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_a_kernel_that_fails_loses_the_device_for_its_process(kind: str, symbol: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.faults", kind, symbol]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     printed = [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
     assert printed == ["7", SYMBOLS[symbol], SYMBOLS[symbol]], ended.stdout + ended.stderr
     assert ended.returncode == 0
@@ -85,5 +85,5 @@ def test_an_input_that_cannot_be_had(small: Executor) -> None:
 def test_memory_that_others_took(kind: str) -> None:
     """The test runs in a new process."""
     command = [sys.executable, "-m", "tests.gpu.taken", kind]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from cutlass_blas import building, store
 from cutlass_blas.instances import parse
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +36,7 @@ print(launch.grid, provider.images(*named[1:]).images[0].kind, provider.__file__
 def run(folder: Path, *command: str | Path, **environment: str) -> str:
     base = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
-        command, cwd=folder, env=base | environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, cwd=folder, env=base | environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -25,7 +25,7 @@ from cutlass_blas.records import Choice, Key, RecordsUnavailable
 from cutlass_blas.trials import WrongResult
 from cutlass_blas.tuning import Failed, Measured, TuningFailed, tune
 from kaas.errors import DeviceLost, DeviceUnavailable
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 SOFTWARE = kaas.Device("software")
 SMALL, LARGE = "sgemm_nn_64x64x8_2", "sgemm_nn_128x128x8_4"
@@ -303,7 +303,7 @@ def test_several_processes_keep_their_measurements(file: Path) -> None:
     )
     environment = {**os.environ, records.ENVIRONMENT: str(file)}
     started = [subprocess.Popen([sys.executable, "-c", program, str(m)], env=environment) for m in range(3)]
-    assert [process.wait(PATIENCE_S) for process in started] == [0, 0, 0]
+    assert [process.wait(TIMEOUT_S) for process in started] == [0, 0, 0]
     records.use(file)
     assert all(records.best(KEY._replace(m=m, n=n)) for m in range(3) for n in range(20))
 

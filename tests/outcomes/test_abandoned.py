@@ -9,7 +9,7 @@ import pytest
 import kaas
 from kaas.errors import DeadlineExceeded
 from tests.outcomes.test_paying import ENDLESS, spinning
-from tests.patience import until
+from tests.timeouts import until
 
 pytestmark = pytest.mark.processes
 

@@ -12,8 +12,8 @@ import pytest
 from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import parse, read_file
 from kaas.server.peers.keys import new_client
-from tests.patience import PATIENCE_S
 from tests.server.servers import ROOT
+from tests.timeouts import TIMEOUT_S
 
 
 def kaas_serve(config: Path, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def kaas_serve(config: Path, *arguments: str, folder: Path = ROOT) -> subprocess
     command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
 
 

@@ -19,7 +19,7 @@ from cuda.core import Device, LaunchConfig, ObjectCode, launch
 
 import softgpu as software
 from softgpu.tests.driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PTX = (Path(__file__).parent / "kernels" / "cooperative.ptx").read_bytes() + b"\0"
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_uint32
@@ -211,11 +211,11 @@ def test_blocks_that_wait_for_one_too_many_are_cancelled(device: int, kernels: K
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while seen[0] < 8:  # all are under way
         assert time.monotonic() < end
     software.cancel(device)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     ((status, sentence),) = said
     assert status == Error.CUDA_ERROR_LAUNCH_TIMEOUT
     assert "kernel pass_on: cancelled while block (" in sentence
@@ -255,7 +255,7 @@ print("all well")
 def test_checked_kernels_meet(mode: str) -> None:
     """The barrier of a grid is no memory of the program, nor a race of launches that follow each other."""
     done = subprocess.run(
-        [sys.executable, "-c", CHECKED], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        [sys.executable, "-c", CHECKED], capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         env={**os.environ, f"SOFTGPU_{mode}": "1"}, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.endswith("all well\n"), done.stdout + done.stderr

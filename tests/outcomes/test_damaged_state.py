@@ -20,10 +20,10 @@ from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage_file import NAME, SEGMENT
 from kaas.wire import protocol
 from tests.api.conftest import add_task
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, Server, scaled
 from tests.server.state.states import Had, hash_of
+from tests.timeouts import TIMEOUT_S
 
 PAGE = 4096
 VALUES = {f"value {number}": np.full(20_000, number, np.float32) for number in range(12)}
@@ -273,4 +273,4 @@ def test_a_server_with_all_of_it_damaged_serves(serve: Serve) -> None:
 
 
 def client(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)

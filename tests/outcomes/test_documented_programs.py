@@ -26,7 +26,7 @@ import typer.main
 from kaas.cli.main import app
 from kaas.worker.sandbox import available
 from tests.compilers.onnx_cases import classifier
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.wheels import ROOT, build, install, run
 
 pytestmark = pytest.mark.full
@@ -174,7 +174,7 @@ def started(command: list[str | Path], folder: Path, pattern: str) -> Iterator[s
     try:
         yield awaited(process, re.compile(pattern), log)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.communicate()
@@ -182,7 +182,7 @@ def started(command: list[str | Path], folder: Path, pattern: str) -> Iterator[s
 
 def awaited(process: subprocess.Popen[bytes], pattern: re.Pattern[str], log: Path) -> str:
     assert process.stdout is not None
-    said, ends_s = b"", monotonic() + PATIENCE_S
+    said, ends_s = b"", monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not (found := pattern.search(said.decode(errors="replace"))):

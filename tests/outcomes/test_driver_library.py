@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from softgpu.build import build
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PT_LOAD, PT_DYNAMIC, PT_GNU_RELRO = 1, 2, 0x6474E552
 DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = 24, 30, 0x6FFFFFFB
@@ -67,7 +67,7 @@ print(len(functions), sealed, writable)
 def test_no_writable_page_of_the_driver_holds_the_compilers_functions() -> None:
     nbytes = max(end for _, end in loaded(build().read_bytes()))
     command = [sys.executable, "-c", LOOK, str(nbytes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     functions, sealed, writable = map(int, done.stdout.split())
     assert (sealed, writable) == (functions, 0)
     assert functions > 4

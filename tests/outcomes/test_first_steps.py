@@ -13,9 +13,9 @@ import pytest
 import kaas
 from kaas.errors import InvalidConfig, InvalidRequest, NotAllowed, UnknownFunction
 from kaas.server.peers.keys import new_client
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, scaled
+from tests.timeouts import TIMEOUT_S
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 """Before a program: it finds no Ray, as if none were installed."""
@@ -25,7 +25,7 @@ def ran(program: str, *arguments: str, folder: Path = ROOT) -> subprocess.Comple
     command = [sys.executable, "-c", program, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
     )
 
 

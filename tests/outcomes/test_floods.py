@@ -22,8 +22,8 @@ from kaas.server.peers.unfinished import (
     over_budget,
 )
 from kaas.wire.connections import zmq_connection
-from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import LOCAL, Client, Open, client_keys, echo
+from tests.timeouts import TIMEOUT_S, until
 
 FRAME_BYTES = 1 << 20
 ELSEWHERE = "127.0.0.2"
@@ -38,7 +38,7 @@ def greeting(mechanism: bytes) -> bytes:
 
 
 def connected(listener: Open, address: str = LOCAL) -> socket.socket:
-    return socket.create_connection((LOCAL, listener.port), PATIENCE_S, (address, 0))
+    return socket.create_connection((LOCAL, listener.port), TIMEOUT_S, (address, 0))
 
 
 def ended(connection: socket.socket) -> bool:
@@ -60,7 +60,7 @@ def there(connection: socket.socket) -> bool:
     except ConnectionError:
         return False
     finally:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(TIMEOUT_S)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ BUDGETS = {"each client's": (6 * FRAME_BYTES, 1 << 40), "in all": (1 << 40, 6 * 
 @pytest.fixture
 def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Its connections do not reply to heartbeats, and do not end for that reason."""
-    monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * TIMEOUT_S)
     budgets = getattr(request, "param", (1 << 40, 1 << 40))
     listener = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
     echo(listener)

@@ -18,16 +18,16 @@ from kaas.server.state.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage_file import Journal
 from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
-from tests.patience import PATIENCE_S
 from tests.server.servers import WIDTH, Server, scaled
 from tests.server.state.states import Had
+from tests.timeouts import TIMEOUT_S
 
 ONES = np.ones(WIDTH, np.float32)
 FULL = r"No space left|disk is full"
 
 
 def client(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
 @pytest.mark.processes

@@ -10,9 +10,9 @@ import pytest
 import kaas
 from kaas.errors import ArgumentMismatch, NotAllowed
 from tests.outcomes.test_allowed_code import OTHER_LAUNCHES
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import STEPS, WIDTH, Server, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +21,7 @@ NUMBERS = {"a literal": kaas.u64(1 << 40), "a signed one": kaas.i64(1 << 40), "a
 
 
 def client(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.key_of(name), patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.key_of(name), patience_s=TIMEOUT_S)
 
 
 def reads(source: Any) -> kaas.KTask:

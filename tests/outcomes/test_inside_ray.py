@@ -20,8 +20,8 @@ import kaas
 from kaas.api.attached import current_session
 from kaas.api.session import HERE, program_name
 from tests.api.conftest import add_task, both_task, numbers, scale_task
-from tests.patience import PATIENCE_S
 from tests.reference import LITERALS
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.ray
 
@@ -43,7 +43,7 @@ def invoke() -> Any:
 
 
 def call() -> Any:
-    return kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3}).result(PATIENCE_S)
+    return kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3}).result(TIMEOUT_S)
 
 
 def register() -> Any:
@@ -53,7 +53,7 @@ def register() -> Any:
 
 def put() -> Any:
     ref = kaas.put(numbers())
-    return kaas.call(scale_task(), {"x": ref}, scalars={"factor": 3}).result(PATIENCE_S)
+    return kaas.call(scale_task(), {"x": ref}, scalars={"factor": 3}).result(TIMEOUT_S)
 
 
 def prefetch() -> Any:
@@ -144,7 +144,7 @@ def own_process() -> dict[str, Any]:
 def test_in_a_task(work: Callable[[], Any]) -> None:
     """Run each in its own process, which ends with it."""
     task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
-    np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+    np.testing.assert_allclose(ray.get(task.remote(work), timeout=TIMEOUT_S), numbers() * 3, rtol=1e-6)
 
 
 def each_fresh() -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Actor:
 
 def test_in_an_actor() -> None:
     actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(Actor).remote()
-    check(ray.get(actor.run.remote(), timeout=PATIENCE_S))
+    check(ray.get(actor.run.remote(), timeout=TIMEOUT_S))
 
 
 def test_in_a_nested_task() -> None:
@@ -180,7 +180,7 @@ def test_in_a_nested_task() -> None:
         inner: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(each_fresh)
         return ray.get(inner.remote())
 
-    check(ray.get(outer.remote(), timeout=PATIENCE_S))
+    check(ray.get(outer.remote(), timeout=TIMEOUT_S))
 
 
 def client() -> str:
@@ -191,7 +191,7 @@ def test_all_of_a_program_is_one_client_with_its_scripts_name() -> None:
     own = current_session().client
     assert own == f"{program_name()} job {ray.get_runtime_context().get_job_id()}"
     task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
-    assert ray.get(task.remote(client), timeout=PATIENCE_S) == own
+    assert ray.get(task.remote(client), timeout=TIMEOUT_S) == own
 
 
 # --- async actors
@@ -223,21 +223,21 @@ class AsyncActor:
 def test_an_async_actors_first_call(registered: bool) -> None:
     actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
     function = kaas.register(scale_task()) if registered else None
-    value, said = ray.get(actor.run.remote(function), timeout=PATIENCE_S)
+    value, said = ray.get(actor.run.remote(function), timeout=TIMEOUT_S)
     np.testing.assert_allclose(value, numbers() * 3, rtol=1e-6)
     assert said == []
 
 
 def test_what_ray_says_of_a_call_that_holds_its_loop_would_be_heard() -> None:
     actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
-    (said,) = ray.get(actor.blocks.remote(), timeout=PATIENCE_S)
+    (said,) = ray.get(actor.blocks.remote(), timeout=TIMEOUT_S)
     assert "blocking ray.get" in said
 
 
 def test_in_an_async_actor() -> None:
     """Calls that must wait may wait there too."""
     actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(AsyncActor).remote()
-    check(ray.get(actor.work.remote(), timeout=PATIENCE_S))
+    check(ray.get(actor.work.remote(), timeout=TIMEOUT_S))
 
 
 def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
@@ -268,7 +268,7 @@ def test_a_loop_does_not_wait_for_the_connection_to_the_pool(monkeypatch: pytest
         loop = asyncio.get_running_loop()
 
         def late(self: RaySession) -> Any:
-            asyncio.run_coroutine_threadsafe(went_on.wait(), loop).result(PATIENCE_S)
+            asyncio.run_coroutine_threadsafe(went_on.wait(), loop).result(TIMEOUT_S)
             return told(self)
 
         monkeypatch.setattr(RaySession, "address", late)

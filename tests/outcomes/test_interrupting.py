@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S, readable
+from tests.timeouts import TIMEOUT_S, readable
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def program() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 def test_an_endless_kernel_of_run_local(code: str, program: Callable[[str], subprocess.Popen[str]]) -> None:
     endless = program(code)
     endless.send_signal(signal.SIGINT)
-    _, said = endless.communicate(timeout=PATIENCE_S)
+    _, said = endless.communicate(timeout=TIMEOUT_S)
     assert endless.returncode == -signal.SIGINT
     assert said.rstrip().endswith("KeyboardInterrupt")
 
@@ -83,5 +83,5 @@ def test_a_device_is_usable_after_what_was_interrupted_has_ended(
 ) -> None:
     ends = program(ENDS_SOON)
     ends.send_signal(signal.SIGINT)
-    said, _ = ends.communicate(timeout=PATIENCE_S)
+    said, _ = ends.communicate(timeout=TIMEOUT_S)
     assert said == "interrupted True\n"

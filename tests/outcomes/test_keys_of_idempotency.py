@@ -12,8 +12,8 @@ import pytest
 import kaas
 from kaas.errors import KeyReused
 from kaas.wire import protocol
-from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -38,29 +38,29 @@ def test_other_inputs_or_scalars_under_a_key_are_an_error_and_the_same_are_the_s
     spin = kaas.KTask([kaas.Kernel(STEPS, "spin", 1, 1, [kaas.Out(out), steps])], [out])
     keys = server.folder / "alice.keys"
     try:
-        with kaas.Client(server.endpoint, keys=keys, patience_s=PATIENCE_S) as client:
+        with kaas.Client(server.endpoint, keys=keys, patience_s=TIMEOUT_S) as client:
             for width in (SMALL, LARGE):
                 scale, key = client.register(scaled(width=width)), f"key of {width}"
                 results = [client.call(scale, {"x": values(width)}, key=key) for _ in range(2)]
                 for result in results:
-                    np.testing.assert_array_equal(result.result(PATIENCE_S), 2 * values(width))
+                    np.testing.assert_array_equal(result.result(TIMEOUT_S), 2 * values(width))
                 with pytest.raises(KeyReused) as raised:
-                    client.call(scale, {"x": values(width) + 1}, key=key).result(PATIENCE_S)
+                    client.call(scale, {"x": values(width) + 1}, key=key).result(TIMEOUT_S)
                 assert raised.value.key == key
             function = client.register(spin)
-            client.call(function, {}, scalars={"steps": 1}, key="spin").result(PATIENCE_S)
+            client.call(function, {}, scalars={"steps": 1}, key="spin").result(TIMEOUT_S)
             with pytest.raises(KeyReused):
-                client.call(function, {}, scalars={"steps": 2}, key="spin").result(PATIENCE_S)
+                client.call(function, {}, scalars={"steps": 2}, key="spin").result(TIMEOUT_S)
             (stored,) = [client.register(scaled(3.0), name="stored")]
-            client.call(stored, {"x": values(SMALL)}, key="stored", store={"y": "y"}).result(PATIENCE_S)
+            client.call(stored, {"x": values(SMALL)}, key="stored", store={"y": "y"}).result(TIMEOUT_S)
         server.terminate()
         assert server.wait() == 0
         server = Server(tmp_path)  # answers of requests that have stored outputs are there again
-        with kaas.Client(server.endpoint, keys=keys, patience_s=PATIENCE_S) as client:
+        with kaas.Client(server.endpoint, keys=keys, patience_s=TIMEOUT_S) as client:
             stored = client.register(scaled(3.0), name="stored")
             with pytest.raises(KeyReused):
-                client.call(stored, {"x": values(SMALL) + 1}, key="stored", store={"y": "y"}).result(PATIENCE_S)
-            client.call(stored, {"x": values(SMALL)}, key="stored", store={"y": "y"}).result(PATIENCE_S)
+                client.call(stored, {"x": values(SMALL) + 1}, key="stored", store={"y": "y"}).result(TIMEOUT_S)
+            client.call(stored, {"x": values(SMALL)}, key="stored", store={"y": "y"}).result(TIMEOUT_S)
     finally:
         server.close()
 

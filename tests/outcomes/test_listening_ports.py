@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import kaas
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, refused, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +56,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 def test_a_server_without_ray(serve: Serve) -> None:
     server = serve()
-    with kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=PATIENCE_S) as alice:
+    with kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=TIMEOUT_S) as alice:
         assert alice.call(scaled(), {"x": np.ones(WIDTH, np.float32)}).result()[0] == 2
         port = int(server.endpoint.rpartition(":")[2])
         assert listening(server.process.pid) == {("127.0.0.1", port)}

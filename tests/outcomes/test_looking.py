@@ -19,7 +19,7 @@ import kaas
 from kaas.api.session import program_name
 from kaas.cli.main import app
 from tests.api.conftest import numbers, scale_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -83,7 +83,7 @@ def pool(runtime: None) -> Iterator[None]:  # noqa: ARG001 - where it has its na
     kaas.init(ray=False, devices=[kaas.Device("software", 64 << 20)], name=NAME)
     task = scale_task(name="<scaled>")
     for client in ("ann [a]", "bob"):
-        kaas.call(task, {"x": numbers()}, scalars={"factor": 2}, client=client, profile=True).result(PATIENCE_S)
+        kaas.call(task, {"x": numbers()}, scalars={"factor": 2}, client=client, profile=True).result(TIMEOUT_S)
     yield
     kaas.shutdown()
 

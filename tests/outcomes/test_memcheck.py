@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from softgpu import MEMCHECK_VARIABLE
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -108,7 +108,7 @@ def said(case: str) -> str:
         env={**os.environ, MEMCHECK_VARIABLE: "1"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

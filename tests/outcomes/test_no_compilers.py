@@ -13,10 +13,10 @@ import pytest
 
 import kaas
 from kaas.errors import KaasError
-from tests.patience import PATIENCE_S, until
 from tests.providers import write_metadata
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -60,7 +60,7 @@ def task(name: str) -> kaas.KTask:
 
 
 def client(server: Server) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=TIMEOUT_S)
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 import pytest
 
 from tests.code.present import present
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -70,6 +70,6 @@ assert shared == 128
 
 def test_a_program_runs_and_its_kernels_print_to_stdout() -> None:
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "thread 0 of 7\nthread 1 of 7\n"

@@ -23,8 +23,8 @@ from softgpu.build import build
 from tests.outcomes.disks import can_mount, fill, on_small_disk, within
 from tests.outcomes.test_operator_log import TRAP
 from tests.outcomes.test_unusable_device import get
-from tests.patience import PATIENCE_S, until
 from tests.server.servers import DEVICE, ROOT, WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -77,7 +77,7 @@ def test_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"metrics_port": 0, "administrators": ["boss"], "pool": {"devices": [DEVICE, DEVICE]}}
     server = Server(tmp_path, settings, prefix=on_small_disk(tmp_path / "state"))
     boss, alice = (
-        kaas.Client(server.endpoint, keys=server.key_of(name), patience_s=PATIENCE_S) for name in ("boss", "alice")
+        kaas.Client(server.endpoint, keys=server.key_of(name), patience_s=TIMEOUT_S) for name in ("boss", "alice")
     )
     with closing(server), boss, alice:
         assert get(server, "/readyz")[0] == get(server, "/healthz")[0] == 200

@@ -16,8 +16,8 @@ import zmq
 import kaas
 from kaas.wire import protocol, sent_ktasks
 from kaas.wire.key_files import OwnKeys
-from tests.patience import until
 from tests.server.servers import WIDTH, Server, Speaker, scaled
+from tests.timeouts import until
 
 pytestmark = pytest.mark.processes
 

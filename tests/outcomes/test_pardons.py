@@ -9,15 +9,15 @@ import kaas
 from kaas.cli.main import app
 from kaas.errors import InvalidRequest, KaasError, Quarantined
 from tests.api.conftest import crash_task
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import Server
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
 
 def client(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
 def end_devices(of: kaas.Client) -> Quarantined:

@@ -11,8 +11,8 @@ import pytest
 
 import kaas
 from kaas.errors import DeadlineExceeded, DeviceLost, Quarantined, QuotaExceeded
-from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +47,7 @@ def crashing(threads: int) -> kaas.KTask:
 
 
 def client_of(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
 def device_s(client: kaas.Client) -> float:
@@ -61,7 +61,7 @@ def pool(**options: Any) -> dict[str, Any]:
 def honest(client: kaas.Client) -> None:
     """A neighbour's request has its result."""
     x = np.arange(WIDTH, dtype=np.float32)
-    np.testing.assert_array_equal(client.call(client.register(scaled()), {"x": x}).result(PATIENCE_S), 2 * x)
+    np.testing.assert_array_equal(client.call(client.register(scaled()), {"x": x}).result(TIMEOUT_S), 2 * x)
 
 
 def test_kernels_that_never_end_use_up_the_quota_of_their_client_and_cost_its_neighbour_nothing(serve: Serve) -> None:
@@ -71,10 +71,10 @@ def test_kernels_that_never_end_use_up_the_quota_of_their_client_and_cost_its_ne
         for threads in (1, 2):  # a changed launch is another function, which no quarantine knows
             endless = mallory.register(spinning(threads))
             with pytest.raises(DeadlineExceeded):
-                mallory.call(endless, scalars={"steps": ENDLESS}).result(PATIENCE_S)
+                mallory.call(endless, scalars={"steps": ENDLESS}).result(TIMEOUT_S)
         assert device_s(mallory) >= 2 * LIMIT_S
         with pytest.raises(QuotaExceeded) as raised:
-            mallory.call(mallory.register(spinning(3)), scalars={"steps": 1}, deadline_s=LIMIT_S).result(PATIENCE_S)
+            mallory.call(mallory.register(spinning(3)), scalars={"steps": 1}, deadline_s=LIMIT_S).result(TIMEOUT_S)
         assert raised.value.quota == "device_s_per_minute"
         honest(bob)
         assert device_s(bob) < LIMIT_S
@@ -84,7 +84,7 @@ def test_kernels_that_trap_are_charged_and_compiling_too(serve: Serve) -> None:
     server = serve({"pool": pool()})
     with client_of(server, "alice") as mallory:
         with pytest.raises(DeviceLost):
-            mallory.call(mallory.register(crashing(1)), {}).result(PATIENCE_S)
+            mallory.call(mallory.register(crashing(1)), {}).result(TIMEOUT_S)
         assert device_s(mallory) > 0
     with client_of(server, "bob") as bob:
         honest(bob)
@@ -98,9 +98,9 @@ def test_a_client_that_ends_devices_with_ever_new_functions_is_stopped_and_its_n
     with client_of(server, "alice") as mallory, client_of(server, "bob") as bob:
         for threads in (1, 2, 3):
             with pytest.raises(DeviceLost):
-                mallory.call(mallory.register(crashing(threads)), {}).result(PATIENCE_S)
+                mallory.call(mallory.register(crashing(threads)), {}).result(TIMEOUT_S)
         with pytest.raises(Quarantined) as raised:
-            mallory.call(mallory.register(crashing(4)), {}, deadline_s=PATIENCE_S).result(PATIENCE_S)
+            mallory.call(mallory.register(crashing(4)), {}, deadline_s=TIMEOUT_S).result(TIMEOUT_S)
         assert (raised.value.client, raised.value.faults) == ("alice", 3)
         assert 0 < raised.value.retry_s <= 3600
         honest(bob)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kaas.worker.executor_worker import BYTES_PER_MINUTE
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +63,7 @@ kaas.shutdown()
 
 def test_lines_are_named_escaped_and_bounded(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, f"printed-{os.getpid()}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
     assert b"\r" not in done.stdout + done.stderr

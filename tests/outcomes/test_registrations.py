@@ -16,8 +16,8 @@ import kaas
 from kaas.errors import QuotaExceeded
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_task
-from tests.patience import PATIENCE_S
 from tests.server.servers import STEPS, WIDTH, Server, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -39,12 +39,12 @@ def chain(kernels: int, factor: float = 2.0) -> kaas.KTask:
 
 
 def client_of(server: Server, name: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
 def is_answered(client: kaas.Client, function: kaas.KTask | str, factor: float = 2.0) -> None:
     x = np.arange(WIDTH, dtype=np.float32)
-    np.testing.assert_array_equal(client.call(function, {"x": x}).result(PATIENCE_S), factor * x)
+    np.testing.assert_array_equal(client.call(function, {"x": x}).result(TIMEOUT_S), factor * x)
 
 
 def of_many_buffers() -> bytes:

@@ -16,9 +16,9 @@ from kaas.server.peers.keys import ClientKey, Keys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import own_keys
-from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S, until
 
 ONES = np.ones(WIDTH, np.float32)
 
@@ -30,7 +30,7 @@ def keys(server: Server, *arguments: str) -> str:
 
 
 def connected(server: Server, file: str) -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / file, patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / file, patience_s=TIMEOUT_S)
 
 
 def leave(client: kaas.Client) -> None:

@@ -18,8 +18,8 @@ from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import Settings
 from kaas.worker import sandbox
 from softgpu import user_cache
-from tests.patience import PATIENCE_S
 from tests.server.servers import Server, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.skipif(not sandbox.available(), reason="this Linux has no Landlock")
 
@@ -100,9 +100,9 @@ def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
     server = Server(folder, settings)
     try:
         n = 1 << 20  # too large for a message: it is in memory that server and executor share
-        with kaas.Client(server.endpoint, keys=folder / "alice.keys", patience_s=PATIENCE_S) as client:
+        with kaas.Client(server.endpoint, keys=folder / "alice.keys", patience_s=TIMEOUT_S) as client:
             x = np.arange(n, dtype=np.float32)
-            np.testing.assert_array_equal(client.call(scaled(width=n), {"x": x}).result(PATIENCE_S), 2 * x)
+            np.testing.assert_array_equal(client.call(scaled(width=n), {"x": x}).result(TIMEOUT_S), 2 * x)
     finally:
         server.close()
     lines = server.errors.read_text(errors="replace").splitlines()

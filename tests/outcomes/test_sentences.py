@@ -13,9 +13,9 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidConfig
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, scaled
+from tests.timeouts import TIMEOUT_S
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -23,7 +23,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kaas.cli", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
 @pytest.mark.processes

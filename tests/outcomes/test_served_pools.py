@@ -14,9 +14,9 @@ import pytest
 import kaas
 from kaas.wire import protocol
 from tests.outcomes.test_paying import ENDLESS, spinning
-from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, scaled
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +35,7 @@ except kaas.errors.NotInitialized:
 
 
 def client(server: Server, name: str = "alice") -> kaas.Client:
-    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
 
 
 def test_a_program_that_shuts_down_leaves_a_server_as_it_is(serve: Serve) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import kaas
 from kaas.wire import protocol
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ def shown(server: Server, *arguments: str) -> str:
     command = [sys.executable, "-m", "kaas.cli", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=server.folder, env=environment, capture_output=True, check=False, timeout=PATIENCE_S
+        command, cwd=server.folder, env=environment, capture_output=True, check=False, timeout=TIMEOUT_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()

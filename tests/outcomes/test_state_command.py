@@ -17,10 +17,10 @@ from kaas.errors import KaasError
 from kaas.server.state.state import CLIENTS
 from kaas.server.usage.usage_file import NAME, SEGMENT
 from tests.api.conftest import add_task
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, scaled
 from tests.server.state.states import Had
+from tests.timeouts import TIMEOUT_S
 
 ONES = np.ones(WIDTH, np.float32)
 
@@ -37,7 +37,7 @@ def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: S
     server = serve()
     keys = server.folder / "alice.keys"
     copy = server.folder / "copy"
-    with kaas.Client(server.endpoint, keys=keys, patience_s=PATIENCE_S) as alice:
+    with kaas.Client(server.endpoint, keys=keys, patience_s=TIMEOUT_S) as alice:
         alice.register(scaled(), name="f")
         alice.put("x", ONES)
         assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
@@ -53,7 +53,7 @@ def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: S
     code, output = said("check", copy)
     assert (code, "1 charges" in output) == (0, True), output
     again = serve({"state": str(copy)})
-    with kaas.Client(again.endpoint, keys=keys, patience_s=PATIENCE_S) as alice:
+    with kaas.Client(again.endpoint, keys=keys, patience_s=TIMEOUT_S) as alice:
         assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
         assert sum(flow["requests"] for flow in alice.usage()["flows"]) == 2
 

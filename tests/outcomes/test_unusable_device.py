@@ -13,9 +13,9 @@ from urllib.request import urlopen
 import pytest
 
 from kaas.executor.device.device import gpu_count
-from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import DEVICE, Server, refused
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(gpu_count() > 0, reason="it has a GPU that could be used")]
 
@@ -34,7 +34,7 @@ def get(server: Server, path: str) -> tuple[int, str]:
     lines = server.errors.read_text().splitlines()
     (url,) = [line.rpartition("url=")[2].replace("/metrics", path) for line in lines if "url=" in line]
     try:
-        with urlopen(url, timeout=PATIENCE_S) as answer:
+        with urlopen(url, timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()

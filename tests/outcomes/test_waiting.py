@@ -17,8 +17,8 @@ import pytest
 
 import kaas
 from tests.api.conftest import spin_task
-from tests.patience import PATIENCE_S, until
 from tests.server.servers import DEVICE, Server
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +54,7 @@ def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def answer(ask: Ask) -> list[int]:
     """Return the result of the work."""
-    value: list[int] = ask().result(PATIENCE_S).tolist()
+    value: list[int] = ask().result(TIMEOUT_S).tolist()
     return value
 
 
@@ -62,7 +62,7 @@ def run(work: Any) -> Any:
     """Run in a new event loop, within the timeout."""
 
     async def patient() -> Any:
-        return await asyncio.wait_for(work, PATIENCE_S)
+        return await asyncio.wait_for(work, TIMEOUT_S)
 
     return asyncio.run(patient())
 
@@ -71,7 +71,7 @@ def test_it_is_a_future_of_the_standard_library(ask: Ask) -> None:
     future = ask()
     assert isinstance(future, concurrent.futures.Future)
     assert not future.running()  # it can be cancelled for as long as it has no value
-    future.result(PATIENCE_S)
+    future.result(TIMEOUT_S)
     assert future.done()
     assert not future.cancelled()
     assert future.exception() is None
@@ -82,7 +82,7 @@ def test_it_is_a_future_of_the_standard_library(ask: Ask) -> None:
 
 def test_wait(ask: Ask, answer: list[int]) -> None:
     futures = [ask() for _ in range(4)]
-    done, left = concurrent.futures.wait(futures, PATIENCE_S)
+    done, left = concurrent.futures.wait(futures, TIMEOUT_S)
     assert (done, left) == (set(futures), set())
     assert [future.result(0).tolist() for future in futures] == [answer] * 4
     assert concurrent.futures.wait(futures, 0) == (set(futures), set())
@@ -90,36 +90,36 @@ def test_wait(ask: Ask, answer: list[int]) -> None:
 
 def test_wait_for_the_first(ask: Ask) -> None:
     first, long = ask(), ask(LONG)
-    done, left = concurrent.futures.wait([first, long], PATIENCE_S, concurrent.futures.FIRST_COMPLETED)
+    done, left = concurrent.futures.wait([first, long], TIMEOUT_S, concurrent.futures.FIRST_COMPLETED)
     assert (done, left) == ({first}, {long})
     long.cancel()
-    done, left = concurrent.futures.wait([first, long], PATIENCE_S)
+    done, left = concurrent.futures.wait([first, long], TIMEOUT_S)
     assert (done, left) == ({first, long}, set())
 
 
 def test_wait_of_what_another_thread_cancels(ask: Ask) -> None:
     long = ask(LONG)
     threading.Thread(target=long.cancel).start()
-    assert concurrent.futures.wait([long], PATIENCE_S).done == {long}
+    assert concurrent.futures.wait([long], TIMEOUT_S).done == {long}
 
 
 def test_as_completed(ask: Ask, answer: list[int]) -> None:
     futures = [ask() for _ in range(4)]
-    assert set(concurrent.futures.as_completed(futures, PATIENCE_S)) == set(futures)
+    assert set(concurrent.futures.as_completed(futures, TIMEOUT_S)) == set(futures)
     assert [future.result(0).tolist() for future in concurrent.futures.as_completed(futures)] == [answer] * 4
 
 
 def test_beside_futures_of_an_executor(ask: Ask) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         both: list[concurrent.futures.Future[Any]] = [ask(), threads.submit(lambda: 3)]
-        assert concurrent.futures.wait(both, PATIENCE_S).done == set(both)
+        assert concurrent.futures.wait(both, TIMEOUT_S).done == set(both)
 
 
 def test_callbacks_of_a_thread(ask: Ask) -> None:
     heard: SimpleQueue[kaas.Future] = SimpleQueue()
     future = ask()
     future.add_done_callback(heard.put)
-    assert heard.get(timeout=PATIENCE_S) is future
+    assert heard.get(timeout=TIMEOUT_S) is future
     future.add_done_callback(heard.put)
     assert heard.get_nowait() is future
 
@@ -130,7 +130,7 @@ def test_a_callback_that_was_removed_is_not_called(ask: Ask) -> None:
     future.add_done_callback(heard.append)
     assert future.remove_done_callback(heard.append) == 1
     assert future.remove_done_callback(heard.append) == 0
-    assert concurrent.futures.wait([future], PATIENCE_S).done
+    assert concurrent.futures.wait([future], TIMEOUT_S).done
     assert heard == []
 
 
@@ -150,7 +150,7 @@ def test_who_sets_and_who_cancels(ask: Ask) -> None:
     with pytest.raises(CancelledError):
         future.exception(0)
     ended = ask()
-    ended.result(PATIENCE_S)
+    ended.result(TIMEOUT_S)
     assert not ended.cancel()
     assert not ended.cancelled()
 
@@ -177,7 +177,7 @@ async def gathered(ask: Ask) -> list[Any]:
 
 
 async def waited_for(ask: Ask) -> list[Any]:
-    return [await asyncio.wait_for(ask(), PATIENCE_S)]
+    return [await asyncio.wait_for(ask(), TIMEOUT_S)]
 
 
 async def waited(ask: Ask) -> list[Any]:
@@ -263,7 +263,7 @@ def test_awaited_in_two_loops(ask: Ask, answer: list[int]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     assert [values.get_nowait().tolist() for _ in threads] == [answer] * 2
 
 
@@ -296,7 +296,7 @@ def test_a_loop_that_has_closed_loses_no_callback(ask: Ask) -> None:
 
     future = run(leave())
     future.cancel()
-    assert heard.get(timeout=PATIENCE_S) is future
+    assert heard.get(timeout=TIMEOUT_S) is future
 
 
 def test_an_answer_is_freed_with_the_last_reference_to_it(ask: Ask) -> None:
@@ -304,7 +304,7 @@ def test_an_answer_is_freed_with_the_last_reference_to_it(ask: Ask) -> None:
     gc.disable()
     try:
         future = ask()
-        assert concurrent.futures.wait([future], PATIENCE_S).not_done == set()
+        assert concurrent.futures.wait([future], TIMEOUT_S).not_done == set()
         value = weakref.ref(future.result())
         del future
         until(lambda: value() is None)  # the thread that received it may still be about to let go

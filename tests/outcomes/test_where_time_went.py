@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kaas
-from tests.patience import PATIENCE_S, until
 from tests.server.servers import ROOT, WIDTH, Server, scaled
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def alice(server: Server) -> Iterator[kaas.Client]:
-    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=PATIENCE_S) as client:
+    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=TIMEOUT_S) as client:
         yield client
 
 

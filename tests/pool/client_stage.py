@@ -21,8 +21,8 @@ from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import AnnounceFunction, Block, CallFailure, PeerHello, Submit
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import numbers, scale_task
-from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, settle
+from tests.timeouts import TIMEOUT_S
 
 TASK = scale_task()
 SIGNATURE = FunctionSignature.of(TASK)
@@ -191,10 +191,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await stage.say("p", AnnounceFunction(), SPEC, TASK_BYTES)
             await scenario(stage)
             await pool.stop()
-            await pool.clients.answered()
+            await pool.clients.all_replied()
             pool.close()
 
-        asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+        asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
     return run
 

@@ -18,7 +18,7 @@ from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, Wo
 from kaas.scheduling.events import StartWorker
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
 TWO_SLOTS = replace(INFO, slots=2)
@@ -142,7 +142,7 @@ def play(scenario: Scenario, *, devices: int = 1, workers: FakeWorkers | None = 
         await scenario(pool, transport)
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 async def begin(submission: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

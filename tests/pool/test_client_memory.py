@@ -12,9 +12,9 @@ from kaas.errors import InvalidRequest
 from kaas.pool.on_ray import ref_leases
 from kaas.wire import specs
 from kaas.wire.messages import CallFailure, CallResult, CancelCall, Drop, Named, Release, Submit
-from tests.patience import PATIENCE_S
 from tests.pool.client_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import settle
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]
 
@@ -50,7 +50,7 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
         submit, message = blocks(1)
         soon = specs.encode(msgspec.structs.replace(specs.decode_invocation(message), deadline_s=0.05))
         await stage.say("p", submit, soon)
-        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
+        await asyncio.wait_for(_sent(stage, 1), TIMEOUT_S)
         assert stage.answers() == [("p", CallFailure(1, held=True))]
         await stage.greet("q", incarnation="2")
         stage.workers.reply([OUTPUT])
@@ -109,7 +109,7 @@ def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pyt
         stage.backend.objects.hold("s", [X])
         await stage.say("p", Drop([X.key]))
         await stage.submit(1, attached=[Named(X.key)], ref=X)
-        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
+        await asyncio.wait_for(_sent(stage, 1), TIMEOUT_S)
         assert isinstance(stage.error(), InvalidRequest)
         stage.backend.objects.hold("s", [X])
         await stage.submit(1, attached=[Named(X.key)], ref=X)
@@ -146,7 +146,7 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
         await settle()
         assert (stage.answers(), stage.workers.runs) == ([], [])
         stage.backend.objects.hold("s", [X])
-        await asyncio.wait_for(_run(stage), PATIENCE_S)
+        await asyncio.wait_for(_run(stage), TIMEOUT_S)
 
     play(scenario)
 
@@ -160,7 +160,7 @@ def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> Non
         await stage.say("p", CancelCall(1))
         await stage.submit(2, attached=[Named(X.key)], ref=X)
         stage.backend.missing.clear()
-        await asyncio.wait_for(_run(stage), PATIENCE_S)
+        await asyncio.wait_for(_run(stage), TIMEOUT_S)
 
     play(scenario)
 

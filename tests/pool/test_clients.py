@@ -26,9 +26,9 @@ from kaas.wire.messages import (
 from kaas.wire.status import codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
-from tests.patience import PATIENCE_S
 from tests.pool.client_stage import BLOCK, OUTPUT, SIGNATURE, TASK, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import RECORD, settle
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]
 
@@ -155,7 +155,7 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.say("p", PoolQuery(2, "stop"))
-        await stage.service.clients.answered()
+        await stage.service.clients.all_replied()
         assert {type(header): header.number for _, header in stage.answers()} == {CallFailure: 1, CallResult: 2}
         assert stage.service.stopped.is_set()
         await stage.submit(3)
@@ -169,7 +169,7 @@ def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
         stage.router.receive(stage.peers["p"], PoolQuery(1, "stop"), [])
         await asyncio.sleep(0)
         stage.service.session_ended("s")
-        await asyncio.wait_for(stage.service.stopped.wait(), PATIENCE_S)
+        await asyncio.wait_for(stage.service.stopped.wait(), TIMEOUT_S)
 
     play(scenario)
 
@@ -178,7 +178,7 @@ def test_deadlines_and_limits_hold(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.submit(2, deadline_s=1e-9)
-        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
+        await asyncio.wait_for(_sent(stage, 1), TIMEOUT_S)
         assert isinstance(stage.error(), DeadlineExceeded)
         await stage.submit(3)
         await stage.submit(4)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kaas.pool.loop import NAME, PoolThread
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 @pytest.fixture
@@ -139,6 +139,6 @@ def test_closing_cancels_what_runs() -> None:
 
     tasks = []
     thread.post(lambda: tasks.append(thread.task(work())))
-    assert began.wait(PATIENCE_S)
+    assert began.wait(TIMEOUT_S)
     thread.close()
     assert ended.is_set()

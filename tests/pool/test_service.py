@@ -19,9 +19,9 @@ from kaas.store import FUNCTIONS
 from kaas.wire import specs
 from kaas.wire.resident import Resident
 from tests.api.conftest import scale_task
-from tests.patience import PATIENCE_S
 from tests.pool.client_stage import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
 from tests.pool.fake_workers import settle
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]
 LARGE = scale_task(100_000)
@@ -117,7 +117,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         await settle()
         assert stage.workers.orders == []
         stage.backend.missing.clear()
-        await asyncio.wait_for(command, PATIENCE_S)
+        await asyncio.wait_for(command, TIMEOUT_S)
         assert len(stage.workers.orders) == 1
 
     play(scenario)
@@ -159,7 +159,7 @@ def test_from_another_loop(play: Callable[..., None]) -> None:
             return await here.ask(stage.service.invoke, decoded, (message,))
 
         first = asyncio.create_task(asyncio.to_thread(asyncio.run, call()))
-        await asyncio.wait_for(_runs(stage, 1), PATIENCE_S)
+        await asyncio.wait_for(_runs(stage, 1), TIMEOUT_S)
         stage.workers.reply((OUTPUT,))
         assert await first == (OUTPUT,)
 

@@ -11,7 +11,7 @@ from kaas.errors import InvalidConfig, PoolStopped
 from kaas.pool import session_listeners as pool_listeners
 from kaas.pool.loop import PoolThread
 from kaas.pool.session_listeners import SessionListeners
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 class FakeListener:
@@ -68,7 +68,7 @@ def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
         await asyncio.sleep(0)
         there.post(session_listeners.end, "a")
         there.start()
-        await asyncio.wait_for(serving, PATIENCE_S)
+        await asyncio.wait_for(serving, TIMEOUT_S)
 
     asyncio.run(scenario())
     there.close()

@@ -41,8 +41,8 @@ from kaas.scheduling.policies.static import Static
 from kaas.scheduling.recording import Recorder, replay
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
-from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, settle
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [bytes([number] * 20) for number in range(6)]
@@ -109,7 +109,7 @@ def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
         await pool.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -199,7 +199,7 @@ def test_the_command_tells_the_difference(tmp_path: Path, monkeypatch: pytest.Mo
     assert CliRunner().invoke(app, ["replay", str(path)]).exit_code == 0
     ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "other"])
     assert ended.exit_code == 1
-    assert "different at line 5, after 1 lives, 3 events, 2 decisions" in ended.stdout
+    assert "different at line 5, after 1 epochs, 3 events, 2 decisions" in ended.stdout
     assert "expected: (Dispatch(request=0, worker=0, slot=0),)" in ended.stdout
 
 
@@ -324,7 +324,7 @@ def test_a_pool_whose_record_has_no_room_tells_everybody(
         await settle()
         opened = Recorder.open(str(tmp_path / "r"), "fcfs", DEVICES)
         monkeypatch.setattr(opened, "_file", Full())
-        monkeypatch.setattr(pool._policy, "_recorder", opened)
+        monkeypatch.setattr(pool, "_recorder", opened)
         with pytest.raises(InvalidConfig, match="record: "):
             await pool.submit(WorkerCall("f", "a", None, 0))
         await pool.close()

@@ -20,7 +20,7 @@ from kaas.server.peers.keys import new_client, prepare
 from kaas.wire import protocol, sent_ktasks
 from kaas.wire.key_files import OwnKeys, own_keys
 from kaas.worker import sandbox
-from tests.patience import PATIENCE_S, readable
+from tests.timeouts import TIMEOUT_S, readable
 
 ROOT = Path(__file__).parents[2]
 STEPS = kaas.Library.from_file(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
@@ -98,12 +98,12 @@ class Server:
 
     def wait(self) -> int:
         """Its exit status."""
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(TIMEOUT_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -111,7 +111,7 @@ class Server:
 def refused(folder: Path, settings: dict[str, Any]) -> str:
     """What a server says that does not start with these."""
     process = started(folder, {"name": f"test {token_hex(4)}", **settings}, subprocess.PIPE)
-    said, errors = process.communicate(timeout=PATIENCE_S)
+    said, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, errors
     assert READY.encode() not in said  # Ray may have said something
     return errors.decode()
@@ -173,7 +173,7 @@ class Speaker:
         header = message if isinstance(message, bytes) else protocol.encode(message)
         self.socket.send_multipart([header, *frames])
 
-    def receive(self, patience_s: float = PATIENCE_S) -> tuple[protocol.FromServer, list[bytes]]:
+    def receive(self, patience_s: float = TIMEOUT_S) -> tuple[protocol.FromServer, list[bytes]]:
         """The next message."""
         assert self.socket.poll(int(patience_s * 1000)), "nothing came"
         header, *frames = self.socket.recv_multipart()

@@ -15,7 +15,7 @@ from kaas.server.invocations import Invocations
 from kaas.server.sessions import ClientRun, ClientSession, ConnectedClient
 from kaas.wire import protocol
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 NBYTES = 2 * AT_ONCE_BYTES
 """Hashed by another thread."""
@@ -25,7 +25,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
     hashed = threading.Event()
 
     def digest(*_: object) -> str:
-        assert hashed.wait(PATIENCE_S)
+        assert hashed.wait(TIMEOUT_S)
         return ""
 
     monkeypatch.setattr(idempotency_keys, "request_digest", digest)
@@ -45,7 +45,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
                 runs.ask(session, protocol.Invoke(2, "f", key="key"), frames)
         finally:
             hashed.set()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*runs._tasks)
         runs.ask(session, protocol.Invoke(2, "f", key="key"), frames)
         await asyncio.gather(*runs._tasks)

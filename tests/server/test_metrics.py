@@ -22,7 +22,7 @@ from kaas.pool.observing.ledger import Figures, Ledger, LedgerEntry
 from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, metrics
 from kaas.pool.on_ray.metrics import RayMetrics
 from kaas.server.metrics import MetricsServer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 KEY = "ab" * 32
@@ -61,7 +61,7 @@ class Scraped:
         self.server.open()
 
     def get(self) -> str:
-        with urlopen(self.server.url, timeout=PATIENCE_S) as answer:
+        with urlopen(self.server.url, timeout=TIMEOUT_S) as answer:
             return bytes(answer.read()).decode()
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -162,7 +162,7 @@ def test_a_pool_that_fails_to_say() -> None:
 def status_of(server: MetricsServer, path: str) -> tuple[int, dict[str, Any]]:
     url = server.url.replace("/metrics", path)
     try:
-        with urlopen(url, timeout=PATIENCE_S) as answer:
+        with urlopen(url, timeout=TIMEOUT_S) as answer:
             return answer.status, json.loads(answer.read())
     except HTTPError as error:
         return error.code, json.loads(error.read())
@@ -245,17 +245,17 @@ class Recorded:
 def test_metrics_of_ray() -> None:
     told: list[Any] = []
     ray = RayMetrics("p", partial(Recorded, told), partial(Recorded, told))
-    ray.tell(metrics(measured()))
+    ray.update(metrics(measured()))
     tags = {"pool": "p", "client": "a", "outcome": "succeeded"}
     assert ("inc", "kaas_requests_total", tags, 1) in told
     assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 512) in told
     assert ("set", "kaas_queue_seconds_bucket", {"pool": "p", "le": "+Inf"}, 2) in told
     assert {name for _, name, _, _ in told} == exported()
     told.clear()
-    ray.tell(metrics(measured()))
+    ray.update(metrics(measured()))
     assert not [entry for entry in told if entry[0] == "inc"]  # nothing has come
     more = Measured(Figures(), outcomes={("a", "succeeded"): 5})
-    ray.tell(metrics(more))
+    ray.update(metrics(more))
     assert ("inc", "kaas_requests_total", tags, 4) in told
     assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 0) in told  # it is not reported any more
 

@@ -17,7 +17,7 @@ from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
 from kaas.server.peers.keys import new_client
 from kaas.wire.key_files import own_keys
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.wire import vectors
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
@@ -45,7 +45,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

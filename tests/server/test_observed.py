@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from kaas.cli.main import app
 from kaas.server.usage.usage_file import read_usage
 from kaas.wire import protocol, sent_ktasks
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -180,7 +180,7 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
     speaker.reply_to(protocol.Registered, chain, sent_ktasks.encode_task(scaled()))
     speaker.send(protocol.Invoke(speaker.number(), "chain", {"text": protocol.Input(frame=1)}), b"1 " * WIDTH)
     results(speaker, 1)
-    with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as answer:
+    with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=TIMEOUT_S) as answer:
         text = answer.read().decode()
     samples = {
         (sample.name, *sample.labels.values()): sample.value

@@ -19,8 +19,8 @@ from kaas.api.program import attach
 from kaas.cli.serve import READY
 from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
 from kaas.wire import protocol
-from tests.patience import PATIENCE_S, until
 from tests.server.servers import DEVICE, WIDTH, Server, refused, scaled, started
+from tests.timeouts import TIMEOUT_S, until
 
 pytestmark = pytest.mark.ray
 
@@ -68,14 +68,14 @@ def server(own_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def alice(server: Server) -> Iterator[kaas.Client]:
-    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=PATIENCE_S) as client:
+    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=TIMEOUT_S) as client:
         yield client
 
 
 def test_both_kinds_of_clients_share_one_pool(alice: kaas.Client) -> None:
     function = alice.register(scaled(3.0), name="triple")
-    assert (alice.call(function, {"x": ONES}).result(PATIENCE_S) == 3).all()
-    assert (ray.get(kaas.invoke(scaled(), {"x": ONES}), timeout=PATIENCE_S) == 2).all()
+    assert (alice.call(function, {"x": ONES}).result(TIMEOUT_S) == 3).all()
+    assert (ray.get(kaas.invoke(scaled(), {"x": ONES}), timeout=TIMEOUT_S) == 2).all()
     clients = {row.client for row in kaas.stats().outcomes}
     assert "alice" in clients
     assert len(clients) > 1
@@ -85,17 +85,17 @@ def test_constants_and_objects_are_the_pools(alice: kaas.Client) -> None:
     large = np.arange(LARGE, dtype=np.float32)
     put = alice.put("large", large)
     doubled = alice.call(scaled(2.0, LARGE), {"x": put}, store={"y": "doubled"})
-    assert doubled.result(PATIENCE_S).name == "doubled"
+    assert doubled.result(TIMEOUT_S).name == "doubled"
     assert (alice.get("doubled") == 2 * large).all()
     bound = alice.register(scaled(4.0, LARGE), {"x": put}, name="bound")
-    assert (alice.call(bound).result(PATIENCE_S) == 4 * large).all()
+    assert (alice.call(bound).result(TIMEOUT_S) == 4 * large).all()
 
 
 def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
     listed = {entry["name"]: entry for entry in alice.functions()}
     assert listed["double"]["inputs"] == {"x": ["float32", [WIDTH]]}
     assert listed["double"]["etask"]
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
     used = {flow["function"]: flow for flow in alice.usage()["flows"]}
     assert used["double"]["device_ns"] > 0
     assert used["double"]["outcomes"] == {"succeeded": 1}
@@ -116,7 +116,7 @@ def test_what_is_not_there_is_refused_and_the_pool_goes_on(
     assert f"InvalidConfig: etasks.bad.function is {target!r}: {said}\n" in refused(
         tmp_path, {**settings(), "etasks": etasks}
     )
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
 def stand_in(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_a_module_that_ends_its_process_is_imported_once(
     assert "InvalidConfig: the modules of eTasks cannot be imported: " in said
     assert "Traceback" not in said
     assert times.read_text() == "."
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
 def test_a_signal_while_modules_are_imported(
@@ -147,17 +147,17 @@ def test_a_signal_while_modules_are_imported(
     process = started(tmp_path, stand_in(tmp_path, code, monkeypatch), subprocess.PIPE)
     importing = int(begun.read_text())
     process.terminate()
-    assert READY.encode() not in process.communicate(timeout=PATIENCE_S)[0]
+    assert READY.encode() not in process.communicate(timeout=TIMEOUT_S)[0]
     assert process.returncode == 0
     until(lambda: not Path(f"/proc/{importing}").exists())
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
 def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
     x = np.arange(LARGE, dtype=np.float32)
-    first = alice.call("sums", {"x": x, "y": x}).result(PATIENCE_S)
+    first = alice.call("sums", {"x": x, "y": x}).result(TIMEOUT_S)
     put = alice.put("x", x)
-    second = alice.call("sums", {"x": put, "y": x}, store={"sum": "total"}).result(PATIENCE_S)
+    second = alice.call("sums", {"x": put, "y": x}, store={"sum": "total"}).result(TIMEOUT_S)
     assert (first.sum == 2 * x).all()
     assert (first.about[0], second.about[0]) == (1, 2)
     assert first.about[1] == second.about[1]
@@ -165,16 +165,16 @@ def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
 
 
 def test_who_may_not_use_one_does_not_see_it(server: Server) -> None:
-    with kaas.Client(server.endpoint, keys=server.key_of("bob"), patience_s=PATIENCE_S) as bob:
+    with kaas.Client(server.endpoint, keys=server.key_of("bob"), patience_s=TIMEOUT_S) as bob:
         assert "sums" not in {entry["name"] for entry in bob.functions()}
         with pytest.raises(errors.UnknownFunction):
             bob.call("sums", {"x": np.zeros(LARGE, np.float32), "y": np.zeros(LARGE, np.float32)})
-        assert (bob.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+        assert (bob.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
 def test_what_it_raises_is_told_without_the_servers_files(server: Server, alice: kaas.Client) -> None:
     with pytest.raises(errors.ETaskFailed) as caught:
-        alice.call("fail", {"x": ONES}).result(PATIENCE_S)
+        alice.call("fail", {"x": ONES}).result(TIMEOUT_S)
     assert caught.value.error_type == "LookupError"
     assert f"no {WIDTH}" in caught.value.message
     folder = __file__.rpartition("/")[0]
@@ -182,16 +182,16 @@ def test_what_it_raises_is_told_without_the_servers_files(server: Server, alice:
     until(lambda: "an eTask raised" in server.errors.read_text())
     until(lambda: f"{folder}/etasks.py" in server.errors.read_text().partition("an eTask raised")[2])  # its traceback
     with pytest.raises(errors.ETaskFailed):
-        alice.call("wrong", {"x": ONES}).result(PATIENCE_S)
+        alice.call("wrong", {"x": ONES}).result(TIMEOUT_S)
     with pytest.raises(errors.ExecutorDied):
-        alice.call("end", {"x": ONES}).result(PATIENCE_S)
+        alice.call("end", {"x": ONES}).result(TIMEOUT_S)
     with pytest.raises(errors.WrongSize):
         alice.call("double", {"x": ONES[:3]})
 
 
 def test_a_deadline_releases_the_caller(alice: kaas.Client) -> None:
     with pytest.raises(errors.DeadlineExceeded):
-        alice.call("stall", {"x": ONES}, deadline_s=2.0).result(PATIENCE_S)
+        alice.call("stall", {"x": ONES}, deadline_s=2.0).result(TIMEOUT_S)
 
 
 def test_one_that_is_cancelled(alice: kaas.Client) -> None:
@@ -223,16 +223,16 @@ def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
     futures = [alice.call(function, {"x": ONES}, key=f"request {number}") for number in range(100)]
     os.kill(killed, signal.SIGKILL)
     for future in futures:
-        assert (future.result(PATIENCE_S) == 5).all()
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+        assert (future.result(TIMEOUT_S) == 5).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
     assert (alice.get("kept") == 1).all()
     assert kaas.status().pid != killed
 
 
 def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
-    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
     x = np.arange(LARGE, dtype=np.float32)
-    alice.put("about", alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S).about)
+    alice.put("about", alice.call("sums", {"x": x, "y": x}, key="once").result(TIMEOUT_S).about)
     server.terminate()
     assert server.wait() == 0
     with pytest.raises(ValueError, match=NAME):
@@ -243,15 +243,15 @@ def test_one_that_is_killed_takes_its_listener_along_and_leaves_the_pool(server:
     """The next server finds the reply of the earlier one."""
     x = np.arange(LARGE, dtype=np.float32)
     first = served(server.folder)
-    with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
-        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
-        told = alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S)
+    with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=TIMEOUT_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(TIMEOUT_S) == 5).all()
+        told = alice.call("sums", {"x": x, "y": x}, key="once").result(TIMEOUT_S)
         assert (told.about == alice.get("about")).all()  # the stored reply: it is not run again
     pool = ray.get_actor(NAME, namespace="kaas")
     first.process.kill()
     second = served(server.folder)
-    with kaas.Client(second.endpoint, keys=second.key_of("alice"), patience_s=PATIENCE_S) as alice:
-        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+    with kaas.Client(second.endpoint, keys=second.key_of("alice"), patience_s=TIMEOUT_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(TIMEOUT_S) == 5).all()
     second.terminate()
     assert second.wait() == 0
     assert ray.get_actor(NAME, namespace="kaas") == pool

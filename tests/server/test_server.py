@@ -26,9 +26,9 @@ from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys
 from kaas.worker.processes import pidfd
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -103,14 +103,14 @@ def test_it_waits_only_so_long(serve: Serve) -> None:
 def test_its_executors_end_with_it(serve: Serve) -> None:
     server = serve()
     speaker = server.speaker()
-    assert speaker.ask("health", b"canary")["canary_s"] < PATIENCE_S
+    assert speaker.ask("health", b"canary")["canary_s"] < TIMEOUT_S
     watched = [pidfd(pid) for pid in server.children()]
     assert watched
     server.process.kill()
     poller = zmq.Poller()
     for file in filter(None, watched):
         poller.register(file, zmq.POLLIN)
-        assert poller.poll(int(PATIENCE_S * 1000))
+        assert poller.poll(int(TIMEOUT_S * 1000))
         poller.unregister(file)
         os.close(file)
     speaker.close()

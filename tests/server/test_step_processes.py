@@ -21,9 +21,9 @@ from kaas.wire import protocol, sent_ktasks
 from kaas.worker.processes import on_end
 from tests.loops import run
 from tests.open_files import files_of_children
-from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, refused, scaled
+from tests.timeouts import TIMEOUT_S, until
 
 UNSAID = {
     "fail_with_half_a_letter": r"LookupError: half a letter: \ud800",
@@ -39,7 +39,7 @@ def with_steps(
     scenario: Callable[[Steps], Awaitable[None]], processes: int = 1, named: Mapping[str, str] = NAMED
 ) -> None:
     async def opened() -> None:
-        steps = Steps(named, processes, PATIENCE_S)
+        steps = Steps(named, processes, TIMEOUT_S)
         await steps.open()
         try:
             await scenario(steps)
@@ -103,7 +103,7 @@ def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> N
 @pytest.mark.processes
 def test_all_end_with_their_server_also_if_one_has_before() -> None:
     async def scenario() -> None:
-        steps = Steps(NAMED, 2, PATIENCE_S)
+        steps = Steps(NAMED, 2, TIMEOUT_S)
         first, second = await asyncio.gather(pid_of(steps), pid_of(steps))
         assert first != second
         ends = [end_of(first), end_of(second)]
@@ -196,7 +196,7 @@ def files_left(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_without_files_for_a_process_a_step_fails(count: int) -> None:
     async def scenario() -> None:
-        steps = Steps(NAMED, 1, PATIENCE_S)
+        steps = Steps(NAMED, 1, TIMEOUT_S)
         opened = files_of_children()
         with files_left(count), pytest.raises(StepFailed, match="Too many open files"):
             await steps.run("pid", {})
@@ -229,7 +229,7 @@ def test_a_step_is_a_function_of_a_module() -> None:
 )
 def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said) as caught:
-        run(Steps({**NAMED, "bad": target}, 1, PATIENCE_S).open())
+        run(Steps({**NAMED, "bad": target}, 1, TIMEOUT_S).open())
     assert caught.value.field == field
     assert not {"tests.server.broken_steps", "tests.server.leaving_steps"} & sys.modules.keys()
 

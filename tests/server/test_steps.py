@@ -10,10 +10,10 @@ import pytest
 import kaas
 from kaas.errors import InvalidRequest, StepFailed
 from kaas.wire import protocol, sent_ktasks
-from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve
 from tests.server.servers import STEPS as CODE
 from tests.server.servers import WIDTH, Server, Speaker, scaled
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -205,16 +205,16 @@ def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
     with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
         both = client.register(scaled(), name="both", before="from_text", after="total")
         for function in (both, client.function("both")):  # as another program finds it
-            made = function.call(text=TEXT).result(PATIENCE_S)
+            made = function.call(text=TEXT).result(TIMEOUT_S)
             assert {name: np.frombuffer(value, np.float32)[0] for name, value in made.items()} == {"total": 2 * WIDTH}
             with pytest.raises(InvalidRequest):
                 function.call(TEXT)  # a step's inputs have no order
         before = client.register(scaled(), name="before", before="from_text")
-        assert (client.call(before, {"text": np.frombuffer(TEXT, np.uint8)}).result(PATIENCE_S) == 2).all()
+        assert (client.call(before, {"text": np.frombuffer(TEXT, np.uint8)}).result(TIMEOUT_S) == 2).all()
         after = client.register(scaled(), name="after", after="total")
-        assert [*client.call(after, {"x": np.ones(WIDTH, np.float32)}).result(PATIENCE_S)] == ["total"]
+        assert [*client.call(after, {"x": np.ones(WIDTH, np.float32)}).result(TIMEOUT_S)] == ["total"]
         with pytest.raises(InvalidRequest):
             client.call(before, {"text": client.put("text", TEXT)})
         failing = client.register(scaled(), name="failing", before="fail")
         with pytest.raises(StepFailed):
-            client.call(failing, {"text": TEXT}).result(PATIENCE_S)
+            client.call(failing, {"text": TEXT}).result(TIMEOUT_S)

@@ -140,7 +140,7 @@ def trace_of(requests: list[Traced]) -> bytes:
     tracer = Tracer(5.0)
     for each in requests:
         tracer.note(each)
-    return tracer.told()
+    return tracer.encoded()
 
 
 def test_lengths_of_a_queue() -> None:

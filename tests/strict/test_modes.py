@@ -16,7 +16,7 @@ import pytest
 
 from softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
 from tests.ahead import begun
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.full
 
@@ -40,7 +40,7 @@ def run(mode: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | MODES[mode],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
 

@@ -12,7 +12,7 @@ from kaas.wire import specs
 from kaas.wire.connections.connection import Connection, ConnectionLost
 from kaas.wire.messages import FromPeer, RequestObjects, RunInvocation
 from kaas.worker.epochs import WRITTEN_AT_ONCE, Epoch, Epochs, RunningInvocation
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], None))
 
@@ -50,7 +50,7 @@ class Call:
         return self._thread.is_alive()
 
     def result(self) -> Any:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         return self._result[0]
 
 

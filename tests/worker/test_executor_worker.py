@@ -19,7 +19,7 @@ from kaas.wire.outputs import InputLost, Lost
 from kaas.wire.packing import FunctionSignature, constant_key
 from kaas.worker import executor_worker
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.worker.worker_setting import ADD, SCALE, Pool, Setting, named, order, packed, setting, two_slots
 
 __all__ = ["setting", "two_slots"]
@@ -264,7 +264,7 @@ def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     pool, crash = Pool(), FunctionSignature.of(crash_task())
     address = pool.address
     process = subprocess.Popen([sys.executable, "-c", PROCESS, address.epoch, address.node, address.path])
-    assert pool.came.wait(PATIENCE_S)
+    assert pool.came.wait(TIMEOUT_S)
     pool.register(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]
     pool.tell(messages.CacheCommand(90), order("flush"))
@@ -274,5 +274,5 @@ def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
         assert isinstance(error, DeviceLost)
         assert (header.failed, header.lost) == (True, error.message)
         assert error.kernel == "crash"
-    assert process.wait(PATIENCE_S) == executor_worker.LOST_STATUS
+    assert process.wait(TIMEOUT_S) == executor_worker.LOST_STATUS
     pool.end()

@@ -11,7 +11,7 @@ from kaas.wire import messages, specs
 from kaas.wire.messages import Framed, Named, Orphaned, RequestObjects
 from kaas.wire.packing import FunctionSignature, constant_key
 from tests.api.conftest import add_task, both_task, numbers
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.worker.worker_setting import SCALE, Pool, Setting, named, order, packed, setting, two_slots
 
 __all__ = ["setting", "two_slots"]
@@ -92,15 +92,15 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     number = former.run(message, attached, slot=1)
     former.next()
     two_slots.worker.provide(former.address.epoch, number, refs)
-    assert two_slots.values.requested.acquire(timeout=PATIENCE_S)
+    assert two_slots.values.requested.acquire(timeout=TIMEOUT_S)
     former.end()
-    assert two_slots.left.wait(PATIENCE_S)
+    assert two_slots.left.wait(TIMEOUT_S)
     two_slots.left.clear()
     assert watch.is_alive()
 
     two_slots.pool = pool = Pool()
     assert [*two_slots.worker.begin(pool.address)] == [1]
-    watch.join(PATIENCE_S)
+    watch.join(TIMEOUT_S)
     assert not watch.is_alive()
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
     np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)  # the worker knows the function
@@ -115,7 +115,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
 def test_late_objects_of_an_earlier_epoch_are_ignored(setting: Setting) -> None:
     former, x, both = setting.pool.address.epoch, named(1, numbers()), FunctionSignature.of(both_task())
     setting.pool.end()
-    assert setting.left.wait(PATIENCE_S)
+    assert setting.left.wait(TIMEOUT_S)
     setting.left.clear()
     setting.pool = pool = Pool()
     setting.worker.begin(pool.address)

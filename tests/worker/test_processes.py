@@ -19,16 +19,16 @@ from kaas.pool.on_processes.process_pool import Machine
 from kaas.wire.messages import VERSION, PeerHello
 from kaas.worker.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
-from tests.patience import readable
+from tests.timeouts import readable
 
 CHILD = """
 import os, subprocess, sys, threading
 from kaas.errors import DeviceUnavailable
-from kaas.worker.processes import ordered, say_failed, say_ready
+from kaas.worker.processes import ordered, report_failure, report_ready
 
 says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer)
 if orders == "fail":
-    say_failed(says, DeviceUnavailable("no such device"))
+    report_failure(says, DeviceUnavailable("no such device"))
 elif orders == "die":
     os._exit(5)
 elif orders.startswith("hold"):
@@ -40,16 +40,16 @@ elif orders == "mute":
 else:
     if orders == "help":  # a child of this child, with all its files
         helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=False)
-    say_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
+    report_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
     threading.Event().wait()
 """
 COMPILING = """
 import subprocess, sys, threading
-from kaas.worker.processes import end_group, ordered, say_ready
+from kaas.worker.processes import end_group, ordered, report_ready
 
 says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer, end_group)
 compiler = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-say_ready(says, str(compiler.pid).encode())
+report_ready(says, str(compiler.pid).encode())
 threading.Event().wait()
 """
 PARENT = """

@@ -24,7 +24,7 @@ from kaas.wire.outputs import InputLost
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from kaas.worker.executor_worker import ExecutorWorker
 from tests.api.conftest import add_task, scale_task
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 CACHE_BYTES = 16 << 20
 DEVICE = Device("software", CACHE_BYTES)
@@ -56,7 +56,7 @@ class Pool:
         async def call() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(TIMEOUT_S)
 
     def tell(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
         self._on_loop(lambda: self._router.send(self.peers[-1], header, frames, files))
@@ -82,7 +82,7 @@ class Pool:
         return number
 
     def next(self) -> tuple[FromPeer, Sequence[Any]]:
-        return self.heard.get(timeout=PATIENCE_S)
+        return self.heard.get(timeout=TIMEOUT_S)
 
     def done(self, number: int) -> tuple[ExecutorReply, Sequence[Any]]:
         header, frames = self.next()
@@ -103,7 +103,7 @@ class Pool:
     def end(self) -> None:
         self._on_loop(self._router.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._loop.close()
 
 
@@ -130,7 +130,7 @@ class Values:
         if not isinstance(value, Ref):
             return value
         self.requested.release()
-        assert self.open.wait(PATIENCE_S)
+        assert self.open.wait(TIMEOUT_S)
         if isinstance(value.value, InputLost):
             if value.value.key not in made:
                 raise value.value
@@ -169,7 +169,7 @@ class Setting:
     def close(self) -> None:
         self.values.open.set()
         self.pool.end()
-        assert self.left.wait(PATIENCE_S)
+        assert self.left.wait(TIMEOUT_S)
         self.executor.close()
 
 

@@ -117,4 +117,4 @@ class Reports:
         finally:
             end.cancel()
             self._tracers.remove(tracer)
-        return tracer.told()
+        return tracer.encoded()

@@ -80,7 +80,7 @@ class Tracer:
         if len(self._steps) < 2 * LIMIT:
             self._steps.append(step)
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Return the record for `chrome`, which takes long, and so runs in the reader's process."""
         return msgspec.msgpack.encode(Trace(self._since_s, self._requests, self._left_out, self._steps))
 

@@ -22,7 +22,7 @@ from kaas.store import SqliteStore, Store
 from kaas.wire.connections.router import Router
 from kaas.wire.messages import PeerHello
 from kaas.worker.process_orders import PoolOrders
-from kaas.worker.processes import on_end, open_all_files, ordered, say_failed, say_ready
+from kaas.worker.processes import on_end, open_all_files, ordered, report_failure, report_ready
 from kaas.worker.sandbox import Sandbox
 
 NODE = "here"
@@ -80,11 +80,11 @@ async def run(orders: PoolOrders, says: int) -> None:
     service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
     notice = place.announce(PoolNotice(service.address, NODE, config.described()))
     loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)
-    say_ready(says, b"")
+    report_ready(says, b"")
     await service.stopped.wait()
     place.withdraw(notice)
     machine.hosts.kill_all()
-    await service.clients.answered()
+    await service.clients.all_replied()
     service.close()
     machine.objects.close()
 
@@ -140,7 +140,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=PoolLoop) as runner:
             runner.run(run(_orders(), says))
     except KaasError as error:
-        say_failed(says, error)
+        report_failure(says, error)
     os._exit(0)  # without waiting for threads
 
 

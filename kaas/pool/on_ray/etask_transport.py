@@ -70,7 +70,7 @@ class ETaskWorkers:
         method = self._actors[worker].call.options(num_returns=2)
         ref, last = method.remote(payload.message, payload.refs)
         try:
-            answer = specs.decode_etask_answer(await last)
+            answer = specs.decode_etask_reply(await last)
         except RayTaskError as error:  # Ray could not serialize the call's value
             failure = specs.ETaskFailure(str(error.cause), type(error.cause).__name__, str(error), b"")
             return WorkerReply(error=_failed(payload.label, failure))

@@ -37,7 +37,7 @@ class RayMetrics:
         self._reported: dict[tuple[str, tuple[str, ...]], float] = {}  # values of counters at the last report
         self._shown: dict[str, set[tuple[str, ...]]] = {}  # labels of gauges at the last report
 
-    def tell(self, found: Iterable[Metric]) -> None:
+    def update(self, found: Iterable[Metric]) -> None:
         """Set Ray's metrics to these values."""
         for metric in found:
             if metric.kind == "gauge":

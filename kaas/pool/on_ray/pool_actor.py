@@ -147,7 +147,7 @@ class PoolActor:
 
         reported = RayMetrics(self._name)
         while not self._stopping.is_set():
-            reported.tell(metrics(await self._thread.run(_done(epoch.service.measured))))
+            reported.update(metrics(await self._thread.run(_done(epoch.service.measured))))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), EVERY_S)
 
@@ -251,7 +251,7 @@ class PoolActor:
 
     # --- caches and the pool itself
 
-    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+    async def cache_command(self, message: bytes, refs: Sequence[Any]) -> None:
         """Carry out a cache command, once the objects that it names are complete."""
         self._open_calls += 1
         try:
@@ -291,7 +291,7 @@ class PoolActor:
         for ended in self._sessions.values():
             ended.set()
         await self._thread.run(service.stop())
-        await self._thread.run(service.clients.answered())
+        await self._thread.run(service.clients.all_replied())
         await self._all_calls_answered()
         return True
 

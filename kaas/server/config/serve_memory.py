@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class MemoryBound:
     """The most memory of all clients together, in bytes.
 
     Fields:
@@ -45,19 +45,18 @@ class Promised:
         parts = self.stored_bytes, self.library_bytes, self.answers_bytes, self.open_bytes, self.unfinished_bytes
         return sum(parts)
 
-    def sentence(self, there_bytes: int) -> str:
-        """Return the sums as a sentence. there_bytes: the machine's memory."""
+    def sentence(self, machine_bytes: int) -> str:
+        """Return the sums as a sentence. machine_bytes: the machine's memory."""
         parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "clients"}
         shown = ", ".join(f"{name} {_gib(value)}" for name, value in parts.items())
         whole = f"clients may take {_gib(self.total_bytes)} of memory in all ({self.clients} clients: {shown})"
-        if self.total_bytes <= there_bytes:
-            return f"{whole}; this machine has {_gib(there_bytes)}"
-        return (
-            f"{whole}, more than the {_gib(there_bytes)} that this machine has: lower limits and quotas, or add memory"
-        )
+        machine = _gib(machine_bytes)
+        if self.total_bytes <= machine_bytes:
+            return f"{whole}; this machine has {machine}"
+        return f"{whole}, more than the {machine} that this machine has: lower limits and quotas, or add memory"
 
 
-def promised(settings: Settings) -> Promised:
+def memory_bound(settings: Settings) -> MemoryBound:
     """Return the memory for all clients with a key, or for one client without keys.
 
     Raises:
@@ -66,12 +65,12 @@ def promised(settings: Settings) -> Promised:
     return of_quotas(settings, _quotas(settings))
 
 
-def of_quotas(settings: Settings, own: Collection[Quotas]) -> Promised:
+def of_quotas(settings: Settings, own: Collection[Quotas]) -> MemoryBound:
     """Return the memory for clients. own: the quotas of each client's key."""
     limits, number = settings.limits, len(own)
     granted = [limits.granted(each) for each in own]
     unfinished = min(number * UNFINISHED_EACH, UNFINISHED_ALL) * limits.frame_bytes
-    return Promised(
+    return MemoryBound(
         number,
         sum(each.stored_bytes or 0 for each in granted),
         sum(each.library_bytes or 0 for each in granted),
@@ -89,7 +88,7 @@ def _quotas(settings: Settings) -> list[Quotas]:
     return [key.quotas for key in known if key is not None]
 
 
-def there_bytes() -> int:
+def machine_bytes() -> int:
     """Return the memory of this machine, or of the container around this process, in bytes."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no container, or one without a limit, which says "max"
@@ -97,16 +96,16 @@ def there_bytes() -> int:
     return found
 
 
-def tell(settings: Settings) -> None:
+def log_bound(settings: Settings) -> None:
     """Log the memory at a server's start.
 
     Raises:
         KaasError
     """
-    found, there = promised(settings), there_bytes()
-    level = logging.INFO if found.total_bytes <= there else logging.WARNING
-    fields = {**asdict(found), "total_bytes": found.total_bytes, "machine_bytes": there}
-    _log.log(level, "%s", found.sentence(there), extra=fields)
+    found, machine = memory_bound(settings), machine_bytes()
+    level = logging.INFO if found.total_bytes <= machine else logging.WARNING
+    fields = {**asdict(found), "total_bytes": found.total_bytes, "machine_bytes": machine}
+    _log.log(level, "%s", found.sentence(machine), extra=fields)
 
 
 def _gib(nbytes: int) -> str:

@@ -27,7 +27,7 @@ from kaas.wire.key_files import OwnKeys, write_new
 _PUBLIC_KEY = re.compile(r"^\s*public_key\s*=.*$", re.MULTILINE)
 
 
-def listed(folder: Path) -> tuple[list[ClientKey], list[InvalidConfig], list[RevokedKey]]:
+def keys_of_folder(folder: Path) -> tuple[list[ClientKey], list[InvalidConfig], list[RevokedKey]]:
     """Return the clients of a server's folder, the errors of invalid files, and the revoked clients.
 
     Raises:

@@ -51,7 +51,7 @@ async def serve(
             await service.stop()
             place.withdraw(notice)
             machine.hosts.kill_all()
-            await service.clients.answered()
+            await service.clients.all_replied()
             service.close()
             machine.objects.close()
 

@@ -155,7 +155,7 @@ async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[s
         return
     try:
         async with asyncio.timeout(limit_s):
-            await session.aside(find_all, targets, path)
+            await session.in_own_process(find_all, targets, path)
     except TimeoutError as error:
         message = f"the modules of eTasks take longer than the {limit_s:g} s that a worker may take to start"
         raise InvalidConfig(message, field="etasks") from error

@@ -49,14 +49,14 @@ class CheckedState:
 
     Fields:
         entries: number of readable ones. uploads: number of whole ones. nbytes: of these. requests: counted in usage.
-            aside: number of parts that were set aside earlier. findings: the defects.
+            set_aside: number of parts that were set aside earlier. findings: the defects.
     """
 
     entries: int
     uploads: int
     nbytes: int
     requests: int
-    aside: int
+    set_aside: int
     findings: tuple[Finding, ...]
 
 

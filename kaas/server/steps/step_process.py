@@ -17,7 +17,7 @@ from kaas.import_target import find_target
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
 from kaas.server.steps.messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
-from kaas.worker.processes import ordered, say_failed, say_ready
+from kaas.worker.processes import ordered, report_failure, report_ready
 
 _ANY = Buffer("value", 1)
 
@@ -34,9 +34,9 @@ def main() -> None:
     try:
         functions = {name: _function(f"steps.{name}", target) for name, target in named.items()}
     except KaasError as error:
-        say_failed(reports, error)
+        report_failure(reports, error)
         return
-    say_ready(reports, b"")
+    report_ready(reports, b"")
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:
         carry_out(stream, functions)
 

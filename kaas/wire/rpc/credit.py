@@ -74,7 +74,7 @@ class Credit:
 
     # --- acknowledging
 
-    def answered(self, number: int, nbytes: int = 0) -> bool:
+    def replied(self, number: int, nbytes: int = 0) -> bool:
         """Note a reply, which the server keeps until it is acknowledged; return True if it is the only such reply."""
         self._replied.append(number)
         self._replied_bytes += nbytes
@@ -92,9 +92,9 @@ class Credit:
             and self.nbytes + self._replied_bytes <= limits.credit_bytes
         ):
             return ()
-        return self.all_answered()
+        return self.all_due()
 
-    def all_answered(self) -> tuple[int, ...]:
+    def all_due(self) -> tuple[int, ...]:
         """Return all replies to be acknowledged, and forget them."""
         numbers = tuple(self._replied)
         self._forget_replied()

@@ -1,1 +1,1 @@
-"""What a pool reports of itself: status, statistics, their encoding and their tables. Used by every process."""
+"""A pool's reports of itself: status, statistics, their encoding and their tables. Used by every process."""

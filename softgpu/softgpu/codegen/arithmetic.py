@@ -202,8 +202,3 @@ def sad_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str
     kind = w.of(op.llvm)
     high, low = call_by_sign(e, op, w, "max", a, b), call_by_sign(e, op, w, "min", a, b)
     return e.new(f"add {kind} {c}, {e.new(f'sub {kind} {high}, {low}')}")
-
-
-def mov_body(_e: Emitter, _op: Operation, _w: Width, a: str) -> str:
-    """Return a."""
-    return a

@@ -33,8 +33,8 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
-from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
+from tests.timeouts import TIMEOUT_S
 
 LEFT = WorkerCall("f", "bob", None, 0, function="the key of f")
 
@@ -68,7 +68,7 @@ def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: A
         await scenario(pool, workers, story)
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 def test_survivors_are_told_of_before_anything_is_started() -> None:
@@ -173,4 +173,4 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
         await pool.close()
         assert ClientAccounts(store, asyncio.get_running_loop()).charged_s() == {"alice": 2.25}
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))

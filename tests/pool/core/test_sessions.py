@@ -15,8 +15,8 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.scheduling.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
-from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle
+from tests.timeouts import TIMEOUT_S
 
 
 def test_a_client_is_gone_with_the_last_session_that_used_it() -> None:
@@ -104,7 +104,7 @@ def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> Non
         await pool.close()
         assert ClientAccounts(store, asyncio.get_running_loop()).charged_s() == {"bob": 0.25}
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 def test_a_session_of_nobody_knows_no_clients_and_ends_with_nothing() -> None:

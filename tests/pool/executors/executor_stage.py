@@ -22,8 +22,8 @@ from kaas.wire.messages import Address, PeerHello
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from tests.api.conftest import scale_task
-from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import INFO, settle
+from tests.timeouts import TIMEOUT_S
 
 TASK = scale_task()
 FUNCTION = RegisteredFunction.of(specs.FunctionSpec(TASK.key), TASK, b"its kTask")
@@ -161,7 +161,7 @@ def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> N
             await stage.open()
         await scenario(stage)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 def small(*refs: Any, frames: Sequence[Any] = (MESSAGE,), **options: Any) -> Payload:

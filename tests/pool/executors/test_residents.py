@@ -9,7 +9,7 @@ import pytest
 
 from kaas.pool.executors import residents as module
 from kaas.pool.executors.residents import Residents
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 class Invocation:
@@ -25,7 +25,7 @@ def play(scenario: Callable[[Residents], Awaitable[None]]) -> None:
         await scenario(residents)
         assert len(residents) == 0
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 def keep(residents: Residents, key: bytes, worker: int = 0) -> asyncio.Task[object]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kaas.pool.on_ray import open_pool
 from kaas.pool.on_ray.open_pool import Sequencer
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 FOR_EVER_S = 1e6
 
@@ -54,7 +54,7 @@ def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
 
 def test_several_that_never_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
-    assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), PATIENCE_S)) == [1, 3, 5, 7]
+    assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), TIMEOUT_S)) == [1, 3, 5, 7]
 
 
 def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from kaas.pool.on_ray.readiness import Readiness
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 class Objects:
@@ -43,7 +43,7 @@ def play(scenario: Scenario) -> None:
         objects = Objects()
         await scenario(Readiness(asyncio.get_running_loop(), objects.exist), objects)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+    asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
 def test_existing_objects_need_no_wait() -> None:

@@ -22,7 +22,7 @@ from kaas.server.peers.keys import Keys, new_client
 from kaas.server.peers.listener import ServerChannel, ServerListener
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys, own_keys
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 T = TypeVar("T")
 LOCAL = "127.0.0.1"
@@ -64,10 +64,10 @@ class Open:
         async def act() -> T:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(TIMEOUT_S)
 
     def arrived(self) -> tuple[ServerChannel, list[Any]]:
-        return self.received.get(timeout=PATIENCE_S)
+        return self.received.get(timeout=TIMEOUT_S)
 
     def close(self, wait_s: float = 0.0) -> None:
         self.do(lambda: self.listener.close(wait_s))
@@ -76,7 +76,7 @@ class Open:
 
     def _end(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self.loop.close()
 
     def _receive(self, channel: ServerChannel, frames: list[Any]) -> None:
@@ -91,7 +91,7 @@ class Client:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
-        self.socket.rcvtimeo = self.socket.sndtimeo = int(PATIENCE_S * 1000)
+        self.socket.rcvtimeo = self.socket.sndtimeo = int(TIMEOUT_S * 1000)
         self.socket.reconnect_ivl = -1
         for name, value in options.items():
             setattr(self.socket, name, value)
@@ -99,7 +99,7 @@ class Client:
             self.socket.curve_serverkey = (server_key or own.server_key).encode()
             self.socket.curve_publickey, self.socket.curve_secretkey = own.public_key.encode(), own.secret_key.encode()
         self.monitor = self.socket.get_monitor_socket(FAILED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
-        self.monitor.rcvtimeo = int(PATIENCE_S * 1000)
+        self.monitor.rcvtimeo = int(TIMEOUT_S * 1000)
         self.socket.connect(listener.listener.endpoint)
 
     def send(self, *frames: bytes) -> None:
@@ -179,7 +179,7 @@ class Plain:
     """A peer that writes any bytes to the port."""
 
     def __init__(self, listener: Open) -> None:
-        self.socket = socket.create_connection((LOCAL, listener.port), PATIENCE_S)
+        self.socket = socket.create_connection((LOCAL, listener.port), TIMEOUT_S)
 
     def put_out(self) -> bool:
         """Whether the server ends this."""

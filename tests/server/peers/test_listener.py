@@ -24,8 +24,8 @@ from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
 from kaas.wire.connections.zmq_reader import TURN
 from kaas.wire.key_files import OwnKeys
-from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
+from tests.timeouts import TIMEOUT_S, until
 
 FRAME_BYTES = 1 << 20
 DONE = protocol.encode(protocol.Done(1))
@@ -157,7 +157,7 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come,
     client = come(alice)
     client.send(b"bad")
     echoes(client, b"good")
-    assert "of mine" in str(opened.faults.get(timeout=PATIENCE_S)["exception"])
+    assert "of mine" in str(opened.faults.get(timeout=TIMEOUT_S)["exception"])
 
 
 def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
@@ -261,7 +261,7 @@ def test_who_loses_the_key_is_put_out(opened: Open, come: Come, alice: OwnKeys, 
     echoes(other)
     (folder / "clients" / "alice.toml").unlink()
     assert client.put_out()
-    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert not opened.do(lambda: channel.send(protocol.Done(1)))
     assert come(alice).refused()
     echoes(other)
@@ -294,7 +294,7 @@ def test_nothing_of_a_dropped_channel_counts(opened: Open, come: Come, alice: Ow
     channel, frames = opened.arrived()
     assert frames == [b"0"]
     assert client.put_out()
-    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert opened.received.empty()
     opened.do(channel.drop)
 
@@ -306,7 +306,7 @@ def test_who_has_gone_is_noticed(opened: Open, come: Come, alice: OwnKeys) -> No
     client.send(b"last words")
     assert opened.arrived() == (channel, [b"last words"])
     client.close()
-    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert not opened.do(lambda: channel.send(protocol.Done(1)))
     echoes(come(alice))
     assert opened.arrived()[0] is not channel
@@ -324,7 +324,7 @@ def test_a_client_has_so_many_connections(opened: Open, come: Come, alice: OwnKe
     assert late.put_out()
     echoes(come(bob))
     clients[0].close()
-    opened.gone.get(timeout=PATIENCE_S)
+    opened.gone.get(timeout=TIMEOUT_S)
     echoes(come(alice))
 
 
@@ -402,7 +402,7 @@ def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnK
             return sent
 
         assert opened.do(fill) >= 8
-        assert opened.gone.get(timeout=PATIENCE_S) is channel  # the client notices when it reads
+        assert opened.gone.get(timeout=TIMEOUT_S) is channel  # the client notices when it reads
 
 
 # --- unauthenticated peers
@@ -556,6 +556,6 @@ def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
         client.send(b"hello")
         channel, _ = opened.arrived()
         assert opened.do(lambda: channel.send(protocol.Goodbye("at night")))
-        opened.close(PATIENCE_S)
+        opened.close(TIMEOUT_S)
         assert protocol.decode_from_server(client.receive()[0]) == protocol.Goodbye("at night")
         assert client.put_out()

@@ -28,7 +28,7 @@ from kaas.server.usage.quotas import Quotas
 from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, KeptByClient, Usage
 from kaas.server.usage.usage_file import SEGMENT, Gap, Journal, charges, read_usage
 from kaas.wire.specs import RunRecord
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 def ran(device_s: float, **tiers: int) -> RunRecord:
@@ -363,7 +363,7 @@ async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
     meter.admit("a")
     meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
     assert [path.name for path in folder.glob(SEGMENT + "*")] == [SEGMENT + "1"]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while list(folder.glob(SEGMENT + "*")):
             await asyncio.sleep(0.01)
     assert read_usage(folder).flows == meter.usage().flows
@@ -382,7 +382,7 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
     meter._file.apply = full  # type: ignore[method-assign,assignment]
     meter.admit("a")
     meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not meter.trouble:
             await asyncio.sleep(0.01)
     assert "no space left" in meter.trouble
@@ -390,7 +390,7 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
     meter.admit("a")
     meter.ended("a", "f", "l", "succeeded", 1, 1, 2, ran(1.0))
     meter._file.apply = apply  # type: ignore[method-assign]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while meter.trouble or list(folder.glob(SEGMENT + "*")):
             await asyncio.sleep(0.01)
     killed(meter)

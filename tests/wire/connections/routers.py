@@ -13,7 +13,7 @@ from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import Connection, Frames
 from kaas.wire.connections.router import Peer, Receive, Router
 from kaas.wire.messages import Address, FromPeer, PeerHello
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 T = TypeVar("T")
 NODE = "here"
@@ -49,15 +49,15 @@ class Running:
         async def act() -> T:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(TIMEOUT_S)
 
     def connect(self, role: str = "client", node: str = NODE) -> Connection:
-        return connect(self.address, node, role, "a name", "first", PATIENCE_S)
+        return connect(self.address, node, role, "a name", "first", TIMEOUT_S)
 
     def close(self) -> None:
         self.do(self.router.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self.loop.close()
 
     def _greet(self, peer: Peer, hello: PeerHello) -> Receive:

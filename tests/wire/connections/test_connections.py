@@ -27,7 +27,7 @@ from kaas.wire.connections.stream import MessageStream
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Address, CallResult, CancelCall, PeerHello, PoolWelcome, Refused, Release, Submit
 from tests.open_files import connections_on
-from tests.patience import PATIENCE_S, readable, until
+from tests.timeouts import TIMEOUT_S, readable, until
 from tests.wire.connections.routers import NODE, Running
 
 pytestmark = pytest.mark.processes
@@ -98,7 +98,7 @@ def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
 
 
 def arrived(pool: Running) -> Any:
-    return pool.received.get(timeout=PATIENCE_S)
+    return pool.received.get(timeout=TIMEOUT_S)
 
 
 def echo(pool: Running) -> None:
@@ -111,7 +111,7 @@ def echo(pool: Running) -> None:
 
 
 def test_messages_go_both_ways(pool: Running, connection: Connection) -> None:
-    peer, hello = pool.greeted.get(timeout=PATIENCE_S)
+    peer, hello = pool.greeted.get(timeout=TIMEOUT_S)
     assert (peer.role, peer.name, peer.incarnation, peer.pid) == ("client", "a name", "first", os.getpid())
     assert hello.version == messages.VERSION
     connection.send(Submit(7), [b"small", b"", b"x" * LARGE_BYTES])
@@ -120,13 +120,13 @@ def test_messages_go_both_ways(pool: Running, connection: Connection) -> None:
     assert header == Submit(7, [])
     assert [bytes(frame) for frame in frames] == [b"small", b"", b"x" * LARGE_BYTES]
     pool.do(lambda: pool.router.send(peer, Release(7)))
-    assert connection.receive(PATIENCE_S) == (Release(7), [])
+    assert connection.receive(TIMEOUT_S) == (Release(7), [])
 
 
 def test_small_frames_are_bytes_and_large_ones_views(pool: Running, connection: Connection) -> None:
     echo(pool)
     connection.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
-    for frames in (arrived(pool)[2], connection.receive(PATIENCE_S)[1]):  # type: ignore[index]
+    for frames in (arrived(pool)[2], connection.receive(TIMEOUT_S)[1]):  # type: ignore[index]
         small, large = frames
         assert type(small) is bytes
         assert type(large) is memoryview
@@ -139,7 +139,7 @@ def test_many_messages_keep_their_order(pool: Running, connection: Connection) -
     count = 320
     for number in range(count):
         connection.send(Submit(number), [b"%d" % number])
-    replies = [connection.receive(PATIENCE_S) for _ in range(count)]
+    replies = [connection.receive(TIMEOUT_S) for _ in range(count)]
     assert replies == [(CallResult(number), [b"%d" % number]) for number in range(count)]
 
 
@@ -161,8 +161,8 @@ def test_several_peers_are_told_apart(pool: Running, connection: Connection) -> 
     other = pool.connect("executor")
     other.send(Submit(2))
     connection.send(Submit(1))
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
-    assert other.receive(PATIENCE_S) == (CallResult(2), [])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
+    assert other.receive(TIMEOUT_S) == (CallResult(2), [])
     (one, _, _), (another, _, _) = arrived(pool), arrived(pool)
     assert {one.role, another.role} == {"client", "executor"}
     other.close()
@@ -184,7 +184,7 @@ def test_a_peer_may_be_refused(pool: Running) -> None:
 def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
     pool.on_greet = lambda peer, _hello: pool.router.send(peer, Release(3))
     connection = pool.connect()
-    assert connection.receive(PATIENCE_S) == (Release(3), [])
+    assert connection.receive(TIMEOUT_S) == (Release(3), [])
     connection.close()
 
 
@@ -202,7 +202,7 @@ def test_memory_is_shared_where_the_pool_can_read_it(
     pool: Running, connection: Connection, raw: Callable[[], Raw]
 ) -> None:
     assert connection.shares
-    assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
+    assert pool.greeted.get(timeout=TIMEOUT_S)[0].shares
     outbox = Outbox()
     secret, other = os.urandom(PROBE_BYTES), os.urandom(PROBE_BYTES)
     probe, pid = outbox.put(secret).block, os.getpid()
@@ -257,7 +257,7 @@ def test_who_sends_no_messages_is_put_out(
     assert stranger.put_out()
     echo(pool)
     connection.send(Submit(1))
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
     assert pool.faults.empty()
 
 
@@ -270,17 +270,17 @@ def test_an_error_of_the_receiver_keeps_no_message_waiting(pool: Running, connec
     connection.send(CancelCall(1))
     connection.send(CancelCall(2))
     assert [arrived(pool)[1], arrived(pool)[1]] == [CancelCall(1), CancelCall(2)]
-    assert "of mine" in str(pool.faults.get(timeout=PATIENCE_S)["exception"])
+    assert "of mine" in str(pool.faults.get(timeout=TIMEOUT_S)["exception"])
 
 
 def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, connection: Connection) -> None:
-    peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+    peer, _ = pool.greeted.get(timeout=TIMEOUT_S)
     other = pool.connect("executor")
     pool.do(lambda: pool.router.forget(peer))
     connection.send(CancelCall(1))
     other.send(CancelCall(2))
     assert arrived(pool)[1] == CancelCall(2)
-    gone, _ = pool.greeted.get(timeout=PATIENCE_S)
+    gone, _ = pool.greeted.get(timeout=TIMEOUT_S)
     other.close()
     dropped = pool.router.dropped
 
@@ -313,8 +313,8 @@ def test_a_peer_that_takes_nothing_delays_no_other(pool: Running, connection: Co
     for number in range(16):
         slow.send(Submit(number), [large])
     connection.send(Submit(100))
-    assert connection.receive(PATIENCE_S) == (CallResult(100), [])
-    replies = [slow.receive(PATIENCE_S) for _ in range(16)]
+    assert connection.receive(TIMEOUT_S) == (CallResult(100), [])
+    replies = [slow.receive(TIMEOUT_S) for _ in range(16)]
     assert replies == [(CallResult(number), [large]) for number in range(16)]
     slow.close()
 
@@ -327,7 +327,7 @@ def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[st
         connection.send(Submit(number), [bytes(LARGE_BYTES)])
         connection.send(Submit(number + 1), [b"small"])
     os.kill(process.pid, signal.SIGCONT)
-    replies = [connection.receive(PATIENCE_S) for _ in range(64)]
+    replies = [connection.receive(TIMEOUT_S) for _ in range(64)]
     assert [header.number for header, _ in filter(None, replies)] == list(range(64))  # type: ignore[union-attr]
     connection.close()
 
@@ -343,7 +343,7 @@ def test_a_connection_is_closed_while_much_is_left_to_send(process: subprocess.P
 
 def _ask(connection: Connection) -> None:
     connection.send(Submit(1))
-    connection.receive(PATIENCE_S)
+    connection.receive(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("during", ["send", "read"])
@@ -377,7 +377,7 @@ def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
     stranger = Raw(pool.address.path)
     stranger.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
     assert messages.decode_to_peer(stranger.receive()[0]) == PoolWelcome(pool.address.epoch, False)
-    peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+    peer, _ = pool.greeted.get(timeout=TIMEOUT_S)
     assert connections_on(pool.address.path) > before
 
     def end() -> None:
@@ -403,11 +403,11 @@ def test_who_waits_is_woken(pool: Running, connection: Connection) -> None:
     waiting = threading.Thread(target=lambda: got.append(connection.receive()))
     waiting.start()
     connection.wake()
-    waiting.join(PATIENCE_S)
+    waiting.join(TIMEOUT_S)
     assert got == [None]
     echo(pool)
     connection.send(Submit(1))
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
 
 
 def test_a_closed_connection_is_lost(connection: Connection) -> None:
@@ -422,7 +422,7 @@ def test_a_closed_connection_is_lost(connection: Connection) -> None:
     waiting = threading.Thread(target=receive)
     waiting.start()
     connection.close()
-    waiting.join(PATIENCE_S)
+    waiting.join(TIMEOUT_S)
     assert "closed" in str(lost[0])
     connection.close()
     connection.wake()
@@ -441,10 +441,10 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     stale.close()
     left = msgspec.structs.replace(address, path=f"{tmp_path}/left")
     with pytest.raises(ConnectionLost, match="ended"):
-        connect(left, NODE, "client", "", "", PATIENCE_S)
+        connect(left, NODE, "client", "", "", TIMEOUT_S)
     gone = msgspec.structs.replace(address, tcp="")
     with pytest.raises(ConnectionLost, match="ended"):
-        connect(gone, NODE, "client", "", "", PATIENCE_S)
+        connect(gone, NODE, "client", "", "", TIMEOUT_S)
     with pytest.raises(ConnectionLost, match="no reply"):
         connect(closed, NODE, "client", "", "", 0.1)
 
@@ -484,17 +484,17 @@ def address_of(process: subprocess.Popen[str]) -> Address:
 
 
 def line_to(process: subprocess.Popen[str]) -> Connection:
-    return connect(address_of(process), NODE, "client", "a name", "first", PATIENCE_S)
+    return connect(address_of(process), NODE, "client", "a name", "first", TIMEOUT_S)
 
 
 def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str]) -> None:
     connection = line_to(process)
     connection.send(Submit(1), [b"x"])
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [b"x"])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [b"x"])
     process.kill()
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="has ended"):
-            connection.receive(PATIENCE_S)
+            connection.receive(TIMEOUT_S)
     with pytest.raises(ConnectionLost, match="has ended"):
         connection.send(Submit(2))
     connection.close()
@@ -519,10 +519,10 @@ def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None
     for number in range(100):
         connection.send(Submit(number), [b"x" * LARGE_BYTES])
     connection.send(Submit(-1))
-    numbers = [connection.receive(PATIENCE_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
+    numbers = [connection.receive(TIMEOUT_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
     assert numbers == [*range(100), -1]
     with pytest.raises(ConnectionLost, match="has ended"):
-        connection.receive(PATIENCE_S)
+        connection.receive(TIMEOUT_S)
     connection.close()
 
 
@@ -539,7 +539,7 @@ def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, connection: Con
     pool.do(pool.router.hide)
     assert not Path(pool.address.path).parent.exists()
     connection.send(Submit(1))
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
     with pytest.raises(ConnectionLost, match="ended"):
         pool.connect()
 

@@ -14,7 +14,7 @@ from kaas.wire.connections.connection import LARGE_BYTES, Connection, Connection
 from kaas.wire.connections.router import Peer
 from kaas.wire.connections.stream import CHUNK_BYTES
 from kaas.wire.messages import Release
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.wire.connections.routers import NODE, Running
 
 THREADS = 4
@@ -56,7 +56,7 @@ class Served:
     def ended(self) -> list[ConnectionLost]:
         """Return the reason of the end, once all threads have ended."""
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         return [self.lost.get_nowait() for _ in self._threads]
 
 
@@ -76,7 +76,7 @@ def connection(pool: Running, request: pytest.FixtureRequest) -> Iterator[Connec
 
 def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = lambda _: []) -> None:
     """Send all messages at once."""
-    peer: Peer = pool.greeted.get(timeout=PATIENCE_S)[0]
+    peer: Peer = pool.greeted.get(timeout=TIMEOUT_S)[0]
     pool.greeted.put((peer, None))  # type: ignore[arg-type]
 
     def all_of_them() -> None:
@@ -87,7 +87,7 @@ def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = l
 
 
 def got(from_queue: queue.Queue[Any], count: int) -> list[Any]:
-    return [from_queue.get(timeout=PATIENCE_S) for _ in range(count)]
+    return [from_queue.get(timeout=TIMEOUT_S) for _ in range(count)]
 
 
 def test_messages_are_taken_in_order_one_at_a_time(pool: Running, connection: Connection) -> None:
@@ -103,18 +103,18 @@ def test_messages_are_taken_in_order_one_at_a_time(pool: Running, connection: Co
 def test_others_go_on_while_some_are_busy(pool: Running, connection: Connection) -> None:
     """All threads but one get a message, and the last one takes the following messages."""
     done = threading.Event()
-    served = Served(connection, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number < THREADS - 1, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(2 * THREADS))
     assert sorted(got(served.given, THREADS - 1)) == list(range(THREADS - 1))
     assert [number for number, _ in got(served.taken, 2 * THREADS)] == list(range(2 * THREADS))
     send(pool, range(100, 101))
-    assert served.taken.get(timeout=PATIENCE_S) == (100, [])
+    assert served.taken.get(timeout=TIMEOUT_S) == (100, [])
     done.set()
 
 
 def test_what_came_while_all_were_busy_is_taken_then(pool: Running, connection: Connection) -> None:
     done = threading.Event()
-    served = Served(connection, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda _: True, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(THREADS))
     assert sorted(got(served.given, THREADS)) == list(range(THREADS))
     send(pool, range(THREADS, 3 * THREADS))
@@ -133,7 +133,7 @@ def test_a_wait_gets_whether_the_process_is_idle(pool: Running, monkeypatch: pyt
     monkeypatch.setattr(AdaptivePoll, "wait", noted)
     connection = pool.connect("executor")
     done = threading.Event()
-    served = Served(connection, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number == 0, lambda _: done.wait(TIMEOUT_S))
     got(waits, THREADS)
     send(pool, range(1, 2))
     assert got(waits, 1) == [True]
@@ -174,10 +174,10 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
     """All threads are busy meanwhile, so that both are one event."""
     connection = pool.connect("executor")
     done = threading.Event()
-    served = Served(connection, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda number: number < THREADS, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(THREADS))
     got(served.given, THREADS)
-    peer = pool.greeted.get(timeout=PATIENCE_S)[0]
+    peer = pool.greeted.get(timeout=TIMEOUT_S)[0]
 
     def last_words() -> None:
         pool.router.send(peer, Release(100), [])
@@ -192,7 +192,7 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
 
 def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, connection: Connection) -> None:
     done = threading.Event()
-    served = Served(connection, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    served = Served(connection, lambda _: True, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(THREADS))
     got(served.given, THREADS)
     connection.close()

@@ -20,7 +20,7 @@ from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.connections.zmq_connection import INWARD, OUTWARD
 from kaas.wire.connections.zmq_reader import TURN
 from kaas.wire.messages import CallResult, CancelCall, ExecutorReply, PeerHello, PoolWelcome, Submit
-from tests.patience import PATIENCE_S, until
+from tests.timeouts import TIMEOUT_S, until
 from tests.wire.connections.routers import Running
 
 LOCAL = "127.0.0.1"
@@ -42,7 +42,7 @@ def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
         dealer = context.socket(zmq.DEALER)
         if identity:
             dealer.identity = identity
-        dealer.rcvtimeo = int(PATIENCE_S * 1000)
+        dealer.rcvtimeo = int(TIMEOUT_S * 1000)
         dealer.curve_serverkey, dealer.curve_publickey = address.server_key, address.public_key
         dealer.curve_secretkey = address.secret_key
         dealer.connect(address.tcp)
@@ -67,10 +67,10 @@ def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running
     count = 5 * TURN
     for number in range(count):
         connection.send(Submit(number), [b"%d" % number])
-    replies = [connection.receive(PATIENCE_S) for _ in range(count)]
+    replies = [connection.receive(TIMEOUT_S) for _ in range(count)]
     assert replies == [(CallResult(number), [b"%d" % number]) for number in range(count)]
     connection.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
-    small, large = connection.receive(PATIENCE_S)[1]  # type: ignore[index]
+    small, large = connection.receive(TIMEOUT_S)[1]  # type: ignore[index]
     assert (type(small), type(large), large.nbytes, large.readonly) == (bytes, memoryview, LARGE_BYTES, True)
     connection.close()
     with pytest.raises(ConnectionLost, match="closed"):
@@ -95,9 +95,9 @@ def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes
 
 def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
     connection = open_pool.connect(node="elsewhere")
-    peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+    peer, _ = open_pool.greeted.get(timeout=TIMEOUT_S)
     connection.send(CancelCall(1))
-    assert open_pool.received.get(timeout=PATIENCE_S)[1] == CancelCall(1)
+    assert open_pool.received.get(timeout=TIMEOUT_S)[1] == CancelCall(1)
     connection.close()
 
     def noticed() -> bool:
@@ -111,7 +111,7 @@ def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> Non
     outbox, address, context = Outbox(), open_pool.address, zmq.Context()
     secret = os.urandom(PROBE_BYTES)
     peer = context.socket(zmq.DEALER)
-    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(PATIENCE_S * 1000)
+    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(TIMEOUT_S * 1000)
     peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
     peer.curve_secretkey = address.secret_key
     peer.connect(address.tcp)
@@ -127,12 +127,12 @@ def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
     connection = open_pool.connect(node="elsewhere")
     assert not connection.shares
     connection.send(Submit(1), [b"x" * LARGE_BYTES])
-    assert connection.receive(PATIENCE_S) == (CallResult(1), [b"x" * LARGE_BYTES])
+    assert connection.receive(TIMEOUT_S) == (CallResult(1), [b"x" * LARGE_BYTES])
     connection.close()
     public_key, secret_key = zmq.curve_keypair()
     stranger = msgspec.structs.replace(open_pool.address, public_key=public_key, secret_key=secret_key)
     with pytest.raises(ConnectionLost, match="key"):
-        connect(stranger, "elsewhere", "client", "", "", PATIENCE_S)
+        connect(stranger, "elsewhere", "client", "", "", TIMEOUT_S)
     other = msgspec.structs.replace(open_pool.address, server_key=public_key)
     with pytest.raises(ConnectionLost):
         connect(other, "elsewhere", "client", "", "", 0.2)
@@ -148,7 +148,7 @@ def test_nothing_that_is_not_encrypted_comes_in(open_pool: Running) -> None:
         | zmq.EVENT_DISCONNECTED
         | zmq.EVENT_CONNECT_RETRIED
     )
-    events.rcvtimeo = int(PATIENCE_S * 1000)
+    events.rcvtimeo = int(TIMEOUT_S * 1000)
     plain.connect(open_pool.address.tcp)
     plain.send(messages.encode(PeerHello(messages.VERSION, "client", "", "", 1)))
     assert events.recv_multipart()
@@ -160,19 +160,19 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
     echo(open_pool)
     with Cable(open_pool.address.tcp) as cable:
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        connection = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
-        peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+        connection = connect(address, "elsewhere", "executor", "1", "first", TIMEOUT_S)
+        peer, _ = open_pool.greeted.get(timeout=TIMEOUT_S)
         connection.send(Submit(1))
-        assert connection.receive(PATIENCE_S) == (CallResult(1), [])
+        assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
         assert open_pool.greeted.empty()
         cable.cut()
-        assert connection.receive(PATIENCE_S) == (PoolWelcome(open_pool.address.epoch, False), [])
-        again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+        assert connection.receive(TIMEOUT_S) == (PoolWelcome(open_pool.address.epoch, False), [])
+        again, _ = open_pool.greeted.get(timeout=TIMEOUT_S)
         assert again is peer
         connection.send(ExecutorReply(2))
-        replies = [connection.receive(PATIENCE_S)]
+        replies = [connection.receive(TIMEOUT_S)]
         if replies == [(PoolWelcome(open_pool.address.epoch, False), [])]:  # for the other of its two connections
-            replies = [connection.receive(PATIENCE_S)]
+            replies = [connection.receive(TIMEOUT_S)]
         assert replies == [(CallResult(2), [])]
         connection.close()
 
@@ -181,11 +181,11 @@ def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Runni
     echo(open_pool)
     with Cable(open_pool.address.tcp, faults=3) as cable:
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        connection = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        connection = connect(address, "elsewhere", "executor", "1", "first", TIMEOUT_S)
         connection.send(Submit(1))
         replies: list[Any] = []
         while CallResult(1) not in replies:
-            received = connection.receive(PATIENCE_S)
+            received = connection.receive(TIMEOUT_S)
             assert received is not None
             replies.append(received[0])
         assert {type(reply) for reply in replies} <= {PoolWelcome, CallResult}  # one PoolWelcome after each break

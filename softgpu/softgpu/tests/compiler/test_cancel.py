@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ENDLESS = (Path(__file__).parent / "kernels" / "endless.ptx").read_text()
 
@@ -31,13 +31,13 @@ class Launch(threading.Thread):
             self.said = str(error)
 
     def wait_until_started(self, threads: int) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while self.started[0] < threads:
             assert time.monotonic() < end
             assert not self.said
 
     def finish(self) -> str:
-        self.join(PATIENCE_S)
+        self.join(TIMEOUT_S)
         assert not self.is_alive()
         return self.said
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from softgpu.tests.compiler.harness import HEADER
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[4]
 
@@ -91,7 +91,7 @@ if {order != "first"}:
 ctypes.string_at(8)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == -11, done.stderr
     assert done.stdout.count("700: illegal access") == (1 if order == "first" else 2), done.stderr

@@ -15,7 +15,7 @@ from softgpu.ptx import limits
 from softgpu.tests.compiler.fuzz.campaign import Worker
 from softgpu.tests.compiler.harness import HEADER
 from softgpu.tests.compiler.test_refusals import entry
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +54,7 @@ ENORMOUS = {
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    worker = Worker(tmp_path_factory.mktemp("hostile"), run_limit_s=PATIENCE_S)  # all kernels here end
+    worker = Worker(tmp_path_factory.mktemp("hostile"), run_limit_s=TIMEOUT_S)  # all kernels here end
     yield worker
     worker.end()
 

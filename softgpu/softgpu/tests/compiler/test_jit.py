@@ -22,7 +22,7 @@ from softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_B
 from softgpu.disk_cache import DiskCache
 from softgpu.target import Target, host
 from softgpu.tests.compiler.conftest import Gpu
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[4]
 MEMORY = (Path(__file__).parent / "kernels" / "memory.ptx").read_text()
@@ -132,7 +132,7 @@ def test_a_kernel_does_not_wait_for_another(
     assemble = machine_code.assemble
 
     def met(text: str, target: Target) -> bytes:
-        both.wait(PATIENCE_S)  # breaks unless two kernels are here at once
+        both.wait(TIMEOUT_S)  # breaks unless two kernels are here at once
         return assemble(text, target)
 
     monkeypatch.setattr(machine_code, "assemble", met)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from softgpu.tests.compiler.harness import HEADER
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PROGRESS = (Path(__file__).parent / "kernels" / "progress.ptx").read_text()
 
@@ -93,7 +93,7 @@ st.global.u32 [%o], %v;
 ret;
 }}"""
     flag, out, stop = np.zeros(1, np.uint32), np.zeros(32, np.uint32), np.zeros(1, np.uint32)
-    timer = threading.Timer(PATIENCE_S, stop.fill, (1,))
+    timer = threading.Timer(TIMEOUT_S, stop.fill, (1,))
     timer.start()
     try:
         gpu.run(text, "k", 1, 32, flag, out, stop=stop)

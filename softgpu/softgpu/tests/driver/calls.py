@@ -11,7 +11,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from softgpu.tests.driver.fake import IMAGE
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 NO_STREAM = driver.CUstream(0)
 Error = driver.CUresult
@@ -77,7 +77,7 @@ class Gate:
         self._noted = signature(lambda _: self.reached.set())
 
     def _wait(self) -> None:
-        assert self.open.wait(PATIENCE_S)
+        assert self.open.wait(TIMEOUT_S)
 
     def hold(self, stream: Any) -> None:
         ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._held, ctypes.c_void_p).value), 0))

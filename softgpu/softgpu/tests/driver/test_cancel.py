@@ -16,7 +16,7 @@ import softgpu as software
 from softgpu import SoftgpuError
 from softgpu.tests.driver import calls
 from softgpu.tests.driver.calls import NO_STREAM, Error, Kernels, device_array, fails, ok
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ENDLESS = Path(__file__).parents[1] / "compiler" / "kernels" / "endless.ptx"
 
@@ -37,12 +37,12 @@ def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not seen[0]:
         assert time.monotonic() < end
     assert software.running(ordinal) == ("together",)
     software.cancel(ordinal)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     ((status, sentence),) = said
     assert status == Error.CUDA_ERROR_LAUNCH_TIMEOUT
     assert "kernel together: cancelled while block (0, 0, 0), warp 0 ran" in sentence

@@ -12,7 +12,7 @@ import pytest
 
 from softgpu.tests.driver.fake import build_fake
 from tests.ahead import begun
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.full
 
@@ -26,7 +26,7 @@ NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
 def run(name: str) -> subprocess.CompletedProcess[str]:
     options = ["-p", "no:cacheprovider", "-o", "python_files=case_*.py"]
     command = [sys.executable, "-m", "pytest", *options, str(CASES / f"{name}.py")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @pytest.fixture(scope="module")

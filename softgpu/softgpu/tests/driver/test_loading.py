@@ -14,7 +14,7 @@ import pytest
 
 from softgpu import SoftgpuError
 from softgpu import build as driver_build
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[4]
 TRIVIAL = "int cuInit(unsigned flags) { (void)flags; return %d; }"
@@ -28,7 +28,7 @@ def python(code: str, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -185,7 +185,7 @@ def test_the_driver_compiles_without_warnings(tmp_path: Path) -> None:
 
     def compiled(source: Path) -> subprocess.CompletedProcess[str]:
         whole = [*command, str(source), "-o", str(tmp_path / f"{source.stem}.o")]
-        return subprocess.run(whole, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return subprocess.run(whole, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         ended = list(threads.map(compiled, driver_build.driver_sources()))
@@ -198,7 +198,7 @@ def toolkit_header() -> Path | None:
     if nvcc is None:
         return None
     command, program = [nvcc, "-M", "-x", "cu", "-"], "#include <cuda.h>"
-    listed = subprocess.run(command, input=program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    listed = subprocess.run(command, input=program, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     return next(Path(word) for word in listed.stdout.split() if word.endswith("/cuda.h"))
 
 
@@ -210,7 +210,7 @@ def test_prototypes_are_those_of_the_toolkit() -> None:
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
     for source in driver_build.driver_sources() if header else []:
         if source.parent.name == "driver" and source.name not in ("symbols.c", "refused.c"):  # these know no types
-            subprocess.run([*command, str(source)], check=True, timeout=PATIENCE_S)
+            subprocess.run([*command, str(source)], check=True, timeout=TIMEOUT_S)
 
 
 def test_it_takes_little_of_the_thread_local_storage_that_libraries_share() -> None:

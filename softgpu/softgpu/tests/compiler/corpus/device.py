@@ -13,7 +13,7 @@ from cuda.bindings import driver
 
 import softgpu
 from softgpu.tests.compiler.corpus.case import HERE, Arrays, At, Case, Launch, Struct, triple
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 DEFAULT_SHARED_BYTES = 48 << 10
 
@@ -42,7 +42,7 @@ def allocated(arrays: Arrays) -> Iterator[dict[str, int]]:
 @contextmanager
 def ending() -> Iterator[None]:
     """Kernels of the software GPU that do not end are cancelled, so that their case fails."""
-    timer = threading.Timer(PATIENCE_S, softgpu.cancel)  # which does nothing on a GPU
+    timer = threading.Timer(TIMEOUT_S, softgpu.cancel)  # which does nothing on a GPU
     timer.start()
     try:
         yield

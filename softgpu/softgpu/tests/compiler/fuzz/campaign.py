@@ -14,7 +14,7 @@ from pathlib import Path
 
 from softgpu.build import build
 from softgpu.tests.compiler.fuzz.mutations import ROOT, image
-from tests.patience import PATIENCE_S, readable
+from tests.timeouts import TIMEOUT_S, readable
 
 RUN_LIMIT_S = 0.2
 """For a kernel: many of them never end."""
@@ -79,7 +79,7 @@ class Worker:
         if not readable(self.process.stdout):
             self.end()
             self.start()
-            return f"no answer within {PATIENCE_S:.0f} s"
+            return f"no answer within {TIMEOUT_S:.0f} s"
         answer = self.process.stdout.readline().decode()
         if not answer:
             code = self.process.wait()

@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 from softgpu.model import Model, Takes, describe_time
 from softgpu.tests.driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -215,7 +215,7 @@ def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL, mo
     setting.decide(body, handle, 1)
 
     def cancel() -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while setting.x[0] < rounds and time.monotonic() < end:
             pass
         library.softgpu_cancel(0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from softgpu import strict_mode
 from softgpu.tests.driver.calls import Error, Gate, Kernels, device_array, fails, kernel_params, launch, ok, synchronize
 from softgpu.tests.driver.fake import DEVICE_BYTES
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -101,7 +101,7 @@ def stream(flags: Any = NON_BLOCKING) -> Any:
 
 def test_work_runs_although_nobody_waits(gate: Gate) -> None:
     gate.note(stream())
-    assert gate.reached.wait(PATIENCE_S)
+    assert gate.reached.wait(TIMEOUT_S)
 
 
 def test_queries_of_a_busy_stream_and_event(gate: Gate) -> None:
@@ -137,7 +137,7 @@ def test_a_stream_waits_for_an_event_as_it_was_recorded(gate: Gate) -> None:
 def test_the_default_stream_waits_for_blocking_streams(gate: Gate, blocking: bool) -> None:
     gate.hold(stream(0 if blocking else NON_BLOCKING))
     gate.note(0)
-    assert gate.reached.wait(PATIENCE_S if not blocking else 0.01) != blocking
+    assert gate.reached.wait(TIMEOUT_S if not blocking else 0.01) != blocking
     gate.open.set()
     synchronize()
     assert gate.reached.is_set()
@@ -147,7 +147,7 @@ def test_the_default_stream_waits_for_blocking_streams(gate: Gate, blocking: boo
 def test_blocking_streams_wait_for_the_default_stream(gate: Gate, blocking: bool) -> None:
     gate.hold(0)
     gate.note(stream(0 if blocking else NON_BLOCKING))
-    assert gate.reached.wait(PATIENCE_S if not blocking else 0.01) != blocking
+    assert gate.reached.wait(TIMEOUT_S if not blocking else 0.01) != blocking
     gate.open.set()
     synchronize()
     assert gate.reached.is_set()
@@ -175,7 +175,7 @@ def test_destroying_a_stream_leaves_its_work(gate: Gate) -> None:
     ok(driver.cuStreamDestroy(busy))
     fails(Error.CUDA_ERROR_INVALID_HANDLE, driver.cuStreamQuery, busy)
     gate.open.set()
-    assert gate.reached.wait(PATIENCE_S)
+    assert gate.reached.wait(TIMEOUT_S)
 
 
 def test_memory_freed_in_order_is_kept_until_then(gate: Gate) -> None:

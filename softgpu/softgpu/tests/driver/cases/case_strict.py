@@ -12,7 +12,7 @@ from cuda.bindings import driver
 
 from softgpu.model import Model, describe_time
 from softgpu.tests.driver.calls import Gate, Kernels, device_array, launch, ok, synchronize, view
-from tests.patience import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -124,7 +124,7 @@ def test_work_begins_in_the_end_although_nobody_waits(strict: Callable[[int], No
     strict(0)
     gate = Gate()
     gate.note(stream())
-    assert gate.reached.wait(PATIENCE_S)
+    assert gate.reached.wait(TIMEOUT_S)
 
 
 def test_who_asks_again_and_again_gets_there(strict: Callable[[int], None]) -> None:

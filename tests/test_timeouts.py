@@ -1,4 +1,4 @@
-"""What tests wait for may have any descriptor: a process that runs all tests has more than select.select takes."""
+"""Tests can wait for any descriptor: a process that runs all tests has more than select.select takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from tests import patience
+from tests import timeouts
 
 
 def test_a_descriptor_above_1023_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,10 +18,10 @@ def test_a_descriptor_above_1023_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     high = fcntl.fcntl(near, fcntl.F_DUPFD, 1024)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(patience, "PATIENCE_S", 0)
-            assert not patience.readable(high)
+            patch.setattr(timeouts, "TIMEOUT_S", 0)
+            assert not timeouts.readable(high)
         os.write(far, b"x")
-        assert patience.readable(high)
+        assert timeouts.readable(high)
     finally:
         for each in (near, far, high):
             os.close(each)
