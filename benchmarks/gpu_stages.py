@@ -11,10 +11,10 @@ import numpy as np
 
 import kaas
 from benchmarks.report import arguments, report
-from kaas.code.kernels import library
 from kaas.config import Device
 from kaas.errors import DeviceUnavailable
 from kaas.executor.local import run
+from kaas.kernels import library
 
 WARM_RUNS = 50
 TILE, WARPS = 32, 8

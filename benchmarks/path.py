@@ -28,7 +28,7 @@ import ray
 
 import kaas
 from benchmarks.taps import steps
-from kaas.code.kernels import library
+from kaas.kernels import library
 
 ELEMENTS = 1024
 LARGE_ELEMENTS = 16 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import kaas
-from kaas.code.kernels import library
+from kaas.kernels import library
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 N = 1024

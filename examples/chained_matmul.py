@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 import kaas
-from kaas.code.kernels import library
+from kaas.kernels import library
 
 TILE, WARPS = 32, 8
 

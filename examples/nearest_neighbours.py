@@ -15,7 +15,7 @@ import ray
 from numpy.typing import NDArray
 
 import kaas
-from kaas.code.kernels import library
+from kaas.kernels import library
 
 Matrix = NDArray[np.float32]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+import kaas.code  # noqa: F401 - so that `Library.from_cuda` and its like find their modules
 from kaas import errors
 from kaas.cache_folders import cache_root
 from kaas.config import ClientSettings, Config, Device

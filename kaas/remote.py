@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from kaas.server.peers import signing
 
 __all__ = ["signing"]
+
+sys.modules[f"{__name__}.signing"] = signing  # for `from kaas.remote.signing import ...`: the module stands elsewhere

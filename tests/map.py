@@ -40,7 +40,7 @@ ORDER = (
     ("models",),
     ("client",),
     ("server",),
-    ("remote",),
+    ("kernels", "remote"),
     ("cli",),
 )
 """Folders and modules of kaas from the bottom up: each imports its own level and those below."""

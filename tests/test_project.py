@@ -17,7 +17,12 @@ ROOT = Path(__file__).parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 FOLDERS = ("kaas", "softgpu", "compilers", "libraries", "benchmarks", "examples", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "softgpu").rglob("*.md")),
+]
 OTHERS = ("softgpu", "compilers/tvm_backend", "libraries/cutlass_blas")
 """Folders of the other distributions."""
 

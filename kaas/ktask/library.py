@@ -380,6 +380,10 @@ def _listed(values: Any) -> tuple[Any, ...]:
     return (values,) if isinstance(values, str | os.PathLike) else tuple(values)
 
 
+IMPORTERS: dict[str, str] = {}
+"""Kind of kernels ("cuda", "cupy", "triton", "numba") -> the module that makes libraries of them; see `kaas.code`."""
+
+
 def _importer(name: str) -> Any:
-    """Import a module of `kaas.code` on demand: it stands above this one and brings compilers with it."""
-    return import_module(f"kaas.code.{name}")
+    """Return the module that makes libraries of kernels of this kind; it brings a compiler with it."""
+    return import_module(IMPORTERS[name])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDERS = ("kaas", "examples", "benchmarks", "tests")
+FOLDERS = ("kaas", "softgpu", "examples", "benchmarks", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.cu"))
 NVCC = shutil.which("nvcc")
 

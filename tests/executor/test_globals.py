@@ -162,7 +162,7 @@ def test_memory_is_back_when_libraries_go(
 
 
 SOURCES = sorted(
-    path for folder in ("kaas", "examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.ptx")
+    path for folder in ("kaas", "softgpu", "examples", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.ptx")
 )
 
 
