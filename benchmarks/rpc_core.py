@@ -38,7 +38,7 @@ def main() -> None:
         unanswered, mistaken = network.settle()
         lost, wrong, twice = lost + unanswered, wrong + mistaken, twice + network.twice
         steps += network.steps
-        calls += sum(len(program.calls) for program in network.programs)
+        calls += sum(len(program.calls) for program in network.all_programs())
     bars = {
         "steps_per_s": (steps / spent_s, ">=", 100_000),
         "lost": (lost, "<=", 0),

@@ -261,14 +261,15 @@ class RpcClient:
                 self._refused(decode_error(frames[0]))
 
     def _replied(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
+        leases: Sequence[BlockLease] = ()
         with self.lock:
-            call, abandoned = self._half.replied(number)
-            leases = abandoned or (call.leases if call is not None and call.attached else ())
-            self._receiver.unwatch(number)
             if held:
-                self._half.held(number, leases)
-        if not held:
-            _release(leases)
+                call = self._half.held(number, lambda call: call.leases)
+            else:
+                call, abandoned = self._half.replied(number)
+                leases = abandoned or (call.leases if call is not None and call.attached else ())
+            self._receiver.unwatch(number)
+        _release(leases)
         if call is not None:
             if call.keys:
                 self._ref_leases.release(call.keys)

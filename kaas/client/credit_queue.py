@@ -22,7 +22,7 @@ class CreditQueue:
 
     def __init__(
         self,
-        credit: Credit,
+        credit: Credit[PendingReply],
         receiver: ReplyReader[protocol.FromServer],
         timer: TimerThread,
         enter: Callable[[OpenCall], None],

@@ -50,7 +50,7 @@ class RemoteCalls:
         self._receiver = ReplyReader[protocol.FromServer](self._take, self._connection_lost)
         self.lock = self._receiver.lock  # guards the fields below and the pending replies
         self._half: ClientHalf[OpenCall | OpenQuestion, int] = ClientHalf()  # abandoned calls hold bytes of credit
-        self._credit = Credit()
+        self._credit: Credit[PendingReply] = Credit()
         self.queue = CreditQueue(self._credit, self._receiver, self._timer, self._enter_granted, self.forget)
         self._connection: ServerConnection | None = None
         self._epoch = ""  # of the server, at the newest connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
@@ -12,19 +12,19 @@ class CallState(Enum):
 
     OPEN = "sent, or to be sent as soon as there is a connection"
     RESTING = "the server was busy: to be sent again after a pause"
-    ABANDONED = "no caller waits for a reply; what the call holds is kept until the server's last word on it"
-    ENDED = "replied to, or given up"
+    ABANDONED = "no caller waits for a reply; the server may still read what the call holds"
+    ENDED = "has its reply, or was given up"
 
 
 class CallEvent(Enum):
     """An event of a call. The methods of `ClientHalf` have the same names in lower case."""
 
     REPLIED = "its reply has come"
-    HELD = "its reply has come, but the server still reads what the call holds"
-    PUT_OFF = "the server wants it again later"
+    HELD = "its reply has come, and the server still reads what the call holds"
+    PUT_OFF = "the server asks for it again later"
     REPEAT = "the pause is over"
-    ABANDON = "no caller waits any more"
-    RELEASED = "the server reads nothing of it any more"
+    ABANDON = "its caller no longer waits"
+    RELEASED = "the server no longer reads what the call holds"
     LOST = "the connection has ended"
     RENEWED = "there is another connection"
     FAILED = "there will be no other connection"
@@ -92,26 +92,29 @@ class ClientHalf(Generic[C, H]):
     # --- one call
 
     def begin(self, number: int, call: C) -> None:
-        """A call is OPEN under a new number. The adapter sends it if there is a connection."""
+        """Open a call under a new number. The adapter sends it if there is a connection."""
         self.open[number] = call
 
     def replied(self, number: int) -> tuple[C | None, H | None]:
         """Return the call if it was open, and what it held if it was abandoned; (None, None) if it had a reply."""
         return self.open.pop(number, None), self.abandoned.pop(number, None)
 
-    def held(self, number: int, holding: H) -> None:
-        """After `replied`: the server still reads what the call holds."""
-        self.abandoned[number] = holding
+    def held(self, number: int, holding: Callable[[C], H]) -> C | None:
+        """Return the call if it was open, and keep what it holds, as `holding` returns it, until `released`."""
+        call = self.open.pop(number, None)
+        if call is not None:
+            self.abandoned[number] = holding(call)
+        return call
 
     def put_off(self, number: int, first: int) -> C | None:
-        """Return the call, which rests under its first number; None if it was not open."""
+        """Let an open call rest under its first number, and return it; None if it was not open."""
         call = self.open.pop(number, None)
         if call is not None:
             self.resting[first] = call
         return call
 
     def repeat(self, first: int, number: int) -> C | None:
-        """Return a resting call, which is OPEN again under a new number; None if it was abandoned meanwhile."""
+        """Open a resting call again under a new number, and return it; None if it was abandoned meanwhile."""
         call = self.resting.pop(first, None)
         if call is not None:
             self.open[number] = call
@@ -150,7 +153,3 @@ class ClientHalf(Generic[C, H]):
         calls, held = [*self.open.values(), *self.resting.values()], list(self.abandoned.values())
         self.open, self.resting, self.abandoned = {}, {}, {}
         return calls, held
-
-    def numbers(self) -> Iterable[int]:
-        """Return the numbers of all open calls."""
-        return list(self.open)

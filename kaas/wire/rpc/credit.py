@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from kaas.futures import PendingReply
 from kaas.wire.protocol import Limits
 
 PART = 8
 """Replies are acknowledged before the next request when they are one of so many parts of the limits."""
 
 
+W = TypeVar("W")
+
+
 @dataclass(slots=True)
-class Credit:
-    """Numbers in, numbers out; the user of an object guards it.
+class Credit(Generic[W]):
+    """The requests and bytes in use, and the calls that wait for room. W stands for a waiting call. The adapter guards
+    an object of this class by its lock.
 
     Fields:
         limits: None until the server has sent them. requests, nbytes: in use. waiting: calls without room, in order.
@@ -23,7 +27,7 @@ class Credit:
     limits: Limits | None = None
     requests: int = 0
     nbytes: int = 0
-    waiting: deque[tuple[PendingReply, int]] = field(default_factory=deque)
+    waiting: deque[tuple[W, int]] = field(default_factory=deque)
     _replied: list[int] = field(default_factory=list)
     _replied_bytes: int = 0
 
@@ -45,7 +49,7 @@ class Credit:
         self.requests -= 1
         self.nbytes -= nbytes
 
-    def granted(self) -> list[tuple[PendingReply, int]]:
+    def granted(self) -> list[tuple[W, int]]:
         """Take room for requests that waited; return those that have room now."""
         granted = []
         while self.waiting and self.fits(self.waiting[0][1]):
@@ -55,7 +59,7 @@ class Credit:
             granted.append((room, nbytes))
         return granted
 
-    def hopeless(self) -> list[tuple[PendingReply, int]]:
+    def hopeless(self) -> list[tuple[W, int]]:
         """Remove waiting requests that are larger than the limit; return them."""
         limits = self.limits
         hopeless = [] if limits is None else [entry for entry in self.waiting if entry[1] > limits.credit_bytes]
@@ -63,7 +67,7 @@ class Credit:
             self.waiting.remove(entry)
         return hopeless
 
-    def leave(self, room: PendingReply) -> None:
+    def leave(self, room: W) -> None:
         """Remove a waiting request."""
         self.waiting = deque(entry for entry in self.waiting if entry[0] is not room)
 

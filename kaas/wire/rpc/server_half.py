@@ -1,7 +1,7 @@
 """The waits of sessions for runs: each call has one run, each run one reply, and each wait gets that reply once.
 
-A *run* is what a call leads to. Calls with the same idempotency key share a run, also after it has ended, as long as
-its reply is kept. A *wait* is one session's call, from its arrival until the session has acknowledged the reply.
+A *run* is the work of a call. Calls with the same idempotency key share a run, also after its end, as long as its reply
+is kept. A *wait* is one session's call, from its arrival until the session has acknowledged the reply.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class WaitState(Enum):
     RUNNING = "there is no reply yet"
     READY = "there is a reply, which is to be sent on the session's next connection"
     SENT = "the reply was sent on the session's newest connection, and is not acknowledged"
-    CLOSED = "acknowledged, or no session is to get the reply"
+    CLOSED = "acknowledged, or the session gets no reply on this number"
 
 
 class WaitEvent(Enum):
     """An event of a wait. The methods of `ServerHalf` have the same names in lower case."""
 
     ENDED = "its run has a reply"
-    CANCEL = "its session wants it no more: the reply is that it was cancelled"
+    CANCEL = "its session cancels it: the reply says so"
     RECEIVED = "its session has acknowledged the reply"
     GREETED = "its session has another connection"
-    LOST = "its session has none"
+    LOST = "its session has no connection"
     FORGET = "its session has ended"
 
 
@@ -54,7 +54,7 @@ TRANSITIONS: dict[tuple[WaitState, WaitEvent], frozenset[WaitState]] = {
 
 
 class Run(msgspec.Struct, eq=False, kw_only=True):
-    """The run that calls lead to. An adapter's run is a subclass with the work to do.
+    """The run of one or several calls. An adapter's run is a subclass that has the work.
 
     Fields:
         waits: of sessions that have no reply yet. done: there is a reply. lasting: the reply is kept on disk too.
@@ -94,8 +94,8 @@ class Wait(msgspec.Struct, eq=False):
     """A session's call.
 
     Fields:
-        nbytes: of its caller's credit that it takes. sent: the channel on which its reply was sent last; None if it
-            was not sent, or not on one that stands.
+        nbytes: the part of its caller's credit that it takes. sent: the channel on which its reply was sent last; None
+            if the reply was not sent, or was lost with its channel.
     """
 
     session: WaitingSession
@@ -158,14 +158,13 @@ class WaitingSession:
 
 
 class ServerHalf(Generic[R]):
-    """Events in; waits that are to be sent, and runs that no caller waits for, out. Use it from one thread only.
+    """Take events; return waits whose reply is to be sent, and runs for which no caller waits. For one thread.
 
-    `sent` is to be called for each wait that was sent.
+    The adapter calls `sent` for each reply that it has sent.
     """
 
     def wait(self, session: WaitingSession, number: int, run: R, nbytes: int) -> Wait | None:
-        """A session waits for a run, or for its reply, and takes nbytes of credit. Return the wait if it is to be sent
-        at once."""
+        """Add a session's wait for a run, which takes nbytes of credit. Return the wait if the run has its reply."""
         wait = session.waits[number] = Wait(session, number, run, nbytes)
         session.caller.requests.take(nbytes)
         if run.done:
@@ -174,20 +173,24 @@ class ServerHalf(Generic[R]):
         return None
 
     def ended(self, run: R, now_s: float) -> list[Wait]:
-        """A run has its reply, which is kept if others may find it by its key. Return the waits that are to be sent;
-        after that, `settle` them."""
+        """End a run, and keep its reply if later calls may find it by its key.
+
+        Return the waits whose reply is to be sent. The adapter then calls `settle` for them.
+        """
         run.done = True
         waits, run.waits = run.waits, []
         caller, key = run.caller, run.idempotency_key
-        if key and caller.runs.get(key) is run:
+        if caller.runs.get(key) is run:
             del caller.runs[key]
             if (waits or run.lasting) and run.final:
                 caller.finished.add(key, run, run.kept_bytes, now_s)
         return waits
 
     def settle(self, run: R, waits: Iterable[Wait]) -> None:
-        """After `ended`, and after the waits of connected sessions were sent: the reply takes credit instead of the
-        call. A session without a connection that finds the reply by its key waits no more: it asks again."""
+        """Charge each wait for its reply instead of its call, after `ended` and after the replies were sent.
+
+        Close the waits of sessions without a connection that find the reply by its key: they ask again.
+        """
         for wait in waits:
             run.caller.requests.nbytes += run.reply_bytes - wait.nbytes
             wait.nbytes = run.reply_bytes
@@ -195,17 +198,19 @@ class ServerHalf(Generic[R]):
                 self._close(wait)
 
     def sent(self, wait: Wait, *, through: bool) -> None:
-        """A reply was sent on its session's channel. through: False if that has ended."""
+        """Note that a reply was sent on its session's channel. through: False if the channel has ended."""
         wait.sent = wait.session.channel if through else None
 
     def greeted(self, session: WaitingSession, channel: Any) -> list[Wait]:
-        """A session has a connection, its first or another. Return the waits that are to be sent on it."""
+        """Give a session a connection, its first or another. Return the waits whose reply is to be sent on it."""
         session.channel, session.lost = channel, False
         return [wait for wait in session.waits.values() if wait.run.done and wait.sent is not channel]
 
     def received(self, session: WaitingSession, numbers: Iterable[int]) -> list[R]:
-        """A session has acknowledged replies. Return their runs. A number that comes again, or that has no reply yet,
-        means nothing."""
+        """Close the waits whose replies a session acknowledges, and return their runs.
+
+        A number that comes again, or that has no reply yet, changes nothing.
+        """
         runs = []
         for number in numbers:
             wait = session.waits.get(number)
@@ -215,9 +220,10 @@ class ServerHalf(Generic[R]):
         return runs
 
     def cancel(self, session: WaitingSession, number: int, cancelled: R) -> tuple[Wait | None, R | None]:
-        """A session wants a call no more. cancelled: a run that is done, with the reply that the session gets.
+        """Cancel a session's call. cancelled: a run that has ended, with the reply that the session gets.
 
-        Return the wait that is to be sent, None if it has a reply already; and the run if no session waits for it now.
+        Return the wait whose reply is to be sent, None if it has a reply already; and the run if no session waits for
+        it any longer.
         """
         wait = session.waits.get(number)
         if wait is None or wait.run.done:
@@ -230,22 +236,21 @@ class ServerHalf(Generic[R]):
         return wait, None if run.waits else run
 
     def lost(self, session: WaitingSession) -> None:
-        """A session has no connection. Replies that it finds again by their keys take none of its credit."""
+        """Take a session's connection away. Close waits whose reply it finds again by a key; they take no credit."""
         session.lost = True
         for wait in [wait for wait in session.waits.values() if self.kept(wait.run)]:
             self._close(wait)
 
     def forget(self, session: WaitingSession) -> list[R]:
-        """A session has ended. Return the runs that no caller waits for now."""
+        """Close all waits of a session that has ended. Return the runs for which no caller waits any longer."""
         return [run for wait in list(session.waits.values()) if (run := self._close(wait)) is not None]
 
     def kept(self, run: R) -> bool:
-        """Return True if a call with the run's key finds its reply."""
-        key = run.idempotency_key
-        return bool(key) and run.caller.finished.get(key) is run
+        """Return True if a later call with the run's key finds its reply."""
+        return run.caller.finished.get(run.idempotency_key) is run
 
     def _close(self, wait: Wait) -> R | None:
-        """Return the run if it goes on and no caller waits for it now."""
+        """Remove a wait, and return its run if the run goes on and no caller waits for it any longer."""
         session, run = wait.session, wait.run
         del session.waits[wait.number]
         session.caller.requests.give_back(wait.nbytes)

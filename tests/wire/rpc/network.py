@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from kaas.wire.protocol import Limits
 from kaas.wire.rpc import client_half, server_half
 from kaas.wire.rpc.client_half import CallEvent, ClientHalf
+from kaas.wire.rpc.credit import Credit
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 from kaas.wire.rpc.server_half import Caller, Run, ServerHalf, Wait, WaitEvent, WaitingSession
 
 KEPT_BYTES = 1 << 40
+LIMITS = Limits(requests=12, credit_bytes=12, frame_bytes=12)
+"""Of each program. A call takes one byte."""
 
 
-class Credit:
-    """The credit of a caller's waits."""
+class Account:
+    """The credit of a caller's waits, as the server counts it."""
 
     def __init__(self) -> None:
         self.count = self.nbytes = 0
@@ -79,7 +83,7 @@ class Pipe:
 
 
 class Program:
-    """A client half with its connection."""
+    """A client half with its credit and its connection."""
 
     def __init__(self, network: Network, name: str, owner: str) -> None:
         self.network, self.name, self.owner = network, name, owner
@@ -87,15 +91,31 @@ class Program:
         self.pipe: Pipe | None = None
         self.epoch = ""
         self.next = 0
-        self.replied: list[int] = []
+        self.credit: Credit[SimulatedCall] = Credit()
         self.calls: list[SimulatedCall] = []
 
     def submit(self, key: str) -> None:
         self.next += 1
         call = SimulatedCall(self.next, self.next, key)
         self.calls.append(call)
+        if self.credit.take(1):
+            self.begin(call)
+        else:
+            self.credit.waiting.append((call, 1))
+
+    def begin(self, call: SimulatedCall) -> None:
         self.half.begin(call.number, call)
-        self.send("invoke", call.number, call.key)
+        if self.pipe is not None:
+            due = self.credit.due()
+            if due:
+                self.send("received", due)
+            self.send("invoke", call.number, call.key)
+
+    def give_back(self) -> None:
+        """Give the credit of a call back, and begin the calls that have room now."""
+        self.credit.give(1)
+        for call, _ in self.credit.granted():
+            self.begin(call)
 
     def send(self, *message: Any) -> None:
         if self.pipe is not None:
@@ -104,25 +124,21 @@ class Program:
     def take(self, message: tuple[Any, ...]) -> None:
         kind, number, *rest = message
         half = self.half
-        if kind == "welcome":
+        self.credit.replied(number, 1)
+        call = half.open.get(number)
+        if kind == "busy" and call is not None:
+            first = call.first
+            self.network.moved(CallEvent.PUT_OFF, half, number, lambda: half.put_off(number, first))
             return
-        self.replied.append(number)
-        if kind == "busy":
-            call = half.open.get(number)
-            if call is not None:
-                first = call.first
-                self.network.moved(CallEvent.PUT_OFF, half, number, lambda: half.put_off(number, first))
-            else:
-                half.replied(number)
-            return
-        call, _ = self.network.moved(CallEvent.REPLIED, half, number, lambda: half.replied(number))
+        call, abandoned = self.network.moved(CallEvent.REPLIED, half, number, lambda: half.replied(number))
         if call is not None:
             call.replies.append(rest[0] if rest else kind)
+        if call is not None or abandoned is not None:
+            self.give_back()
 
     def acknowledge(self) -> None:
-        if self.replied:
-            self.send("received", tuple(self.replied))
-            self.replied = []
+        if self.pipe is not None:
+            self.send("received", self.credit.all_due())
 
     def repeat_one(self) -> None:
         first = next(iter(self.half.resting), None)
@@ -142,17 +158,30 @@ class Program:
             call.abandoned = True
         if cancels:
             self.send("cancel", number)
+        elif found is not None:
+            self.give_back()
 
     def connect(self) -> None:
         pipe, epoch = self.network.accept(self)
         same, self.epoch = epoch == self.epoch, epoch
         self.pipe = pipe
-        self.replied = []  # the server sends its kept replies again
+        self.credit.renew(LIMITS)
         abandoned, calls = self.half.renewed()
         for number in abandoned if same else ():
             self.send("cancel", number)
         for call in calls:
             self.send("invoke", call.number, call.key)
+        for _ in abandoned:
+            self.credit.give(1)
+        for call, _ in self.credit.granted():
+            self.begin(call)
+
+    def close(self) -> None:
+        """Give all calls up, as a client that is closed does."""
+        calls, _ = self.half.failed()
+        for call in (*calls, *(call for call, _ in self.credit.waiting)):
+            call.replies.append("closed")
+        self.credit = Credit()
 
     def disconnected(self) -> None:
         self.pipe = None
@@ -180,9 +209,11 @@ class Network:
         self.restart()
         # two programs of one owner use the same keys
         self.programs = [Program(self, f"program {n}", f"owner {n // 2}") for n in range(programs)]
+        self.left: list[Program] = []
         self.moves: tuple[tuple[Callable[[], None], int], ...] = (
             (self.submit, 20), (self.up, 34), (self.down, 34), (self.end_run, 18), (self.acknowledge, 10),
             (self.repeat, 6), (self.abandon, 2), (self.connect, 6), (self.cut, 1), (self.repeat_message, 1),
+            (self.leave, 1),
         )  # fmt: skip
         self._choices = [move for move, weight in self.moves for _ in range(weight)]
 
@@ -199,7 +230,7 @@ class Network:
 
     def submit(self) -> None:
         program = self.program()
-        if len(program.half.open) < 16:
+        if len(program.credit.waiting) < 4:
             chance = self.random.random()
             if chance < 0.4:
                 key = ""
@@ -230,8 +261,28 @@ class Network:
 
     def abandon(self) -> None:
         program = self.program()
-        if program.half.open:
-            program.abandon(next(iter(program.half.open.values())))
+        calls = program.half.resting if self.random.random() < 0.3 else program.half.open
+        if calls:
+            program.abandon(next(iter(calls.values())))
+
+    def leave(self) -> None:
+        """Close a program, one time in eight, and let another of the same owner take its place."""
+        program = self.program()
+        if self.random.random() < 0.875:
+            return
+        self.cut_off(program)
+        program.close()
+        session = self.sessions.pop(program.name, None)
+        for run in () if session is None else self.server_left(session):
+            self.stop(run)
+        self.names += 1
+        self.left.append(program)
+        self.programs[self.programs.index(program)] = Program(self, f"later program {self.names}", program.owner)
+
+    def server_left(self, session: WaitingSession) -> list[SimulatedRun]:
+        """Forget a session; return the runs for which no caller waits any longer."""
+        runs: list[SimulatedRun] = self.server_moved(WaitEvent.FORGET, session, lambda: self.half.forget(session))
+        return runs
 
     def connect(self) -> None:
         program = self.program()
@@ -271,7 +322,7 @@ class Network:
         caller = self.callers.get(owner)
         if caller is None:
             cache: IdempotencyCache[SimulatedRun] = IdempotencyCache(KEPT_BYTES, 1e9)
-            caller = self.callers[owner] = Caller(finished=cache, requests=Credit())
+            caller = self.callers[owner] = Caller(finished=cache, requests=Account())
         return caller
 
     def accept(self, program: Program) -> tuple[Pipe, str]:
@@ -378,13 +429,17 @@ class Network:
                 self.end(run, busy=False)
             if not any(p.half.open or p.half.resting or (p.pipe and (p.pipe.up or p.pipe.down)) for p in self.programs):
                 break
-        calls = [call for program in self.programs for call in program.calls if not call.abandoned]
+        calls = [call for program in self.all_programs() for call in program.calls if not call.abandoned]
         lost = sum(not call.replies for call in calls)
         wrong = sum(
-            len(call.replies) > 1 or (bool(call.key) and not {call.key, "cancelled"} >= {*call.replies})
+            len(call.replies) > 1 or (bool(call.key) and not {call.key, "cancelled", "closed"} >= {*call.replies})
             for call in calls
         )
         return lost, wrong
+
+    def all_programs(self) -> list[Program]:
+        """Return the programs of now, and those that have left."""
+        return [*self.left, *self.programs]
 
     # --- the tables
 

@@ -58,10 +58,18 @@ def test_an_abandoned_call_holds_what_it_held_until_its_reply() -> None:
 
 def test_what_the_server_still_reads_is_held_after_the_reply() -> None:
     half, (first,) = opened(1)
-    assert half.replied(1) == (first, None)
-    half.held(1, 10)
+    assert half.held(1, lambda _: 10) is first
     assert half.released(1) == 10
     assert half.released(1) is None
+
+
+def test_an_abandoned_call_holds_the_same_after_its_reply_and_one_that_has_its_reply_holds_nothing() -> None:
+    half, _ = opened(1, 2)
+    half.abandon(1, 1, 10)
+    half.replied(2)
+    assert half.held(1, lambda _: 11) is None
+    assert half.held(2, lambda _: 20) is None
+    assert half.abandoned == {1: 10}
 
 
 def test_a_new_connection_gets_open_calls_in_their_order_and_abandoned_ones() -> None:

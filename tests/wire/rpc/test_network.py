@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.wire.rpc.client_half import ClientHalf
+from kaas.wire.rpc.credit import Credit
 from kaas.wire.rpc.server_half import Caller
 from tests.wire.rpc.network import Network
 
@@ -23,6 +24,7 @@ def test_each_call_is_replied_to_once_and_nothing_runs_twice_under_one_key(
     assert network.settle() == (0, 0)
     assert network.twice == 0
     assert all(caller.requests.nbytes >= 0 for caller in network.callers.values())
+    assert all((program.credit.requests, program.credit.nbytes) == (0, 0) for program in network.programs)
 
 
 @given(st.lists(st.integers(0, 9), max_size=300), st.randoms(use_true_random=False))
@@ -50,6 +52,7 @@ def test_all_credit_is_given_back_once_all_is_acknowledged() -> None:
                 network.serve(program, program.pipe.up.popleft())
     assert not [wait for session in network.sessions.values() for wait in session.waits.values()]
     assert all((c.requests.count, c.requests.nbytes) == (0, 0) for c in network.callers.values())  # type: ignore[attr-defined]
+    assert all((p.credit.requests, p.credit.nbytes, [*p.credit.waiting]) == (0, 0, []) for p in network.programs)
 
 
 # --- the network notices mistakes
@@ -65,6 +68,11 @@ def test_a_client_that_does_not_send_again_is_found(monkeypatch: pytest.MonkeyPa
     network = Network(Random(1))
     monkeypatch.setattr(ClientHalf, "renewed", lambda _: ({}, []))
     assert found(network)
+
+
+def test_a_client_that_keeps_its_credit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Credit, "give", lambda *_: None)
+    assert found(Network(Random(1)))
 
 
 def test_a_server_that_forgets_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
