@@ -40,7 +40,7 @@ def new(
 
 
 def _print_secret(secret_file: Path, own: OwnKeys) -> None:
-    console.print(f"{escape(str(secret_file))} is for {escape(own.name)} and nobody else")
+    console.print(f"{escape(str(secret_file))} is for {escape(own.name)} only")
     console.print(f"the server's public key, which it has in it: {own.server_key}", highlight=False, markup=False)
 
 
@@ -68,7 +68,7 @@ def list_(
         table.add_row(escape(each.name), escape(each.public_key), "", "", revoked_at)
     Console(width=max(console.width, 140), emoji=False).print(table)
     for error in wrong:
-        console.print(f"[red]lets nobody in:[/] {escape(error.message)}")
+        console.print(f"[red]lets no client in:[/] {escape(error.message)}")
 
 
 @app.command()

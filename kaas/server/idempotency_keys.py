@@ -37,8 +37,8 @@ class IdempotencyKeys:
         Raises:
             KeyReused, QueueFull
         """
-        if run.asked != message.function:
-            raise _reused(run, f"to function {run.asked!r}")
+        if run.function != message.function:
+            raise _reused(run, f"to function {run.function!r}")
         if run.binding is None and _at_once(frames):
             self._join(session, message, run, request_digest(message, frames))
         else:
@@ -97,4 +97,4 @@ def _at_once(frames: Sequence[Any]) -> bool:
 
 def _reused(run: ClientRun, what: str) -> KeyReused:
     message = f"key {run.key!r} is of another request, {what}: a new request wants a new key"
-    return KeyReused(message, key=run.key, function=run.asked)
+    return KeyReused(message, key=run.key, function=run.function)

@@ -128,9 +128,9 @@ class Invocations:
         """
         invocation, payload = invocation_of(client, message, frames, remote, self._stores.objects)
         call = remote.function.call(invocation, payload, payload.refs, "", remote.label)
-        return self._asked(call, message.trace)
+        return self._submit_traced(call, message.trace)
 
-    def _asked(self, call: WorkerCall, trace: str) -> Request:
+    def _submit_traced(self, call: WorkerCall, trace: str) -> Request:
         request = self._pool.begin(call)
         if trace:
             request.trace = continued(trace)
@@ -203,7 +203,7 @@ class Invocations:
             call = task.result()
             if not run.waits:
                 raise asyncio.CancelledError  # cancelled after the step
-            request = self._asked(call, trace)
+            request = self._submit_traced(call, trace)
         except asyncio.CancelledError:  # all waiting programs know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
             self._tracker.end(run)
@@ -236,7 +236,7 @@ class Invocations:
         """
         try:
             async with asyncio.timeout_at(run.ends_s):
-                whose = {"client": run.client.name, "function": run.asked}
+                whose = {"client": run.client.name, "function": run.function}
                 return await self._steps.run(name, values, whose)
         except TimeoutError as error:
             left_s = (run.ends_s or begun_s) - begun_s
@@ -315,18 +315,18 @@ class Invocations:
             try:
                 await self._stores.objects.store(run.client.name, named, self._durable_reply(run))
             except Exception as error:  # noqa: BLE001 - the error becomes the reply
-                run.lasting = False
+                run.durable = False
                 _fail(run, error)
         self._tracker.end(run)
 
     def _durable_reply(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
         """Return the durable reply of a request, so that a repeat of it does not run again; {} for none."""
-        run.lasting = bool(run.key) and run.client.finished.takes(run.kept_bytes)
-        if not run.lasting:
+        run.durable = bool(run.key) and run.client.finished.takes(run.kept_bytes)
+        if not run.durable:
             return {}
         assert run.bound is not None, "it has a key and was answered"
-        asked, reply = (run.asked, run.label), (run.outputs, run.frames)
-        entry = durable_replies.entry(run.client.name, run.key, *asked, *reply, run.bound)
+        names, reply = (run.function, run.label), (run.outputs, run.frames)
+        entry = durable_replies.entry(run.client.name, run.key, *names, *reply, run.bound)
         return {durable_replies.ANSWERS: {run.key: entry}}
 
     def _settle(

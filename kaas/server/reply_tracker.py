@@ -90,8 +90,8 @@ class ReplyTracker:
         wait = session.waits.get(number)
         if wait is None:
             return
-        asked: ClientRun = wait.run
-        cancelled = ClientRun(session.client, "", asked.asked, asked.label, (), 0, 0, done=True, failure=failure)
+        former: ClientRun = wait.run
+        cancelled = ClientRun(session.client, "", former.function, former.label, (), 0, 0, done=True, failure=failure)
         waiting, alone = self._half.cancel(session, number, cancelled)
         if waiting is not None:
             self.send(waiting)
@@ -122,7 +122,9 @@ class ReplyTracker:
     def remember(self, client: ConnectedClient, reply: DurableReply) -> None:
         """Keep a durable reply of an earlier run of the server."""
         nbytes = sum(map(len, reply.frames))
-        run = ClientRun(client, reply.key, reply.asked, reply.label, reply.outputs, 0, nbytes, done=True, lasting=True)
+        run = ClientRun(
+            client, reply.key, reply.function, reply.label, reply.outputs, 0, nbytes, done=True, durable=True
+        )
         run.frames = reply.frames
         if reply.request:
             run.bound = InvocationDigest(reply.request, reply.charge)
@@ -130,7 +132,7 @@ class ReplyTracker:
 
     def forgotten(self, key: str, run: ClientRun) -> None:
         """Remove the durable reply of a run that is no longer kept."""
-        if run.lasting:
+        if run.durable:
             self._answers.remove(run.client.name, key)
 
 

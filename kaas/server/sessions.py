@@ -48,7 +48,7 @@ class ClientRun(Run):
     """A request. Several programs may wait for a request with a key, also one after the other.
 
     Fields:
-        client: the owner. key: the idempotency key, "" for none. asked: the function's name in the request. label:
+        client: the owner. key: the idempotency key, "" for none. function: the function's name in the request. label:
             the function's label.
         outputs: names of the outputs in the reply. nbytes: of all outputs; once there is a reply, of those in it.
             input_bytes: of the sent inputs.
@@ -56,7 +56,7 @@ class ClientRun(Run):
             trace: the traceparent, if the first caller sent one.
         store: names under which outputs are stored instead of sent. remote: the function, if work follows its run.
             task: the work before the run. ends_s: the deadline on the loop's clock, for the work before and after.
-        lasting: the reply outlives the server.
+        durable: the reply outlives the server.
         stored_bytes: of outputs that are stored instead of sent.
         bound: digest of the request, once it is known; only with a key. binding: the task that computes it for large
             inputs.
@@ -66,7 +66,7 @@ class ClientRun(Run):
 
     client: ConnectedClient
     key: str
-    asked: str
+    function: str
     label: str
     outputs: tuple[str, ...]
     input_bytes: int

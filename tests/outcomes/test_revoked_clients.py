@@ -147,7 +147,7 @@ def test_the_list_says_who_may_come(tmp_path: Path) -> None:
     said = runner.invoke(app, ["keys", "list", "--folder", folder]).output
     assert "ada" in said
     assert "purged" in said
-    assert "lets nobody in" in said
+    assert "lets no client in" in said
     wrong = runner.invoke(app, ["keys", "revoke", "nobody", "--folder", folder])
     assert isinstance(wrong.exception, KaasError)
 

@@ -279,7 +279,7 @@ def read(path: Path | None, *, insecure: bool = False) -> Settings:
         settings = msgspec.structs.replace(settings, code=code)
     elif settings.keys is None:
         raise InvalidConfig(
-            "a server has keys (`kaas keys new`), or is told --insecure: then anybody on this machine may use it",
+            "a server has keys (`kaas keys new`), or is told --insecure: then every user of this machine may use it",
             field="keys",
         )
     _check(settings, insecure)

@@ -26,7 +26,7 @@ SERVER_FILE, CLIENTS_FOLDER, REVOKED_FOLDER = "server.toml", "clients", "revoked
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 """The names of clients."""
 
-SECRET_THERE = "--to names another file, or remove this one if nobody needs its key"
+SECRET_THERE = "--to names another file, or remove this one if no client needs its key"
 """The advice if a client's own file exists already."""
 
 _log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class DurableReply(msgspec.Struct, frozen=True, array_like=True):
-    """A stored reply. asked: the function's name in the request. label: the function's. outputs: names of the frames.
+    """A stored reply. function: its name in the request. label: the function's label. outputs: names of the frames.
     request, charge: as in `kaas.server.binding.InvocationDigest`; "" if they were not stored."""
 
     client: str
     key: str
-    asked: str
+    function: str
     label: str
     outputs: tuple[str, ...]
     frames: Sequence[bytes]
@@ -63,7 +63,7 @@ class DurableReplies:
 def entry(
     client: str,
     key: str,
-    asked: str,
+    function: str,
     label: str,
     outputs: tuple[str, ...],
     frames: Sequence[Any],
@@ -71,7 +71,9 @@ def entry(
 ) -> bytes:
     """Return a reply as an entry of the state."""
     sent = [bytes(frame) for frame in frames]
-    return msgspec.msgpack.encode(DurableReply(client, key, asked, label, outputs, sent, bound.request, bound.charge))
+    return msgspec.msgpack.encode(
+        DurableReply(client, key, function, label, outputs, sent, bound.request, bound.charge)
+    )
 
 
 _decode = msgspec.msgpack.Decoder(DurableReply).decode

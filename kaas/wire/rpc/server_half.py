@@ -57,12 +57,12 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
     """The run of one or several calls. An adapter's run is a subclass that has the work.
 
     Fields:
-        waits: of sessions that have no reply yet. done: there is a reply. lasting: the reply is kept on disk too.
+        waits: of sessions that have no reply yet. done: there is a reply. durable: the reply is kept on disk too.
     """
 
     waits: list[Wait] = []
     done: bool = False
-    lasting: bool = False
+    durable: bool = False
 
     @property
     def caller(self) -> Caller[Any]:
@@ -182,7 +182,7 @@ class ServerHalf(Generic[R]):
         caller, key = run.caller, run.idempotency_key
         if caller.runs.get(key) is run:
             del caller.runs[key]
-            if (waits or run.lasting) and run.final:
+            if (waits or run.durable) and run.final:
                 caller.finished.add(key, run, run.kept_bytes, now_s)
         return waits
 

@@ -201,7 +201,7 @@ class Network:
         self.random = random
         self.checked = checked
         self.steps = self.twice = self.epochs = 0
-        self.disk: dict[tuple[str, str], str] = {}  # lasting replies, by owner and key
+        self.disk: dict[tuple[str, str], str] = {}  # durable replies, by owner and key
         self.done: dict[Any, int] = {}
         self.names = 0
         self.sessions: dict[str, WaitingSession] = {}
@@ -313,7 +313,7 @@ class Network:
                 call.replies.append("lost")
         for (owner, key), name in self.disk.items():
             caller = self.caller(owner)
-            run = SimulatedRun(owner=caller, key=key, name=name, done=True, lasting=True)
+            run = SimulatedRun(owner=caller, key=key, name=name, done=True, durable=True)
             caller.finished.add(key, run, 1, 0.0)
 
     # --- the server
@@ -398,7 +398,7 @@ class Network:
         self.twice += self.done.get(what, 0)
         self.done[what] = 1
         if run.key:
-            run.lasting = True
+            run.durable = True
             self.disk[owner, run.key] = run.name
 
     def stop(self, run: SimulatedRun) -> None:

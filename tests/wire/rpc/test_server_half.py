@@ -223,13 +223,13 @@ def test_without_a_key_a_lost_session_keeps_its_reply(server: Server) -> None:
 
 def test_a_reply_without_a_wait_is_kept_only_if_it_is_lasting(server: Server) -> None:
     session = server.session()
-    gone, lasting = server.call(session, 1, "gone"), server.call(session, 2, "lasting", lasting=True)
-    assert server.half.forget(session) == [gone, lasting]
+    gone, durable = server.call(session, 1, "gone"), server.call(session, 2, "durable", durable=True)
+    assert server.half.forget(session) == [gone, durable]
     assert server.account == Account(0, 0)
     server.end(gone)
-    server.end(lasting)
+    server.end(durable)
     assert server.caller.known("gone") is None
-    assert server.caller.known("lasting") is lasting
+    assert server.caller.known("durable") is durable
     assert server.caller.runs == {}
 
 
