@@ -86,6 +86,9 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
         columns = ["what", "limit", "measured", ""] if result is not None else ["what"]
         head = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
         parts.append("\n".join([f"## {name}", "", where, "", *head, *rows, ""]))
+        stages = [] if result is None else [*_stages(result["detail"])]
+        if stages:
+            parts.append("\n".join([*stages, ""]))
     return "\n".join(parts)
 
 
@@ -107,6 +110,19 @@ def _rows(result: Mapping[str, Any] | None, lines: Mapping[str, str]) -> Iterato
         shown = measured if isinstance(measured, str) else f"{measured:.3g}"
         sign = "≤" if comparison == "<=" else "≥"
         yield f"| {meaning} | {sign} {limit:g} | {shown} | {'' if met(bar) else 'missed'} |"
+
+
+def _stages(detail: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of the details that are microseconds of a stage: "way: stage, us"."""
+    stages = {key: key.removesuffix(", us").split(": ", 1) for key in detail if key.endswith(", us") and ": " in key}
+    ways = list(dict.fromkeys(way for way, _ in stages.values()))
+    if not ways:
+        return
+    yield f"| stage, in order; median in μs | {' | '.join(f'`{way}`' for way in ways)} |"
+    yield f"|{' --- |' * (len(ways) + 1)}"
+    for stage in sorted(dict.fromkeys(stage for _, stage in stages.values()), key="in all".__eq__):
+        found = (detail.get(f"{way}: {stage}, us") for way in ways)
+        yield f"| {stage} | {' | '.join('' if each is None else f'{each:.1f}' for each in found)} |"
 
 
 def kept(folder: Path = RESULTS) -> dict[str, Any]:

@@ -29,11 +29,11 @@ NOTES: Notes = {}
 PUT_BACK: list[Callable[[], None]] = []
 
 TO_EXECUTOR = {
-    "pool, RunInvocation": "pool: the policy's decision, the function told, a message",
+    "pool, RunInvocation": "pool: the policy's decision, the function announced, a message",
     "executor, got RunInvocation": "to the executor",
     "executor, begins": "executor: inputs found",
     "executor, ends": "executor: copies, kernel, copies",
-    "executor, ExecutorReply": "executor: what it measured, a message",
+    "executor, ExecutorReply": "executor: measurements, a message",
     "pool, got ExecutorReply": "back to the pool",
 }
 STEPS: Mapping[str, Mapping[str, str]] = {

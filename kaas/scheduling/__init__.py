@@ -1,1 +1,4 @@
-"""Who runs next, and where: events in, decisions out. Pure; runs in the pool's process, and in the simulator."""
+"""Who runs next, and where: events in, decisions out. Runs in the pool's process, and in the simulator.
+
+Pure, but for `recording`, which writes and reads files.
+"""

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,7 +18,6 @@ from kaas.errors import DeadlineExceeded, DeviceLost
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import Watchdog, Watched
 from kaas.executor.executor import InputSource, RunRequest
-from kaas.executor.failures import Failures
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_sticky import chain
 from tests.faults.workload import right
@@ -66,19 +64,19 @@ def test_the_kernels_are_known_before_the_error_is_raised(
     opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, case = opened(run_limit_s=LIMIT_S), chain(library)
-    completing, cancel, complete = threading.Event(), OpenDevice.cancel, Failures.complete
+    ending, cancel, end = threading.Event(), OpenDevice.cancel, Watchdog.end
 
     def slow_cancel(device: OpenDevice) -> tuple[str, ...]:
         running = cancel(device)
-        assert completing.wait(TIMEOUT_S)
+        assert ending.wait(TIMEOUT_S)
         return running
 
-    def complete_now(*args: Any) -> None:
-        completing.set()
-        complete(*args)
+    def end_now(watchdog: Watchdog, watched: Watched) -> None:
+        ending.set()
+        end(watchdog, watched)
 
     monkeypatch.setattr(OpenDevice, "cancel", slow_cancel)
-    monkeypatch.setattr(Failures, "complete", complete_now)
+    monkeypatch.setattr(Watchdog, "end", end_now)
     software.inject(software.Fault("hang"), ORDINAL)
     with pytest.raises(DeadlineExceeded) as caught:
         executor.run(case.request)
@@ -168,24 +166,24 @@ def test_each_is_ended_at_its_own_limit_and_once() -> None:
             all_ended.set()
 
     watchdog = Watchdog(overrun)
-    never = Watched(watchdog, "never", TIMEOUT_S)
-    left = Watched(watchdog, "left", 0.02)
-    never.begin()
+    never = Watched("never", TIMEOUT_S)
+    left = Watched("left", 0.02)
+    watchdog.begin(never)
     while watchdog._wakes_s == math.inf:
         pass  # until the thread sleeps, and for long
-    left.begin()
-    left.end()
-    requests = [Watched(watchdog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
+    watchdog.begin(left)
+    watchdog.end(left)
+    requests = [Watched(name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
     for request in requests:
-        request.begin()
+        watchdog.begin(request)
     assert all_ended.wait(TIMEOUT_S)
     assert ended == ["first", "last"]
     assert [watched.exceeded for watched in (never, left, *requests)] == [False, False, True, True]
     for request in (never, *requests):
-        request.end()
+        watchdog.end(request)
     thread = watchdog._thread
     assert thread is not None
     watchdog.close()
     assert not thread.is_alive()
-    Watched(watchdog, "too late", 0.01).begin()
+    watchdog.begin(Watched("too late", 0.01))
     assert ended == ["first", "last"]

@@ -146,26 +146,17 @@ class DeviceContext:
 
 
 class Watched(msgspec.Struct, eq=False):
-    """One request under a limit, which counts from `begin`. A Struct, since every request makes one.
+    """One request under a limit, which counts from `Watchdog.begin`. A Struct, since every request makes one.
 
     Fields:
         task: the label of the kTask. exceeded: the request ran longer, and the watchdog has ended it.
         running: symbols of the kernels that ran on the device at that moment.
     """
 
-    watchdog: Watchdog
     task: str
     limit_s: float
     exceeded: bool = False
     running: tuple[str, ...] = ()
-
-    def begin(self) -> None:
-        """Start the limit's time."""
-        self.watchdog.begin(self)
-
-    def end(self) -> None:
-        """Remove the request from its watchdog."""
-        self.watchdog.end(self)
 
 
 class Watchdog:

@@ -21,7 +21,10 @@ def cluster_resources() -> dict[str, float]:
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """Return the references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
+    """Return `enough` references at most whose objects exist, or whose tasks failed, and all others. Fetch nothing.
+
+    timeout_s: longest wait for `enough` of them.
+    """
     done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
     return done, rest
 
