@@ -17,8 +17,8 @@ from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.variables import variables_of
 from tests.executor.conftest import MakeExecutor
 
-ROOT = Path(__file__).parents[2]
-PTX = (Path(__file__).parent / "kernels" / "globals.ptx").read_text()
+ROOT = Path(__file__).parents[3]
+PTX = (Path(__file__).parents[1] / "kernels" / "globals.ptx").read_text()
 FIRST, SECOND = [0, 100, 3, 0, 40, 1000, 7], [1, 99, 5, 5, 41, 1001, 7]
 """The values that `count` finds in the variables the first time, and the second time."""
 HIDDEN = ".visible .entry hides() {\n.global .u32 inside = 4;\nret;\n}\n"
@@ -127,7 +127,7 @@ def test_each_slot_has_its_own(make_executor: MakeExecutor, library: kaas.Librar
 
 
 def test_libraries_without_globals_cost_nothing(own: Executor) -> None:
-    simple = kaas.Library.from_file(Path(__file__).parent / "kernels" / "simple.ptx")
+    simple = kaas.Library.from_file(Path(__file__).parents[1] / "kernels" / "simple.ptx")
     result = kaas.Buffer("result", 64, "int32")
     plan = own.prepare(kaas.KTask([kaas.Kernel(simple, "narrow", 1, 64, [kaas.Out(result)])], [result]))
     assert plan.globals == ()

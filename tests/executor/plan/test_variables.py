@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kaas.executor.plan.variables import Variable, Variables, variables_of
 from kaas.ktask.library import Image, Library
 
-KERNELS = Path(__file__).parent / "kernels"
+KERNELS = Path(__file__).parents[1] / "kernels"
 PTX = (KERNELS / "globals.ptx").read_text()
 CUBIN = (KERNELS / "globals.cubin").read_bytes()
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
