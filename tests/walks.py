@@ -19,6 +19,8 @@ LAUNCH = "GraphInstance.launch"
 """The last function of ours before `cuGraphLaunch`."""
 SEND = "MessageStream.send"
 """The last function of ours before a message leaves a process over a Unix socket."""
+RECEIVE = "MessageStream.read"
+"""The first function of ours after a message has come over a Unix socket."""
 PROGRAM, POOL, EXECUTOR, SERVER = "program", "pool", "executor", "server"
 _MODULES = {"kaas.pool.on_processes.process_pool": POOL, "kaas.worker.executor_process": EXECUTOR, "serve": SERVER}
 
@@ -96,15 +98,20 @@ def remote() -> Walk:
 def files_of_a_call(walk: Walk) -> list[str]:
     """Return the files that a call enters on its way to `cuGraphLaunch`, in the order of first entry.
 
-    The way ends in the program and in the pool when the message leaves, in the executor with the launch.
+    The way begins in the pool and in the executor when the message comes: what a thread enters before belongs to an
+    earlier wait. It ends in the program and in the pool when the message leaves, in the executor with the launch.
     """
-    ways = (_until(walk[PROGRAM], SEND), _until(walk[POOL], SEND), _until(walk[EXECUTOR], LAUNCH))
+    ways = (
+        walk[PROGRAM][: _place(walk[PROGRAM], SEND)],
+        walk[POOL][_place(walk[POOL], RECEIVE) - 1 : _place(walk[POOL], SEND)],
+        walk[EXECUTOR][_place(walk[EXECUTOR], RECEIVE) - 1 : _place(walk[EXECUTOR], LAUNCH)],
+    )
     return list(dict.fromkeys(step.file for way in ways for step in way))
 
 
-def _until(steps: list[Step], function: str) -> list[Step]:
-    last = next(place for place, step in enumerate(steps) if step.function == function)
-    return steps[: last + 1]
+def _place(steps: list[Step], function: str) -> int:
+    """Return the number of steps up to a function, with it."""
+    return 1 + next(place for place, step in enumerate(steps) if step.function == function)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The command line `kaas`."""
+"""The command line `kaas`. Runs in the process of a command."""

@@ -1,4 +1,7 @@
-"""Libraries out of kernels of other makers: CUDA C++, CuPy, Triton, numba-cuda. `kaas.Library.from_...` loads these."""
+"""Libraries out of kernels of other makers: CUDA C++, CuPy, Triton, numba-cuda. Runs in programs.
+
+`kaas.Library.from_cuda` and its like import these modules on use.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The executor: one device, its memory and its plans. Everything here runs without Ray."""
+"""The executor: one device, its memory and its plans. Runs in an executor's process; `run_local` in a program's.
+
+Nothing here needs Ray.
+"""

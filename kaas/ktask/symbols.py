@@ -14,8 +14,8 @@ from kaas.errors import CorruptImage, UnknownSymbol
 from kaas.ktask.images import PTX_COMMENT_OR_STRING, Image
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
-_FUNCTION = 2  # kind of a symbol
-_KERNEL = 0x10  # in its other byte
+_FUNCTION = 2  # the low bits of a symbol's `info`: a function
+_KERNEL = 0x10  # a bit of its `other`: a kernel
 
 
 def kernels_of(images: Iterable[Image]) -> tuple[str, ...]:

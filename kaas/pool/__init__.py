@@ -1,4 +1,4 @@
-"""The pool: policies that decide, a core that carries decisions out, and the adapter that puts it on Ray."""
+"""The pool: carries out the decisions of a policy, on Ray or on plain processes. Runs in the pool's process."""
 
 from __future__ import annotations
 

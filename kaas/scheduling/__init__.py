@@ -1,4 +1,4 @@
-"""Who runs next, and where: events in, decisions out. Runs in the pool's process, and in the simulator.
+"""The request that runs next, and its worker: events in, decisions out.
 
-Pure, but for `recording`, which writes and reads files.
+Runs in the pool's process, and in the simulator. Pure, but for `recording`, which writes and reads files.
 """

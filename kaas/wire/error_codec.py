@@ -1,6 +1,6 @@
 """Errors as bytes on sockets, without pickle: a reader imports and runs nothing to decode them.
 
-The exception is a foreign cause, which stays pickled bytes until a reader that trusts its origin opens it.
+Only a cause that is no KaasError stays pickled bytes, until a reader that trusts its origin opens it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from kaas.wire.messages import Address
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption, Orphan, WorkerPost
-from kaas.worker.executor_work import Introduction
 from kaas.worker.executor_worker import LINGER_S, ExecutorWorker
+from kaas.worker.invocation_runner import Introduction
 
 GROUPS = {"watch": 1, "provide": 1, "collect": 2, "adoption": 2}
 """Concurrency groups and their numbers of threads: no method waits for a method of another group."""

@@ -26,8 +26,8 @@ from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import ExecutorReply, ObjectParts
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
-from kaas.worker.executor_work import Attachments, ExecutorWork, Get, Introduction, evicted, same
 from kaas.worker.huge_pages import use_huge_pages_soon
+from kaas.worker.invocation_runner import Attachments, Get, Introduction, InvocationRunner, evicted, same
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
@@ -46,7 +46,7 @@ Order = messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutpu
 class ExecutorWorker:
     """One executor with its device."""
 
-    _work: ExecutorWork
+    _work: InvocationRunner
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ExecutorWorker:
         """
         Args:
             options: those of `Executor`. name: the worker's number. node: where it is. introduce: as
-                `ExecutorWork` takes it. connection_lost: called when the pool's process has ended.
+                `InvocationRunner` takes it. connection_lost: called when the pool's process has ended.
         """
         self._device = device
         self._options = options
@@ -81,7 +81,7 @@ class ExecutorWorker:
         self._write_back: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
 
     @property
-    def work(self) -> ExecutorWork:
+    def work(self) -> InvocationRunner:
         """The functions, runs and cache commands of the executor."""
         return self._work
 
@@ -113,7 +113,7 @@ class ExecutorWorker:
         Raises:
             The errors of `connect`.
         """
-        self._work = ExecutorWork(executor, self._introduce)
+        self._work = InvocationRunner(executor, self._introduce)
         for orders, name in ((self._cache_commands, "kaas-cache-commands"), (self._write_back, "kaas-write-back")):
             threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
         self.begin(address)

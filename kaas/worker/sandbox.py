@@ -40,9 +40,9 @@ CACHES, BUILT = ("nvidia", "tmp"), ("blas", "nvrtc")
 GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it enters its
 sandbox."""
 PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
-"""Variables of the environment that an executor needs, ..."""
+"""Variables of the environment that an executor gets."""
 PASSED_ON_BEGIN = ("KAAS_", "SOFTGPU_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_")
-"""... and how the names of more begin. Any other may be a secret of the operator's."""
+"""An executor also gets variables whose names begin so. Any other variable may be a secret of the operator."""
 
 
 _PR_SET_DUMPABLE = 4

@@ -83,7 +83,7 @@ class _UnknownPeer:
 
 
 class Executors:
-    """The `WorkerTransport` of executors; see there. Belongs to the event loop of the pool's sockets."""
+    """The `WorkerTransport` of executors (`transport.py`). Use it from the event loop of the pool's sockets only."""
 
     def __init__(self, router: Router, hosts: ExecutorHosts, residents: Residents) -> None:
         self._router = router

@@ -365,7 +365,7 @@ class Placement:
         worker.device.reservation = group
         group.reserved += 1
         for leaving in leaving_workers(worker, group):
-            leaving.group.evicted = self._change()
+            leaving.group.shrank_at = self._change()
             if leaving.awaited:
                 self.reserve_after(leaving)
             else:

@@ -161,8 +161,8 @@ class WorkerGroup:
     """The workers that serve the same requests, and the requests that wait for them: the paper's pool.
 
     Fields:
-        born: when the group was first seen. evicted: number of the change that last took a device from the group; -1 if
-            none did. leaving: workers that stop, or whose device is reserved for another group. reserved: devices that
+        born: when the group was first seen. shrank_at: number of the change that last took a device from it; -1 if none
+            did. leaving: workers that stop, or whose device is reserved for another group. reserved: devices that
             the group gets when their workers have ended. coming: workers that start.
         alone: ready requests that must run alone. ready: how many requests wait. running: how many requests run.
             failures: workers in a row that did not start. slots: of a worker, as last seen.
@@ -173,7 +173,7 @@ class WorkerGroup:
     serves: Serves
     partition: Partition
     born: tuple[int, int]
-    evicted: int = -1
+    shrank_at: int = -1
     workers: dict[int, WorkerState] = field(default_factory=dict)
     open: dict[int, WorkerState] = field(default_factory=dict)
     leaving: int = 0

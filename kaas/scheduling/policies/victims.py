@@ -54,7 +54,7 @@ class Victims:
         if not giving:
             self.exhausted = not self._conserving and not partition.shared_places
             return None
-        largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
+        largest = min(giving, key=lambda other: (-holding[other.serves], other.shrank_at, other.born))
         if not self.smaller(group, holding[largest.serves]):
             return None
         return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)

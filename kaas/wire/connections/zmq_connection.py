@@ -30,7 +30,8 @@ _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _receive = zmq.backend.Socket.recv  # takes less than half of the time of pyzmq's wrapper
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-"""A failed handshake without detail is a connection that broke too early: ZeroMQ tries again."""
+"""Events after which the server does not let this peer in. After other failed handshakes, whose connection broke too
+early, ZeroMQ tries again."""
 
 
 class ZmqConnection(Connection):
@@ -156,5 +157,6 @@ def receive_frames(socket: Socket, flags: int = 0) -> Frames:
 
 
 def beat(socket: Socket) -> None:
+    """Set the heartbeats of a socket."""
     socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
     socket.heartbeat_timeout = int(3 * HEARTBEAT_S * 1000)

@@ -128,7 +128,7 @@ R = TypeVar("R", bound=Run)
 
 @dataclass(slots=True, eq=False)
 class Caller(Generic[R]):
-    """An owner of sessions and of keys.
+    """A client of the server, over all of its sessions: the owner of idempotency keys.
 
     Fields:
         finished: runs with a key that have ended. runs: those in progress, by key. requests: credit of the waits.

@@ -143,7 +143,8 @@ def stats_tables(stats: Stats) -> list[Shown]:
     tables = [_requests(stats.stages, stats.outcomes), _caches(stats.tiers)]
     if stats.kernels:
         tables.append(_kernels(stats.kernels))
-    note = f"of {stats.since_s:.1f} s; {stats.policy_events} events took the policy {stats.policy_s * 1e3:.1f} ms"
+    spent = f"{stats.policy_s * 1e3:.1f} ms for {stats.policy_events} events"
+    note = f"in the last {stats.since_s:.1f} s; the policy took {spent}"
     last = tables[-1]
     return [*tables[:-1], Shown(last.title, last.columns, last.rows, (note,))]
 

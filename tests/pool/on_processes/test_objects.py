@@ -19,7 +19,7 @@ from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjec
 from kaas.pool.on_ray.hosts import parts_of
 from kaas.wire.connections.shared_memory import Inbox, Outbox
 from kaas.wire.messages import Block, Framed, Named
-from kaas.worker.executor_work import Attachments, same
+from kaas.worker.invocation_runner import Attachments, same
 
 SMALL = b"small value"
 OTHER = b"another one"

@@ -47,7 +47,7 @@ def test_figure_6b_the_idle_device_of_the_largest_pool_is_taken() -> None:
     adopted(world, 2, 2, "2")
     adopted(world, 3, 3, "2", busy=False)
     world.tell(Tick(0.0))
-    world.raw._placement.groups[(ETASK, "0", "f")].evicted = 1  # type: ignore[attr-defined]
+    world.raw._placement.groups[(ETASK, "0", "f")].shrank_at = 1  # type: ignore[attr-defined]
     world.arrive("1", "f", ETASK)
     assert world.decided == [StopWorker(3)]
     world.gone(3, "stopped")

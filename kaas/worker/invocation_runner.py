@@ -1,4 +1,4 @@
-"""The work of an executor for the pool's messages: functions, runs, and cache commands."""
+"""Runs what the pool's messages ask of an executor: invocations of functions, and cache commands."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Get = Callable[[Any, Mapping[bytes, Any]], Any]
 computed anew, by key; it raises InputLost for a lost output that is not among them."""
 
 
-class ExecutorWork:
-    """The work around one executor. Any thread may call the methods."""
+class InvocationRunner:
+    """Runs invocations and cache commands on one executor. Any thread may call the methods."""
 
     def __init__(self, executor: Executor, introduce: Callable[[str], Introduction] | None = None) -> None:
         """
