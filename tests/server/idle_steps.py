@@ -1,4 +1,4 @@
-"""A module whose process is ready, and ends before it is asked, for tests."""
+"""A module with a process that is ready, and ends before it gets a step, for tests."""
 
 from __future__ import annotations
 

@@ -82,19 +82,19 @@ class Connection:
         self.socket.curve_publickey = keys["public_key"].encode()
         self.socket.curve_secretkey = keys["secret_key"].encode()
         self.socket.connect(endpoint)
-        self.welcome = self.said("hello", version=1, session="0123456789abcdef" * 2)[0]
+        self.welcome = self.exchange("hello", version=1, session="0123456789abcdef" * 2)[0]
 
     def send(self, op: str, *frames: bytes, **fields: Any) -> None:
         self.socket.send_multipart([packed({"op": op, **fields}), *frames])
 
-    def said(self, op: str, *frames: bytes, **fields: Any) -> tuple[dict[str, Any], list[bytes]]:
+    def exchange(self, op: str, *frames: bytes, **fields: Any) -> tuple[dict[str, Any], list[bytes]]:
         self.send(op, *frames, **fields)
         head, *behind = self.socket.recv_multipart()
         return unpacked(head), behind
 
-    def asked(self, op: str, *frames: bytes, **fields: Any) -> tuple[dict[str, Any], list[bytes]]:
+    def request(self, op: str, *frames: bytes, **fields: Any) -> tuple[dict[str, Any], list[bytes]]:
         self.number += 1
-        answer, behind = self.said(op, *frames, number=self.number, **fields)
+        answer, behind = self.exchange(op, *frames, number=self.number, **fields)
         assert answer["number"] == self.number
         return answer, behind
 
@@ -124,44 +124,44 @@ def test_a_client_written_from_the_document(serve: Serve) -> None:
     assert there.welcome["limits"]["requests"] > 0
 
     sha256 = hashlib.sha256(LIBRARY).hexdigest()
-    answer, _ = there.asked("upload", hash=sha256, bytes=len(LIBRARY), kind="library")
+    answer, _ = there.request("upload", hash=sha256, bytes=len(LIBRARY), kind="library")
     assert (answer["op"], answer["offset"]) == ("uploaded", 0)
     half = len(LIBRARY) // 2
-    assert there.asked("chunk", LIBRARY[:half], hash=sha256, offset=0)[0]["offset"] == half
-    assert there.asked("chunk", b"no", hash=sha256, offset=1)[0]["offset"] == half
-    assert there.asked("chunk", LIBRARY[half:], hash=sha256, offset=half)[0]["offset"] == len(LIBRARY)
-    assert there.asked("upload", hash=sha256, bytes=len(LIBRARY), kind="library")[0]["offset"] == len(LIBRARY)
+    assert there.request("chunk", LIBRARY[:half], hash=sha256, offset=0)[0]["offset"] == half
+    assert there.request("chunk", b"no", hash=sha256, offset=1)[0]["offset"] == half
+    assert there.request("chunk", LIBRARY[half:], hash=sha256, offset=half)[0]["offset"] == len(LIBRARY)
+    assert there.request("upload", hash=sha256, bytes=len(LIBRARY), kind="library")[0]["offset"] == len(LIBRARY)
 
-    answer, _ = there.asked("register", scaled(sha256, 4), name="scale")
+    answer, _ = there.request("register", scaled(sha256, 4), name="scale")
     assert answer["op"] == "registered"
     assert (answer["inputs"], answer["outputs"]) == ({"x": ["float32", [4]]}, {"y": ["float32", [4]]})
     assert answer["scalars"] == {"factor": "f32"}
-    assert [entry["name"] for entry in there.asked("functions")[0]["entries"]] == ["scale"]
+    assert [entry["name"] for entry in there.request("functions")[0]["entries"]] == ["scale"]
 
     values = struct.pack("<4f", 1, 2, 3, 4)
     twice = {"factor": struct.pack("<f", 2.0)}
     call = {"function": "scale", "inputs": {"x": {"frame": 1}}, "scalars": twice, "key": "a key", "deadline_s": 30}
     for _ in range(2):
-        answer, (frame,) = there.asked("invoke", values, **call)
+        answer, (frame,) = there.request("invoke", values, **call)
         assert (answer["op"], answer["outputs"]) == ("result", ["y"])
         assert struct.unpack("<4f", frame) == (2, 4, 6, 8)
     there.send("received", numbers=[there.number - 1, there.number])
 
-    assert there.asked("put", values, name="mine", dtype="float32", shape=[4])[0]["op"] == "done"
+    assert there.request("put", values, name="mine", dtype="float32", shape=[4])[0]["op"] == "done"
     call = {"function": "scale", "inputs": {"x": {"object": "mine"}}, "scalars": twice, "store": {"y": "yours"}}
-    answer, frames = there.asked("invoke", **call, trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    answer, frames = there.request("invoke", **call, trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     assert (answer["op"], answer.get("outputs", []), frames) == ("result", [], [])
     assert answer["trace"][:36] == "00-0af7651916cd43dd8448eb211c80319c-"
     there.send("received", numbers=[there.number])
-    answer, (frame,) = there.asked("get", name="yours", offset=4, bytes=8)
+    answer, (frame,) = there.request("get", name="yours", offset=4, bytes=8)
     assert (answer["op"], answer["dtype"], answer["shape"], answer["bytes"]) == ("value", "float32", [4], 16)
     assert struct.unpack("<2f", frame) == (4, 6)
-    assert {entry["name"] for entry in there.asked("objects")[0]["entries"]} == {"mine", "yours"}
-    assert there.asked("delete", name="mine")[0]["op"] == "done"
+    assert {entry["name"] for entry in there.request("objects")[0]["entries"]} == {"mine", "yours"}
+    assert there.request("delete", name="mine")[0]["op"] == "done"
 
-    there.send("cancel", number=there.number)  # it makes no difference to what is answered
-    assert there.asked("ask", what="health")[0]["answer"]["live"]
-    answer, _ = there.asked("invoke", **call)
+    there.send("cancel", number=there.number)  # the replies stay the same
+    assert there.request("ask", what="health")[0]["answer"]["live"]
+    answer, _ = there.request("invoke", **call)
     assert (answer["op"], answer["error"], answer.get("retry_s")) == ("failure", "UnknownObject", None)
-    assert there.asked("unregister", function="scale")[0]["op"] == "done"
+    assert there.request("unregister", function="scale")[0]["op"] == "done"
     there.socket.close()

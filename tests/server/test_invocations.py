@@ -81,10 +81,10 @@ class FakeServer:
     def program(self, session: str = "here") -> Program:
         """Return a program that has sent Hello."""
         program = Program()
-        self.say(program, protocol.Hello(protocol.VERSION, session))
+        self.deliver(program, protocol.Hello(protocol.VERSION, session))
         return program
 
-    def say(self, program: Program, message: protocol.FromClient) -> None:
+    def deliver(self, program: Program, message: protocol.FromClient) -> None:
         self.manager.receive(program, [protocol.encode(message)])
 
     def ran(self, request: Request) -> None:
@@ -107,10 +107,10 @@ def play(folder: Path, scenario: Callable[[FakeServer], Awaitable[None]], **keep
     asyncio.run(main())
 
 
-def test_what_succeeds_as_its_device_is_lost_is_stored_and_charged_as_it_ran(tmp_path: Path) -> None:
+def test_a_request_that_succeeds_as_its_device_is_lost_is_stored_and_charged(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, protocol.Invoke(1, "f", store={"y": "there"}))
+        server.deliver(program, protocol.Invoke(1, "f", store={"y": "there"}))
         server.held.extend(server.requests)
         server.ran(server.requests[0])
         await settle()
@@ -122,39 +122,39 @@ def test_what_succeeds_as_its_device_is_lost_is_stored_and_charged_as_it_ran(tmp
 
 
 @pytest.mark.parametrize("lost_first", [False, True])
-def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_path: Path, lost_first: bool) -> None:
+def test_a_reply_that_no_key_finds_is_kept_for_a_session_without_a_connection(tmp_path: Path, lost_first: bool) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, protocol.Invoke(1, "f", key="k"))
+        server.deliver(program, protocol.Invoke(1, "f", key="k"))
         if lost_first:
             server.manager.gone(program)
         server.ran(server.requests[0])
         server.manager.gone(program)
         program = server.program()
-        server.say(program, protocol.Invoke(1, "f", key="k"))
+        server.deliver(program, protocol.Invoke(1, "f", key="k"))
         assert program.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
         assert len(server.requests) == 1
 
     play(tmp_path, scenario, answers_bytes=1)
 
 
-def test_a_program_whose_connection_is_now_anothers_has_its_answer_once_it_is_back(tmp_path: Path) -> None:
+def test_a_session_gets_its_reply_when_its_connection_returns_to_it(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program("one")
-        server.say(program, protocol.Invoke(1, "f"))
-        server.say(program, protocol.Hello(protocol.VERSION, "other"))
+        server.deliver(program, protocol.Invoke(1, "f"))
+        server.deliver(program, protocol.Hello(protocol.VERSION, "other"))
         server.ran(server.requests[0])
         assert program.answers() == []
-        server.say(program, protocol.Hello(protocol.VERSION, "one"))
+        server.deliver(program, protocol.Hello(protocol.VERSION, "one"))
         assert program.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
 
     play(tmp_path, scenario)
 
 
-def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
+def test_a_disconnected_client_is_not_charged_for_a_request_that_a_close_cancels(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, protocol.Invoke(1, "f"))
+        server.deliver(program, protocol.Invoke(1, "f"))
         server.manager.gone(program)
         server.manager.close()
         assert server.requests[0].answer.cancelled()
@@ -163,9 +163,9 @@ def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_
     play(tmp_path, scenario)
 
 
-def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stored(tmp_path: Path) -> None:
+def test_an_output_unstored_at_the_close_is_neither_charged_nor_stored(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
-        server.say(server.program(), protocol.Invoke(1, "f", store={"y": "there"}))
+        server.deliver(server.program(), protocol.Invoke(1, "f", store={"y": "there"}))
         server.ran(server.requests[0])
         server.manager.close()
         await settle()
@@ -174,28 +174,28 @@ def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stor
     play(tmp_path, scenario)
 
 
-def test_an_answer_that_could_be_asked_for_again_is_not_the_one_that_came_then(tmp_path: Path) -> None:
+def test_the_receipt_of_a_retryable_failure_keeps_the_reply_to_the_retry(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program, key = server.program(), "here-1"
-        server.say(program, protocol.Invoke(1, "f", key=key))
+        server.deliver(program, protocol.Invoke(1, "f", key=key))
         server.requests[0].answer.set_exception(DeviceUnavailable("it restarts"))
-        server.say(program, protocol.Invoke(2, "f", key=key))
+        server.deliver(program, protocol.Invoke(2, "f", key=key))
         server.ran(server.requests[1])
-        server.say(program, protocol.Received((1,)))
-        server.say(program, protocol.Invoke(3, "f", key=key))
+        server.deliver(program, protocol.Received((1,)))
+        server.deliver(program, protocol.Invoke(3, "f", key=key))
         assert program.answers()[1:] == [(protocol.Result(number, ("y",)), [VALUE]) for number in (2, 3)]
-        server.say(program, protocol.Received((2, 3)))
+        server.deliver(program, protocol.Received((2, 3)))
         assert server.charged() == [(1, 250_000_000, {"DeviceUnavailable": 1, "succeeded": 1})]
 
     play(tmp_path, scenario)
 
 
-def test_what_is_asked_again_before_an_answer_is_received_is_charged_again_if_that_was_not_kept(tmp_path: Path) -> None:
+def test_a_repeated_key_is_charged_again_if_its_reply_was_not_kept(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
         for number in (1, 2):
-            server.say(program, protocol.Invoke(number, "f", key="k"))
-            server.say(program, protocol.Received((number - 1,)))
+            server.deliver(program, protocol.Invoke(number, "f", key="k"))
+            server.deliver(program, protocol.Received((number - 1,)))
             server.ran(server.requests[number - 1])
         assert server.charged() == [(2, 500_000_000, {"succeeded": 2})]
 

@@ -30,7 +30,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(idempotency_keys, "request_digest", digest)
 
-    async def life() -> None:
+    async def scenario() -> None:
         tracker = Mock()
         runs = Invocations(Mock(), Mock(), Mock(), Mock(), tracker)
         client = ConnectedClient(
@@ -52,4 +52,4 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
         assert [call.args[1] for call in tracker.wait.call_args_list] == [1, 2]
         assert (client.questions.count, client.questions.nbytes) == (0, 0)
 
-    asyncio.run(life())
+    asyncio.run(scenario())

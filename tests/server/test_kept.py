@@ -1,4 +1,4 @@
-"""What clients have at a server: there again when it was killed, each client's own, and no code that is not allowed."""
+"""Functions, objects and uploads at a server: kept when it is killed, each client's own, and only allowed code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def results(speaker: Speaker, message: protocol.Invoke, *frames: Any) -> list[An
     return [np.frombuffer(frame, np.float32) for frame in speaker.reply_to(protocol.Result, message, *frames)[1]]
 
 
-def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[..., Server]) -> None:
+def test_a_killed_server_keeps_its_clients_functions_objects_and_uploads(serve: Callable[..., Server]) -> None:
     first = serve()
     alice = first.speaker("alice")
     upload(alice, CODE, 0, len(CODE), "library")
@@ -66,7 +66,7 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
     )
     plain, _ = alice.reply_to(protocol.Registered, protocol.Register(alice.number()), encode_task(add_task()))
     assert plain.function == add_task().key != told.function
-    put(alice, "b", A)  # the function keeps what it was given
+    put(alice, "b", A)  # the function keeps its earlier constant
     assert upload(alice, LARGE, 0, 2 << 20) == 2 << 20
     first.process.kill()
     first.wait()
@@ -98,7 +98,7 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
     bob.close()
 
 
-def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server]) -> None:
+def test_code_that_is_not_allowed_is_refused(serve: Callable[..., Server]) -> None:
     server = serve({"code": {"libraries": [hash_of(STEPS.images[0].data)], "providers": []}})
     alice = server.speaker("alice")
     assert upload(alice, CODE, 0, len(CODE), "library") == len(CODE)
@@ -113,7 +113,7 @@ def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server])
     alice.close()
 
 
-def test_signed_code_comes_in_by_a_client_that_has_its_signature(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_signed_code_is_accepted_from_a_client_with_its_signature(serve: Callable[..., Server], tmp_path: Path) -> None:
     signer_file = tmp_path / "signer.pem"
     server = serve({"code": {"signers": [new_signer(signer_file).hex()]}})
     signatures = {add_task().key: sign(signer(signer_file), add_task().key)}
@@ -134,7 +134,9 @@ def test_quotas_hold(serve: Callable[..., Server], quota: str) -> None:
 
 
 @pytest.mark.parametrize("received", [True, False])
-def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callable[..., Server], received: bool) -> None:
+def test_a_request_that_changes_an_object_is_not_run_again_after_a_restart(
+    serve: Callable[..., Server], received: bool
+) -> None:
     first = serve()
     alice = first.speaker("alice")
     plus = alice.register(add_task()).function

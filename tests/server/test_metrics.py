@@ -51,7 +51,7 @@ def measured() -> Measured:
 
 
 class Scraped:
-    """What a server says, its loop in a thread of its own."""
+    """The metrics endpoint of a server, its loop in a thread of its own."""
 
     def __init__(self, said: Callable[[], Measured], health: Mapping[str, Any] = WELL) -> None:
         self.loop = PoolLoop()
@@ -129,7 +129,7 @@ def test_labels_are_those_that_were_agreed() -> None:
     assert agreed.items() <= labels.items()
 
 
-def test_who_is_metered_elsewhere_is_not_counted_twice() -> None:
+def test_metered_requests_of_a_client_are_not_counted_twice() -> None:
     found = Measured(measured().figures, outcomes={("a", "succeeded"): 7, ("a", "QuotaExceeded"): 2})
     (requests,) = [metric for metric in metrics(found) if metric.name == "kaas_requests_total"]
     assert [(*sample.labels, sample.value) for sample in requests.samples] == [
@@ -151,7 +151,7 @@ def test_counters_do_not_begin_anew_when_statistics_do() -> None:
     assert figures.tiers["f", "a", 0, "device"].objects == 6
 
 
-def test_a_pool_that_fails_to_say() -> None:
+def test_a_scrape_of_a_pool_that_fails_is_an_http_error() -> None:
     def broken() -> Measured:
         raise ValueError("nothing to say")
 
@@ -168,7 +168,7 @@ def status_of(server: MetricsServer, path: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.loads(error.read())
 
 
-def test_supervisors_ask_whether_it_lives_and_is_ready() -> None:
+def test_supervisors_learn_whether_a_server_is_live_and_ready() -> None:
     with Scraped(measured) as scraped:
         assert status_of(scraped.server, "/healthz") == (200, WELL)
         assert status_of(scraped.server, "/readyz") == (200, WELL)
@@ -180,7 +180,7 @@ def test_supervisors_ask_whether_it_lives_and_is_ready() -> None:
         assert status_of(scraped.server, "/readyz") == (503, drains)
 
 
-def test_a_server_that_does_not_say_how_it_is_is_not_well() -> None:
+def test_a_server_that_fails_to_report_its_health_is_unhealthy() -> None:
     with Scraped(measured, {}) as scraped:
         scraped.server._ask_health = lambda: 1 / 0  # type: ignore[assignment]
         for path in ("/healthz", "/readyz"):
@@ -206,7 +206,7 @@ def exported() -> set[str]:
     return names
 
 
-def test_what_the_dashboard_shows_exists() -> None:
+def test_the_metrics_of_the_dashboard_exist() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     shown: set[str] = set()
     for panel in dashboard["panels"]:

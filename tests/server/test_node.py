@@ -34,7 +34,7 @@ Node = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """What a program of the example prints, with the packages that its lock file names."""
+    """The output of a program of the example, with the packages that its lock file names."""
     folder = tmp_path_factory.mktemp("node")
     for path in EXAMPLE.iterdir():
         if path.is_file():
@@ -58,7 +58,7 @@ def test_the_client_is_short() -> None:
     assert len((EXAMPLE / "client.mjs").read_text().splitlines()) <= LONGEST
 
 
-def test_it_reads_and_writes_the_vectors(node: Node) -> None:
+def test_the_client_reads_and_writes_the_vectors(node: Node) -> None:
     count = sum(len(found) for name, found in vectors.written().items() if name != "refused") + 3
     assert node("vectors.mjs", str(vectors.FOLDER)) == f"{count} vectors\n"
 
@@ -77,16 +77,16 @@ def last(server: Server) -> list[str]:
     return [] if server.insecure else [str(server.keys("ada"))]
 
 
-def test_it_asks_a_server(node: Node, server: Server) -> None:
+def test_the_client_reads_the_health_of_a_server(node: Node, server: Server) -> None:
     assert json.loads(node("call.mjs", server.address, "health", *last(server)))["live"] is True
 
 
-def test_it_invokes_a_function(node: Node, server: Server) -> None:
+def test_the_client_invokes_a_function(node: Node, server: Server) -> None:
     inputs = json.dumps({"x": list(range(ELEMENTS))})
     assert json.loads(node("call.mjs", server.address, "difference", inputs, *last(server))) == {"out": [0] * ELEMENTS}
 
 
-def test_it_keeps_within_its_credit(node: Node, server: Server) -> None:
+def test_the_client_keeps_within_its_credit(node: Node, server: Server) -> None:
     assert node("flood.mjs", server.address, "difference", "2000", *last(server)) == "2000\n"
 
 
@@ -118,7 +118,7 @@ def test_failures_are_errors(node: Node, server: Server) -> None:
         node("call.mjs", server.address, "difference", json.dumps({"x": [1, 2]}), *last(server))
 
 
-def test_it_asks_again_when_the_server_was_killed(node: Node, tmp_path: Path) -> None:
+def test_the_client_repeats_its_requests_after_the_server_was_killed(node: Node, tmp_path: Path) -> None:
     with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.005}) as server, ThreadPoolExecutor(1) as beside:
         with kaas.Client(server.address, keys=server.keys("ada")) as client:
             client.register(build(), name="difference")

@@ -107,7 +107,7 @@ def test_usage_has_all_digits_however_narrow_the_terminal(serve: Serve) -> None:
     assert {"alice", "3", str(3 * len(ONES)), str(6 * len(ONES))} <= {*shown.stdout.split()}
 
 
-def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
+def test_an_unusable_path_is_an_error_of_one_line(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     for arguments, said in (
         (["usage", "--config", str(absent)], "--server"),
@@ -136,7 +136,7 @@ def test_usage_of_a_server_that_runs(observed: Server) -> None:
     assert seen == {"alice": ["alice"], "boss": ["alice", "bob"]}
 
 
-def test_what_a_client_holds_is_metered(observed: Server) -> None:
+def test_a_clients_libraries_and_objects_are_metered(observed: Server) -> None:
     speaker = observed.speaker()
     speaker.register(scaled(), "f")
     speaker.reply_to(protocol.Done, protocol.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
@@ -150,7 +150,7 @@ def test_what_a_client_holds_is_metered(observed: Server) -> None:
     speaker.close()
 
 
-def test_who_is_beyond_a_quota_is_told_when_to_come_again(serve: Serve) -> None:
+def test_a_client_beyond_a_quota_gets_a_retry_delay(serve: Serve) -> None:
     server = serve({"limits": {"quotas": {"requests_per_s": 0.001}}})
     speaker, other = server.speaker("alice"), server.speaker("bob")
     speaker.register(scaled(), "f")
@@ -196,7 +196,7 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
     speaker.close()
 
 
-def test_a_trace_goes_on_and_comes_back(observed: Server) -> None:
+def test_a_trace_is_continued_and_returned(observed: Server) -> None:
     speaker = observed.speaker("alice")
     speaker.register(scaled(), "f")
     speaker.invoke("f", ONES, trace=f"00-{TRACE}-{SPAN}-01")

@@ -108,7 +108,7 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
         ("tests.server.etasks:nothing", "module 'tests.server.etasks' has no function 'nothing'"),
     ],
 )
-def test_what_is_not_there_is_refused_and_the_pool_goes_on(
+def test_a_missing_etask_function_is_refused_and_the_pool_still_runs(
     target: str, said: str, alice: kaas.Client, tmp_path: Path
 ) -> None:
     etasks = {**ETASKS, "device": {**ETASKS["double"], "function": "tests.server.broken_steps:f"}}  # it may want one
@@ -153,7 +153,7 @@ def test_a_signal_while_modules_are_imported(
     assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
-def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
+def test_an_etask_takes_large_values_and_keeps_its_state(alice: kaas.Client) -> None:
     x = np.arange(LARGE, dtype=np.float32)
     first = alice.call("sums", {"x": x, "y": x}).result(TIMEOUT_S)
     put = alice.put("x", x)
@@ -164,7 +164,7 @@ def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
     assert (alice.get("total") == 2 * x).all()
 
 
-def test_who_may_not_use_one_does_not_see_it(server: Server) -> None:
+def test_a_client_does_not_see_an_etask_that_it_may_not_use(server: Server) -> None:
     with kaas.Client(server.endpoint, keys=server.key_of("bob"), patience_s=TIMEOUT_S) as bob:
         assert "sums" not in {entry["name"] for entry in bob.functions()}
         with pytest.raises(errors.UnknownFunction):
@@ -172,7 +172,7 @@ def test_who_may_not_use_one_does_not_see_it(server: Server) -> None:
         assert (bob.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
-def test_what_it_raises_is_told_without_the_servers_files(server: Server, alice: kaas.Client) -> None:
+def test_an_error_of_an_etask_is_reported_without_the_servers_files(server: Server, alice: kaas.Client) -> None:
     with pytest.raises(errors.ETaskFailed) as caught:
         alice.call("fail", {"x": ONES}).result(TIMEOUT_S)
     assert caught.value.error_type == "LookupError"
@@ -194,7 +194,7 @@ def test_a_deadline_releases_the_caller(alice: kaas.Client) -> None:
         alice.call("stall", {"x": ONES}, deadline_s=2.0).result(TIMEOUT_S)
 
 
-def test_one_that_is_cancelled(alice: kaas.Client) -> None:
+def test_a_stalled_etask_can_be_cancelled(alice: kaas.Client) -> None:
     future = alice.call("stall", {"x": ONES})
     assert future.cancel()
 
@@ -229,7 +229,7 @@ def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
     assert kaas.status().pid != killed
 
 
-def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
+def test_a_server_that_ends_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
     assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
     x = np.arange(LARGE, dtype=np.float32)
     alice.put("about", alice.call("sums", {"x": x, "y": x}, key="once").result(TIMEOUT_S).about)
@@ -239,7 +239,7 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
         ray.get_actor(NAME, namespace="kaas")
 
 
-def test_one_that_is_killed_takes_its_listener_along_and_leaves_the_pool(server: Server) -> None:
+def test_a_killed_server_ends_with_its_listener_and_leaves_the_pool(server: Server) -> None:
     """The next server finds the reply of the earlier one."""
     x = np.arange(LARGE, dtype=np.float32)
     first = served(server.folder)

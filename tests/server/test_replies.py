@@ -26,7 +26,7 @@ from kaas.errors import (
 from kaas.server.replies import failure_of, without_paths
 
 
-def test_an_error_arrives_as_it_was() -> None:
+def test_an_error_arrives_unchanged() -> None:
     error = WrongSize("4 bytes, not 8", buffer="x", expected_bytes=8, given_bytes=4)
     arrived = error_of(failure_of(1, error))
     assert (type(arrived), arrived.message, arrived.fields) == (WrongSize, error.message, error.fields)
@@ -51,7 +51,7 @@ except kaas.KaasError as error:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("memcheck", [True, False])
-def test_a_fault_tells_no_addresses_and_nothing_of_other_memory(memcheck: bool) -> None:
+def test_a_reported_fault_has_no_addresses_and_nothing_of_other_memory(memcheck: bool) -> None:
     code = FAULT.format(memcheck=memcheck)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     whole, told = done.stdout.splitlines()[:2]
@@ -64,7 +64,7 @@ def test_a_fault_tells_no_addresses_and_nothing_of_other_memory(memcheck: bool) 
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in told
 
 
-def test_a_story_tells_no_addresses_either() -> None:
+def test_the_story_of_a_quarantine_has_no_addresses() -> None:
     near = (
         "illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer (w: 4096 bytes at 0x7f5812340000)"
     )
@@ -113,7 +113,7 @@ def test_no_error_names_a_file_of_the_server(error: Exception) -> None:
         ("3 / 4 of 5 GB/s, and/or tcp://10.0.0.5:7600", "3 / 4 of 5 GB/s, and/or tcp://10.0.0.5:7600"),
     ],
 )
-def test_what_else_is_said_stays(said: str, told: str) -> None:
+def test_a_message_without_its_paths_is_otherwise_unchanged(said: str, told: str) -> None:
     assert without_paths(said) == told
 
 
@@ -122,6 +122,6 @@ def test_a_client_reads_its_own_names() -> None:
     assert (failure.message, failure.fields) == ("there is no object '/mine/x' here", {"object": "/mine/x"})
 
 
-def test_what_a_message_leads_to_is_its_fault_and_not_what_the_disk_says() -> None:
+def test_a_value_error_is_an_invalid_request_and_an_error_of_the_disk_is_not() -> None:
     assert failure_of(1, ValueError("no")).error == InvalidRequest.__name__
     assert failure_of(1, OSError(28, "No space left on device")).error == KaasError.__name__

@@ -39,7 +39,7 @@ def result_of(frame: bytes) -> Any:
     return np.frombuffer(frame, np.float32)
 
 
-def test_one_that_is_asked_to_end_answers_first_what_is_open(serve: Serve) -> None:
+def test_a_terminated_server_first_replies_to_open_requests(serve: Serve) -> None:
     server = serve()
     speaker = server.speaker()
     speaker.register(scaled(), "f")
@@ -62,7 +62,7 @@ def test_one_that_is_asked_to_end_answers_first_what_is_open(serve: Serve) -> No
     speaker.close()
 
 
-def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
+def test_a_draining_server_accepts_no_requests(serve: Serve) -> None:
     server = serve({"administrators": ["boss"], "drain_s": 60})
     boss, other = server.speaker("boss"), server.speaker()
     other.register(scaled(), "f")
@@ -89,7 +89,7 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     other.close()
 
 
-def test_it_waits_only_so_long(serve: Serve) -> None:
+def test_a_server_drains_no_longer_than_its_limit(serve: Serve) -> None:
     server = serve({"drain_s": 0.1})
     speaker = server.speaker()
     speaker.register(scaled(), "f")
@@ -100,7 +100,7 @@ def test_it_waits_only_so_long(serve: Serve) -> None:
     speaker.close()
 
 
-def test_its_executors_end_with_it(serve: Serve) -> None:
+def test_executors_end_with_their_server(serve: Serve) -> None:
     server = serve()
     speaker = server.speaker()
     assert speaker.ask("health", b"canary")["canary_s"] < TIMEOUT_S
@@ -116,7 +116,7 @@ def test_its_executors_end_with_it(serve: Serve) -> None:
     speaker.close()
 
 
-def test_functions_outlive_it(serve: Serve) -> None:
+def test_functions_outlive_their_server(serve: Serve) -> None:
     first = serve()
     speaker = first.speaker()
     life = speaker.greet().life
@@ -144,7 +144,7 @@ def without_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.close()
 
 
-def test_programs_on_its_machine_use_it_too(without_keys: Server) -> None:
+def test_programs_on_a_servers_machine_attach_to_its_pool(without_keys: Server) -> None:
     program = """
 import sys
 from kaas.api.program import attach, status
@@ -156,7 +156,7 @@ print(len(status().devices))
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "1\n"
 
 
-def test_two_of_one_name_are_refused(without_keys: Server) -> None:
+def test_a_second_server_of_one_name_is_refused(without_keys: Server) -> None:
     config = without_keys.folder / "kaas.yaml"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "kaas.cli", "serve", "--insecure", "--config", str(config)]
@@ -165,7 +165,7 @@ def test_two_of_one_name_are_refused(without_keys: Server) -> None:
     assert "runs on this machine already" in ended.stderr
 
 
-def test_one_without_keys_says_so_loudly(without_keys: Server) -> None:
+def test_a_server_without_keys_logs_that_it_is_insecure(without_keys: Server) -> None:
     speaker = without_keys.speaker()
     assert speaker.greet().client == "local"
     assert "INSECURE" in without_keys.errors.read_text()
@@ -200,7 +200,7 @@ def test_an_unknown_key_gets_nothing(server: Server) -> None:
         (b"]", ""),
     ],
 )
-def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
+def test_a_setting_that_cannot_be_parsed_is_named(text: bytes, field: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         parse(text)
     assert caught.value.field == field
@@ -227,7 +227,7 @@ def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
         ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int8, [1]]}, after: s}}}", "etasks.e"),
     ],
 )
-def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:
+def test_an_invalid_setting_is_named(tmp_path: Path, text: str, field: str) -> None:
     path = tmp_path / "kaas.yaml"
     path.write_text(text)
     with pytest.raises(InvalidConfig) as caught:
@@ -235,7 +235,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
+def test_a_server_needs_keys_unless_it_is_insecure(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig) as caught:
         read(None)
     assert caught.value.field == "keys"
@@ -244,7 +244,7 @@ def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
         read(tmp_path / "nowhere.yaml", insecure=True)
 
 
-def test_a_key_says_more_than_the_server() -> None:
+def test_quotas_of_a_key_override_those_of_the_server() -> None:
     limits = LimitSettings(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
     granted = limits.granted(Quotas(requests_per_s=1.0, concurrent_requests=3))
     others: dict[str, Any] = {
@@ -258,7 +258,7 @@ def test_a_key_says_more_than_the_server() -> None:
     assert (told.requests, told.requests_per_s, told.stored_bytes) == (3, 1.0, 100)
 
 
-def test_its_pool_is_as_configured() -> None:
+def test_the_pool_of_a_server_is_as_configured() -> None:
     settings = parse(b"pool: {policy: static, slots: 2, devices: [{speed: 2.0}], clients: {alice: {weight: 2.0}}}")
     config = settings.pool.config(None)
     assert config == kaas.Config(
@@ -270,11 +270,11 @@ def test_its_pool_is_as_configured() -> None:
     )
 
 
-def test_a_server_is_fair_unless_told_otherwise() -> None:
+def test_the_default_policy_of_a_server_is_fair() -> None:
     assert parse(b"{}").pool.config(None).policy == "cfs_affinity"
 
 
-def test_its_policy_has_options_or_is_the_operator_s_own() -> None:
+def test_the_policy_of_a_server_has_options_or_is_the_operators_own() -> None:
     told = parse(b"pool: {policy: {name: cfs_affinity, penalty: 5.0}}").pool.config(None).policy
     assert isinstance(told, partial)
     assert (told.func, told.keywords) == (CfsAffinity, {"penalty": 5.0})
@@ -285,7 +285,7 @@ def test_its_policy_has_options_or_is_the_operator_s_own() -> None:
     assert caught.value.field == "pool.policy"
 
 
-def test_the_configuration_of_its_page_is_one() -> None:
+def test_the_documented_configuration_is_valid_and_complete() -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     text = page.partition("```yaml\n")[2].partition("```")[0]
     settings = parse(text.encode())

@@ -83,7 +83,7 @@ def test_a_traceback_stands_below_its_event(log: Callable[..., Lines]) -> None:
     assert all(line.startswith("    ") for line in rest)
 
 
-def test_what_others_cause_is_one_line_each_and_bounded_in_all(log: Callable[..., Lines]) -> None:
+def test_events_that_peers_cause_are_limited_for_each_and_in_all(log: Callable[..., Lines]) -> None:
     lines = log()
     for count in range(1000):
         log_event("kaas.test", 1000.0, "a key was refused", address="10.0.0.1", limit_by="10.0.0.1", try_=count)
@@ -98,7 +98,7 @@ def test_what_others_cause_is_one_line_each_and_bounded_in_all(log: Callable[...
     assert lines()[-1].endswith(f"a key was refused address=10.0.0.1 left_out={1000 - (LINES - 1)}")
 
 
-def test_only_what_is_wanted_is_said(log: Callable[..., Lines]) -> None:
+def test_events_below_the_level_are_not_logged(log: Callable[..., Lines]) -> None:
     lines = log(level="warning")
     logging.getLogger("kaas.test").info("fine")
     assert lines() == []

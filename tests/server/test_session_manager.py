@@ -63,7 +63,7 @@ def failed(speaker: Speaker, message: protocol.FromClient | bytes, *frames: Any)
 # --- greetings
 
 
-def test_who_has_not_said_hello_is_told_to(server: Server) -> None:
+def test_a_client_that_sent_no_hello_gets_unknown_session(server: Server) -> None:
     speaker = Speaker(server.endpoint, server.key_of("alice"))
     failure = failed(speaker, protocol.Ask(7, "health"))
     assert (failure.number, failure.error) == (7, "UnknownSession")
@@ -80,7 +80,7 @@ def test_another_version_is_refused(server: Server) -> None:
     speaker.close()
 
 
-def test_a_welcome_says_what_is_granted(alice: Speaker) -> None:
+def test_a_welcome_reports_the_granted_limits(alice: Speaker) -> None:
     welcome = alice.greet(alice.session)
     assert (welcome.limits.requests, welcome.limits.credit_bytes) == (8, LIMITS["credit_bytes"])
 
@@ -88,7 +88,7 @@ def test_a_welcome_says_what_is_granted(alice: Speaker) -> None:
 # --- one answer for each request
 
 
-def test_a_value_goes_there_and_back(alice: Speaker) -> None:
+def test_a_request_returns_its_output(alice: Speaker) -> None:
     number = alice.invoke("double", ONES)
     answer, frames = alice.receive()
     assert answer == protocol.Result(number, ("y",))
@@ -105,16 +105,16 @@ def test_functions_are_their_clients(alice: Speaker, server: Server) -> None:
     bob.close()
 
 
-def test_what_takes_more_than_all_credit_is_refused_for_good(alice: Speaker) -> None:
+def test_a_request_beyond_all_credit_is_refused_for_good(alice: Speaker) -> None:
     width = 16 * WIDTH
     alice.register(scaled(width=width), "large")
     failure = failed(alice, protocol.Invoke(900, "large", {"x": protocol.Input(frame=1)}), bytes(4 * width))
     assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
 
 
-def test_large_values_travel_beside(serve: Serve) -> None:
+def test_values_larger_than_a_message_of_the_pool_are_processed(serve: Serve) -> None:
     speaker = serve().speaker()
-    width = 1 << 20  # 4 MB: far beyond what stands in a message of the pool
+    width = 1 << 20  # 4 MB: far beyond the size of a message of the pool
     speaker.register(scaled(width=width), "large")
     value = np.arange(width, dtype=np.float32)
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_large_values_travel_beside(serve: Serve) -> None:
     speaker.close()
 
 
-def test_what_is_sent_again_is_the_same_request(alice: Speaker) -> None:
+def test_an_invoke_sent_again_is_the_same_request(alice: Speaker) -> None:
     numbers = [alice.invoke("double", ONES) for _ in range(3)]
     for number in numbers:
         alice.invoke("double", ONES, number=number)
@@ -133,7 +133,7 @@ def test_what_is_sent_again_is_the_same_request(alice: Speaker) -> None:
     assert alice.quiet()
 
 
-def test_an_answer_comes_again_on_a_new_connection(alice: Speaker, server: Server) -> None:
+def test_a_reply_is_sent_again_on_a_new_connection(alice: Speaker, server: Server) -> None:
     number = alice.invoke("double", ONES)
     assert isinstance(alice.receive()[0], protocol.Result)
     again = Speaker(server.endpoint, server.key_of("alice"))
@@ -215,7 +215,7 @@ def test_a_key_of_another_function_is_refused(alice: Speaker) -> None:
         assert failure.error == "InvalidRequest"
 
 
-def test_what_may_be_asked_again_is_not_remembered(alice: Speaker) -> None:
+def test_a_retryable_failure_is_not_remembered_for_its_key(alice: Speaker) -> None:
     numbers = [alice.invoke("double", ONES) for _ in range(8)]
     for _ in numbers:
         assert isinstance(alice.receive()[0], protocol.Result)
@@ -250,7 +250,7 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
     other.close()
 
 
-def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
+def test_a_client_that_does_not_read_its_replies_gets_queue_full(serve: Serve) -> None:
     speaker = serve({"limits": {**LIMITS, "requests": 1024}}).speaker()
     data = bytes(15 * len(ONES))
     speaker.reply_to(protocol.Done, protocol.Put(speaker.number(), "large", shape=(len(data),)), data)
@@ -278,7 +278,7 @@ def test_other_questions_take_no_credit(alice: Speaker) -> None:
     assert isinstance(answers[number], protocol.Done)
 
 
-def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
+def test_a_disconnected_client_holds_no_credit_and_finds_its_reply_again(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     keys = [token_hex(8) for _ in range(4)]
     for key in keys:
@@ -296,7 +296,7 @@ def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, se
     back.close()
 
 
-def test_who_does_not_come_back_is_forgotten(alice: Speaker, server: Server) -> None:
+def test_a_session_that_does_not_reconnect_is_forgotten(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     gone.invoke("double", ONES)
     gone.receive()
@@ -310,7 +310,7 @@ def test_who_does_not_come_back_is_forgotten(alice: Speaker, server: Server) -> 
 
 
 def slow() -> kaas.KTask:
-    """As often as its scalar says."""
+    """Runs its kernel as often as its scalar `times`."""
     x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
     kernel = kaas.Kernel(STEPS, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(WIDTH)])
     return kaas.KTask([kernel], [y], iterations=kaas.Scalar("times", "u32"))
@@ -336,7 +336,7 @@ def test_a_deadline_ends_a_request(alice: Speaker) -> None:
     assert (answer.number, answer.error) == (number, "DeadlineExceeded")
 
 
-def test_who_waits_too_is_not_cancelled(alice: Speaker) -> None:
+def test_a_run_continues_while_another_request_waits_for_it(alice: Speaker) -> None:
     key = token_hex(8)
     first, second = (alice.invoke("double", ONES, key=key) for _ in range(2))
     alice.send(protocol.Cancel(first))
@@ -345,7 +345,7 @@ def test_who_waits_too_is_not_cancelled(alice: Speaker) -> None:
     assert isinstance(by_number[second], protocol.Result)
 
 
-# --- what is wrong with a request
+# --- faults of a request
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_who_waits_too_is_not_cancelled(alice: Speaker) -> None:
         (protocol.Get(1, "nothing"), "UnknownObject"),
     ],
 )
-def test_it_is_told(alice: Speaker, message: protocol.FromClient, error: str) -> None:
+def test_an_invalid_request_gets_its_error(alice: Speaker, message: protocol.FromClient, error: str) -> None:
     number = alice.number()
     changed = msgspec.structs.replace(message, number=number)
     failure = failed(alice, changed, *([ONES] if isinstance(message, protocol.Invoke) else []))
@@ -412,7 +412,7 @@ def test_outputs_are_stored_and_read(alice: Speaker) -> None:
 # --- messages without sense
 
 
-def test_what_has_a_number_is_answered(alice: Speaker) -> None:
+def test_only_invalid_messages_with_a_number_get_a_failure(alice: Speaker) -> None:
     for header in ({"op": "invoke", "number": 5}, {"op": "nothing", "number": 5}, {"number": 5}):
         failure = failed(alice, msgspec.msgpack.encode(header))
         assert (failure.number, failure.error) == (5, "InvalidRequest")
@@ -426,7 +426,7 @@ def test_what_has_a_number_is_answered(alice: Speaker) -> None:
     assert alice.quiet()
 
 
-def test_what_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
+def test_a_message_that_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         deep = b"\x81\xa5other" + b"\x91" * 10_000 + b"\xc0"
         server.manager.receive(server.program(), [deep])
@@ -470,7 +470,7 @@ def hostile(server: Server) -> Speaker:
     return _HOSTILE[server.endpoint]
 
 
-def test_after_all_that_it_answers(server: Server, alice: Speaker) -> None:
+def test_the_server_still_replies_after_hostile_messages(server: Server, alice: Speaker) -> None:
     for speaker in _HOSTILE.values():
         speaker.close()
     _HOSTILE.clear()
@@ -479,7 +479,7 @@ def test_after_all_that_it_answers(server: Server, alice: Speaker) -> None:
     assert isinstance(alice.receive()[0], protocol.Result)
 
 
-def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
+def test_a_slow_reader_does_not_delay_another_client(serve: Serve) -> None:
     server = serve({"limits": {"requests": 4}})
     idle, busy = server.speaker("alice"), server.speaker("bob")
     idle.register(scaled(), "f")
@@ -495,7 +495,7 @@ def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
     busy.close()
 
 
-def test_who_does_not_read_has_its_answers_on_another_connection(serve: Serve) -> None:
+def test_a_disconnected_slow_reader_gets_its_reply_on_another_connection(serve: Serve) -> None:
     server = serve({"limits": {"requests": 4}})
     idle = server.speaker()
     idle.register(scaled(width=1 << 20), "large")

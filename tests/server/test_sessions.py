@@ -20,7 +20,7 @@ def client() -> ConnectedClient:
 
 
 @pytest.mark.parametrize("kind", ["requests", "questions", "storing"])
-def test_no_more_than_so_many_with_so_many_bytes(kind: str) -> None:
+def test_open_requests_are_limited_in_number_and_bytes(kind: str) -> None:
     alice = client()
     opened: OpenCounts = getattr(alice, kind)
     opened.check(alice, 100)
@@ -36,7 +36,7 @@ def test_no_more_than_so_many_with_so_many_bytes(kind: str) -> None:
     opened.check(alice, 100)
 
 
-def test_one_that_can_never_be_open_is_told_so_at_once() -> None:
+def test_a_request_that_can_never_be_open_is_refused_at_once() -> None:
     alice = client()
     for _ in range(LIMITS.requests):
         alice.requests.take(50)
@@ -45,7 +45,7 @@ def test_one_that_can_never_be_open_is_told_so_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["questions", "storing"])
-def test_what_takes_no_credit_may_be_large_alone(kind: str) -> None:
+def test_a_large_request_without_credit_may_be_open_alone(kind: str) -> None:
     alice = client()
     opened: OpenCounts = getattr(alice, kind)
     opened.check(alice, 1000)

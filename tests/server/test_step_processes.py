@@ -25,13 +25,14 @@ from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, refused, scaled
 from tests.timeouts import TIMEOUT_S, until
 
-UNSAID = {
+UNENCODABLE = {
     "fail_with_half_a_letter": r"LookupError: half a letter: \ud800",
     "fail_without_text": "Mute: (its text raises RuntimeError)",
     "name_by_half_a_letter": "UnicodeEncodeError: 'utf-8' codec can't encode character",
 }
 NAMED = {
-    name: f"tests.server.steps:{name}" for name in ("pid", "same", "end", "leave", "wait", "name_by_number", *UNSAID)
+    name: f"tests.server.steps:{name}"
+    for name in ("pid", "same", "end", "leave", "wait", "name_by_number", *UNENCODABLE)
 }
 
 
@@ -61,7 +62,7 @@ def end_of(pid: int) -> Awaitable[object]:
 
 
 @pytest.mark.processes
-def test_one_that_has_ended_while_idle_is_replaced() -> None:
+def test_a_process_that_ended_while_idle_is_replaced() -> None:
     async def scenario(steps: Steps) -> None:
         first = await pid_of(steps)
         assert await pid_of(steps) == first
@@ -75,12 +76,12 @@ def test_one_that_has_ended_while_idle_is_replaced() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 8 << 20])
-def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
+def test_a_process_that_ends_before_its_step_begins_is_replaced(size: int) -> None:
     async def scenario(steps: Steps) -> None:
         first = await pid_of(steps)
         os.kill(first, signal.SIGSTOP)
         made = asyncio.ensure_future(steps.run("same", {"x": bytes(size)}))
-        await asyncio.sleep(0)  # now it is asked, and does not hear it
+        await asyncio.sleep(0)  # now the step is sent, and the process does not read it
         os.kill(first, signal.SIGKILL)
         assert len((await made)["x"].data) == size
         assert await pid_of(steps) != first
@@ -90,7 +91,7 @@ def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("step", ["end", "leave"])
-def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> None:
+def test_a_process_that_ends_during_a_step_fails_the_step(step: str) -> None:
     async def scenario(steps: Steps) -> None:
         first = await pid_of(steps)
         with pytest.raises(StepFailed, match="its process has ended"):
@@ -101,7 +102,7 @@ def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> N
 
 
 @pytest.mark.processes
-def test_all_end_with_their_server_also_if_one_has_before() -> None:
+def test_all_processes_end_with_their_server_also_after_a_kill() -> None:
     async def scenario() -> None:
         steps = Steps(NAMED, 2, TIMEOUT_S)
         first, second = await asyncio.gather(pid_of(steps), pid_of(steps))
@@ -116,7 +117,7 @@ def test_all_end_with_their_server_also_if_one_has_before() -> None:
 
 
 @pytest.mark.processes
-def test_one_that_is_not_waited_for_is_ended() -> None:
+def test_the_process_of_a_cancelled_step_is_ended() -> None:
     async def scenario(steps: Steps) -> None:
         ended = end_of(await pid_of(steps))
         waits = asyncio.ensure_future(steps.run("wait", {}))
@@ -129,7 +130,7 @@ def test_one_that_is_not_waited_for_is_ended() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
-def test_values_of_all_sizes_come_and_go(size: int) -> None:
+def test_values_of_all_sizes_are_passed_and_returned(size: int) -> None:
     values = {"x": os.urandom(size), "": b"more"}
 
     async def scenario(steps: Steps) -> None:
@@ -142,8 +143,8 @@ def test_values_of_all_sizes_come_and_go(size: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("step", "said"), UNSAID.items())
-def test_what_cannot_be_said_fails_one_step_and_not_its_process(step: str, said: str) -> None:
+@pytest.mark.parametrize(("step", "said"), UNENCODABLE.items())
+def test_an_outcome_that_cannot_be_encoded_fails_the_step_and_not_its_process(step: str, said: str) -> None:
     async def scenario(steps: Steps) -> None:
         first = await pid_of(steps)
         with pytest.raises(StepFailed, match=re.escape(said)):
@@ -162,7 +163,7 @@ def test_names_are_text() -> None:
 
 
 @pytest.mark.processes
-def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
+def test_processes_that_a_module_starts_do_not_block_its_steps() -> None:
     async def scenario(steps: Steps) -> None:
         assert (await steps.run("same", {"x": b"x"}))["x"].data == b"x"
 
@@ -170,7 +171,7 @@ def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
 
 
 @pytest.mark.processes
-def test_one_that_ends_before_each_step_is_replaced_once() -> None:
+def test_a_process_that_ends_before_each_step_is_replaced_once() -> None:
     async def scenario(steps: Steps) -> None:
         for _ in range(2):  # with one that is idle, and with none
             with pytest.raises(StepFailed, match="its process has ended"):
@@ -227,7 +228,7 @@ def test_a_step_is_a_function_of_a_module() -> None:
         ("tests.server.leaving_steps:f", "steps", "exit status 3"),
     ],
 )
-def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: str, said: str) -> None:
+def test_an_unusable_step_is_refused_and_not_imported_in_this_process(target: str, field: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said) as caught:
         run(Steps({**NAMED, "bad": target}, 1, TIMEOUT_S).open())
     assert caught.value.field == field
@@ -242,7 +243,7 @@ def test_modules_that_take_too_long_are_refused() -> None:
 
 
 @pytest.mark.processes
-def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
+def test_a_server_with_a_missing_step_reports_it_and_does_not_start(tmp_path: Path) -> None:
     said = refused(tmp_path, {"steps": {"bad": "tests.server.steps:nothing"}, "log": {"level": "error"}})
     assert said == (
         "InvalidConfig: steps.bad is 'tests.server.steps:nothing': "
@@ -251,7 +252,7 @@ def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
+def test_output_of_modules_is_on_the_servers_stderr(serve: Serve) -> None:
     server = serve({"steps": {"same": "tests.server.printing_steps:same"}, "log": {"level": "error"}})
     assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
 
@@ -265,7 +266,7 @@ def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path
 
 @pytest.mark.processes
 def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
-    def gone(pid: int) -> bool:
+    def ended(pid: int) -> bool:
         return not Path(f"/proc/{pid}").exists()
 
     server = serve({"steps": {"same": NAMED["same"]}, "log": {"level": "error"}})
@@ -284,5 +285,5 @@ def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
     server.terminate()
     assert server.wait() == 0
     for pid in children:
-        until(lambda pid=pid: gone(pid))  # type: ignore[misc]
+        until(lambda pid=pid: ended(pid))  # type: ignore[misc]
     assert not server.errors.read_text()

@@ -66,7 +66,7 @@ def test_steps_stand_around_a_task(alice: Speaker) -> None:
     assert np.frombuffer(frames[0], np.float32) == [2 * WIDTH]
 
 
-def test_one_of_both_will_do(alice: Speaker) -> None:
+def test_a_task_may_have_only_one_of_both_steps(alice: Speaker) -> None:
     chain(alice, "from_text")
     answer, frames = ask(alice)
     assert isinstance(answer, protocol.Result)
@@ -77,7 +77,7 @@ def test_one_of_both_will_do(alice: Speaker) -> None:
     assert np.frombuffer(frames[0], np.float32) == [2 * WIDTH]
 
 
-def test_what_a_step_raises_is_told(alice: Speaker) -> None:
+def test_an_error_of_a_step_is_reported(alice: Speaker) -> None:
     chain(alice, "fail")
     told = failure(alice)
     assert (told.error, told.fields) == ("StepFailed", {"step": "fail", "error_type": "LookupError"})
@@ -93,7 +93,7 @@ def test_a_step_that_ends_its_process_ends_no_other(alice: Speaker) -> None:
     assert isinstance(answer, protocol.Result)
 
 
-def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
+def test_values_of_a_step_are_checked(alice: Speaker) -> None:
     chain(alice, "from_text")
     assert failure(alice, value=b"1 2 3").error == "WrongSize"
     assert failure(alice, value=b"one").fields["error_type"] == "ValueError"
@@ -114,7 +114,7 @@ def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
     assert told.error == "InvalidRequest"
 
 
-def test_what_was_cancelled_can_be_asked_again_at_once(alice: Speaker) -> None:
+def test_a_cancelled_request_can_be_sent_again_at_once(alice: Speaker) -> None:
     chain(alice, "from_text")
     inputs = {"text": protocol.Input(frame=1)}
     first, second = alice.number(), alice.number()
@@ -161,7 +161,7 @@ def test_quotas_count_before_a_step_is_run(serve: Serve) -> None:
     speaker.close()
 
 
-def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
+def test_bytes_in_and_out_and_copied_bytes_are_counted_separately(alice: Speaker) -> None:
     def counted() -> list[int]:
         flows = [each for each in alice.ask("usage")["flows"] if each["function"] in (scaled().label, "chain")]
         return [sum(flow[name] for flow in flows) for name in ("bytes_in", "bytes_out", "bytes_copied")]
@@ -179,7 +179,7 @@ def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
 
 
-def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
+def test_a_value_of_the_step_after_can_be_stored(alice: Speaker) -> None:
     chain(alice, "from_text", "halves")
     number = alice.number()
     alice.send(protocol.Invoke(number, "chain", {"text": protocol.Input(frame=1)}, store={"first": "kept"}), TEXT)
@@ -201,7 +201,7 @@ def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
 
 
-def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
+def test_a_client_calls_functions_with_steps(server: Server) -> None:
     with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
         both = client.register(scaled(), name="both", before="from_text", after="total")
         for function in (both, client.function("both")):  # as another program finds it

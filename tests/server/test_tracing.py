@@ -43,7 +43,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
         (f"cc-{TRACE}-{SPAN}-01-what comes in later versions", 1),
     ],
 )
-def test_a_trace_goes_on(given: str, flags: int) -> None:
+def test_a_valid_trace_is_continued(given: str, flags: int) -> None:
     context = continued(given)
     assert (context.trace_id, context.parent_id, context.flags) == (TRACE, SPAN, flags)
     assert context.span_id != SPAN
@@ -56,7 +56,7 @@ def test_a_trace_goes_on(given: str, flags: int) -> None:
      f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}-0g", f" 00-{TRACE}-{SPAN}-01",
      f"00-{TRACE}-{SPAN}-01\n", f"00-{TRACE[:-1]}٣-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01x"],
 )  # fmt: skip
-def test_what_makes_no_sense_is_replaced(given: str) -> None:
+def test_an_invalid_trace_is_replaced(given: str) -> None:
     first, second = continued(given), continued(given)
     assert first.parent_id == ""
     assert first.trace_id not in (TRACE, second.trace_id)
@@ -65,7 +65,7 @@ def test_what_makes_no_sense_is_replaced(given: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=80) | st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"))
-def test_whatever_is_given_a_sound_one_goes_on(given: str) -> None:
+def test_any_text_leads_to_a_trace_that_can_be_continued(given: str) -> None:
     context = continued(given)
     again = continued(context.traceparent)
     assert (again.trace_id, again.parent_id, again.flags) == (context.trace_id, context.span_id, context.flags)
@@ -149,7 +149,7 @@ def test_lengths_of_a_queue() -> None:
     assert counted == [(1, 1), (2, 2), (3, 1), (3, 2), (4, 1), (5, 0)]
 
 
-def test_what_had_come_before_the_trace_began_is_whole() -> None:
+def test_requests_that_arrived_before_the_trace_are_shown_whole() -> None:
     told = json.loads(chrome(trace_of([traced(1, 3, 6, 7), traced(2, 5.5, 7, 8)])))
     begun = [event["ts"] for event in told["traceEvents"] if event["ph"] == "b"]
     assert begun == [0, 2.5e6]
@@ -165,7 +165,7 @@ def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the pool
 
 
-def test_a_pool_takes_down_what_is_answered_meanwhile() -> None:
+def test_a_trace_has_the_requests_that_end_during_it() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:
         before = await begin(pool.submit(call("before")))
         workers.reply()
@@ -193,7 +193,7 @@ def test_a_pool_takes_down_what_is_answered_meanwhile() -> None:
     play(scenario)
 
 
-def test_a_trace_that_nobody_waits_for_any_more_ends() -> None:
+def test_a_cancelled_trace_ends() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:  # noqa: ARG001
         tracing = await begin(pool.trace(1000.0))
         assert pool.reports._tracers
@@ -205,7 +205,7 @@ def test_a_trace_that_nobody_waits_for_any_more_ends() -> None:
     play(scenario)
 
 
-def test_what_a_pool_measures() -> None:
+def test_a_pool_measures_its_queue_its_devices_and_outcomes() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:
         first = await begin(pool.submit(call("f")))
         second = await begin(pool.submit(call("f")))

@@ -56,7 +56,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "contents").rglob("*") if path.is_file())
 
 
-def test_an_upload_goes_on_where_it_was_in_the_next_life(tmp_path: Path) -> None:
+def test_an_upload_resumes_at_its_offset_after_a_restart(tmp_path: Path) -> None:
     async def first() -> None:
         async with Had(tmp_path) as had:
             assert await offered(had, "ada", LARGE) == 0
@@ -76,8 +76,8 @@ def test_an_upload_goes_on_where_it_was_in_the_next_life(tmp_path: Path) -> None
     asyncio.run(second())
 
 
-def test_one_that_was_complete_but_not_looked_at_is_looked_at(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_a_full_but_unverified_upload_waits_for_its_last_byte_after_a_restart(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             part = had.uploads.blobs.find("ada", hash_of(LARGE))
@@ -88,16 +88,16 @@ def test_one_that_was_complete_but_not_looked_at_is_looked_at(tmp_path: Path) ->
             await chunk(had, "ada", LARGE, len(LARGE) - 1, len(LARGE))
             assert part.path.read_bytes() == LARGE
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_whatever_chunks_come_what_is_complete_is_right(data: st.DataObject) -> None:
+def test_a_complete_upload_is_right_after_any_chunks(data: st.DataObject) -> None:
     """In any order, over each other, beyond the end: right or refused."""
     whole = data.draw(st.binary(min_size=1, max_size=200))
 
-    async def life(folder: Path) -> None:
+    async def scenario(folder: Path) -> None:
         async with Had(folder) as had:
             have = await offered(had, "ada", whole)
             for _ in range(data.draw(st.integers(0, 12))):
@@ -119,22 +119,22 @@ def test_whatever_chunks_come_what_is_complete_is_right(data: st.DataObject) -> 
             assert content.path.read_bytes() == whole
 
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(life(Path(folder)))
+        asyncio.run(scenario(Path(folder)))
 
 
-def test_chunks_that_come_at_once_are_kept_in_order(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_concurrent_chunks_are_kept_in_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             step = len(LARGE) // 10
             coming = [chunk(had, "ada", LARGE, begin, begin + step) for begin in range(0, len(LARGE), step)]
             assert await asyncio.gather(*coming) == list(range(step, len(LARGE) + 1, step))
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_who_does_not_wait_any_more_breaks_nothing(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_an_upload_continues_after_the_wait_for_a_chunk_is_cancelled(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             first = asyncio.ensure_future(chunk(had, "ada", LARGE, 0, 200_000))
@@ -142,11 +142,11 @@ def test_who_does_not_wait_any_more_breaks_nothing(tmp_path: Path) -> None:
             first.cancel()
             assert await chunk(had, "ada", LARGE, 200_000, len(LARGE)) == len(LARGE)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_too_many_chunks_wait(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             coming = [chunk(had, "ada", LARGE, 0, 1000) for _ in range(MOST_WAITING + 1)]
@@ -155,11 +155,11 @@ def test_too_many_chunks_wait(tmp_path: Path) -> None:
             assert isinstance(answers[-1], QueueFull)
             assert await chunk(had, "ada", LARGE, 0, 1000) == 1000
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.uploads.offer("ada", protocol.Upload(1, hash_of(b"good"), 4, "value"))
             with pytest.raises(WrongContent) as caught:
@@ -171,7 +171,7 @@ def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
                 await had.uploads.chunk("ada", protocol.Chunk(2, hash_of(b"good"), 0), b"good")
             assert await offered(had, "ada", b"good") == 0
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,17 @@ def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
 def test_senseless_offers(change: dict[str, Any], tmp_path: Path) -> None:
     fields: dict[str, Any] = {"number": 1, "hash": hash_of(LARGE), "bytes": len(LARGE), "kind": "value"} | change
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             with pytest.raises(InvalidRequest):
                 await had.uploads.offer("ada", protocol.Upload(**fields))
             assert files(tmp_path) == []
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_what_has_begun_as_one_thing_is_no_other(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_an_upload_cannot_change_its_kind_or_size(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             with pytest.raises(InvalidRequest, match="has begun as"):
@@ -210,12 +210,12 @@ def test_what_has_begun_as_one_thing_is_no_other(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="has begun as"):
                 await had.uploads.offer("ada", protocol.Upload(1, hash_of(LARGE), len(LARGE) + 1, "value"))
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("announced", [1 << 16, len(LARGE) + 1])
-def test_who_has_announced_a_wrong_size_can_begin_anew(announced: int, tmp_path: Path) -> None:
-    async def life() -> None:
+def test_a_client_can_begin_anew_after_it_announced_a_wrong_size(announced: int, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             offer = protocol.Upload(1, hash_of(LARGE), announced, "value")
             await had.uploads.offer("ada", offer)
@@ -223,16 +223,16 @@ def test_who_has_announced_a_wrong_size_can_begin_anew(announced: int, tmp_path:
             assert await had.upload("ada", LARGE) == hash_of(LARGE)
             assert had.held["ada", "objects"] == len(LARGE)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_a_name_of_a_client_is_no_path(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path / "state") as had:
             for client in ("../../outside", "/root", "a/b", ".", "ada\0"):
                 await had.upload(client, LARGE)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
     assert len(files(tmp_path / "state")) == 5
 
@@ -240,10 +240,10 @@ def test_a_name_of_a_client_is_no_path(tmp_path: Path) -> None:
 # --- clients learn nothing about others
 
 
-def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
+def test_a_client_does_not_see_another_clients_uploads(tmp_path: Path) -> None:
     """Offers, errors and counts do not depend on other clients' uploads."""
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.upload("ada", LARGE)
             assert await offered(had, "bob", LARGE) == 0
@@ -258,7 +258,7 @@ def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
             await had.upload("bob", LARGE)
             assert had.held["ada", "objects"] == had.held["bob", "objects"] == len(LARGE)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 # --- quotas
@@ -267,7 +267,7 @@ def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
 def test_unused_uploads_give_way_and_used_ones_do_not(tmp_path: Path) -> None:
     a, b, c = (bytes([value]) * GRAIN_BYTES for value in range(3))
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=2 * GRAIN_BYTES)}) as had:
             await had.upload("ada", a)
             await had.upload("ada", b)
@@ -289,11 +289,11 @@ def test_unused_uploads_give_way_and_used_ones_do_not(tmp_path: Path) -> None:
             await had.upload("bob", b)
             assert await offered(had, "ada", encode_library(STEPS), "library") == 0
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_what_would_not_fit_anyway_costs_nobody_their_place(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_an_upload_beyond_the_quota_evicts_no_other_upload(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=2 * GRAIN_BYTES)}) as had:
             await had.upload("ada", b"small")
             with pytest.raises(QuotaExceeded):
@@ -302,11 +302,11 @@ def test_what_would_not_fit_anyway_costs_nobody_their_place(tmp_path: Path) -> N
             assert await offered(had, "ada", bytes(2 * GRAIN_BYTES)) == 0
             assert files(tmp_path) == []
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_a_client_has_only_so_many(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_a_client_has_a_limited_number_of_uploads(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             for number in range(MOST_CONTENTS + 1):
                 await offered(had, "ada", str(number).encode())
@@ -315,7 +315,7 @@ def test_a_client_has_only_so_many(tmp_path: Path) -> None:
                 await chunk(had, "ada", b"0", 0, 1)
             assert had.held["ada", "objects"] == MOST_CONTENTS * GRAIN_BYTES
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("number", "goes_on"), [(5, True), (28, False)])
@@ -325,7 +325,7 @@ def test_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number:
     def failed(*_: object) -> int:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             await chunk(had, "ada", LARGE, 0, 1000)
@@ -341,21 +341,21 @@ def test_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number:
                 assert files(tmp_path) == []
                 assert await had.upload("ada", LARGE)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 # --- libraries
 
 
-def test_a_library_is_uploaded_as_what_its_hash_is_of(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_a_library_is_uploaded_as_the_bytes_that_its_hash_covers(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             assert await had.upload("ada", encode_library(STEPS), "library") == STEPS.hash
             assert await had.uploads.library("ada", STEPS.hash) == STEPS
             with pytest.raises(MissingContent):
                 await had.uploads.library("bob", STEPS.hash)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -373,17 +373,17 @@ def test_a_library_is_uploaded_as_what_its_hash_is_of(tmp_path: Path) -> None:
         b"ptx:17:.version .target\n" * 65,
     ],
 )
-def test_what_is_no_library_is_refused(data: bytes, tmp_path: Path) -> None:
-    async def life() -> None:
+def test_bytes_that_are_no_library_are_refused(data: bytes, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             with pytest.raises(CorruptImage):
                 await had.upload("ada", data, "library")
             assert files(tmp_path) == []
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_comments_without_an_end_keep_nobody_busy() -> None:
+def test_unterminated_comments_are_read_once() -> None:
     """Two million bytes, each pair of which could begin a comment: looked through once, not once for each."""
     assert Library.from_ptx(b".version .target" + b"/*" * 1_000_000).nbytes == 2_000_016
 
@@ -413,8 +413,8 @@ STEPS_IMAGE = hash_of(STEPS.images[0].data)
         (Allowed(hashes=frozenset({"0" * 64})), NAMED, False),
     ],
 )
-def test_which_libraries_come_in(allowed: Allowed, library: Library, taken: bool, tmp_path: Path) -> None:
-    async def life() -> None:
+def test_only_allowed_libraries_are_accepted(allowed: Allowed, library: Library, taken: bool, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, allowed=allowed) as had:
             if taken:
                 await had.upload("ada", encode_library(library), "library")
@@ -425,7 +425,7 @@ def test_which_libraries_come_in(allowed: Allowed, library: Library, taken: bool
             assert caught.value.library == library.hash
             assert files(tmp_path) == []
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_a_provider_is_not_reached_by_another_spelling(tmp_path: Path) -> None:
@@ -433,19 +433,19 @@ def test_a_provider_is_not_reached_by_another_spelling(tmp_path: Path) -> None:
     image = Provided("kaas", "blas", "1").image()
     strange = Image("provided", image.data + b"\0more")
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, allowed=Allowed(any=True, providers=frozenset({"kaas"}))) as had:
             data = f"provided:{len(strange.data)}:".encode() + strange.data
             with pytest.raises(CorruptImage):
                 await had.upload("ada", data, "library")
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     "wrong", [{"hashes": frozenset({"ABC"})}, {"libraries": frozenset({"ABC"})}, {"signers": (b"short",)}]
 )
-def test_what_allows_code_is_written_right(wrong: dict[str, Any]) -> None:
+def test_malformed_permissions_of_code_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         Allowed(**wrong)
 
@@ -453,7 +453,7 @@ def test_what_allows_code_is_written_right(wrong: dict[str, Any]) -> None:
 # --- the folder
 
 
-def test_a_folder_is_one_servers_and_its_users(tmp_path: Path) -> None:
+def test_a_state_folder_has_one_server_and_is_private_to_its_user(tmp_path: Path) -> None:
     first = State(tmp_path / "state")
     first.open()
     with pytest.raises(InvalidConfig, match="another server"):
@@ -470,8 +470,8 @@ def test_a_folder_is_one_servers_and_its_users(tmp_path: Path) -> None:
         State(tmp_path / "file" / "state").open()
 
 
-def test_files_that_nobody_knows_are_removed(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_unknown_files_are_removed_at_a_restart(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.upload("ada", LARGE)
             content = had.uploads.blobs.find("ada", hash_of(LARGE))
@@ -484,4 +484,4 @@ def test_files_that_nobody_knows_are_removed(tmp_path: Path) -> None:
             assert await offered(had, "ada", LARGE) == len(LARGE)
             assert await offered(had, "bob", LARGE) == 0
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())

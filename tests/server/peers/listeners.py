@@ -114,7 +114,7 @@ class Client:
         return self.socket.recv_multipart()
 
     def happened(self) -> zmq.Event:
-        """What became of the connection next."""
+        """The next event of the connection."""
         return zmq.Event(parse_monitor_message(self.monitor.recv_multipart())["event"])
 
     def refused(self) -> bool:
@@ -122,7 +122,7 @@ class Client:
         assert not event & zmq.Event.HANDSHAKE_SUCCEEDED
         return bool(event & FAILED)
 
-    def put_out(self) -> bool:
+    def disconnected(self) -> bool:
         """Whether its connection ends."""
         while not self.happened() & zmq.Event.DISCONNECTED:
             pass
@@ -130,7 +130,7 @@ class Client:
 
     def close(self) -> None:
         if not self.socket.closed:
-            self.socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever to tell one that is gone
+            self.socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever for a monitor that is closed
             self.context.destroy(linger=0)
 
 
@@ -142,8 +142,8 @@ class Crowd:
         command = [sys.executable, "-c", CROWD, *said]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def come(self, number: int) -> None:
-        """So many more, each of which is answered once."""
+    def connect(self, number: int) -> None:
+        """Open so many more connections, each of which is answered once."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(number, file=self._process.stdin, flush=True)
@@ -181,7 +181,7 @@ class Plain:
     def __init__(self, listener: Open) -> None:
         self.socket = socket.create_connection((LOCAL, listener.port), TIMEOUT_S)
 
-    def put_out(self) -> bool:
+    def disconnected(self) -> bool:
         """Whether the server ends this."""
         try:
             while self.socket.recv(1 << 16):

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_what_is_made_is_for_its_user_only(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
+def test_new_key_files_are_private_to_their_user(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
     assert {mode(path) for path in (folder, folder / "clients")} == {0o700}
     files = (folder / "server.toml", folder / "clients" / "alice.toml", tmp_path / "alice.toml")
     assert {mode(path) for path in files} == {0o600}
@@ -73,7 +73,7 @@ def test_clients_are_known_by_their_keys(folder: Path, alice: ClientKey, tmp_pat
     assert keys.server == prepare(folder)  # made once
 
 
-def test_a_clients_file_says_what_it_may(folder: Path, alice: ClientKey) -> None:
+def test_a_clients_key_file_sets_its_rights_and_quotas(folder: Path, alice: ClientKey) -> None:
     file = folder / "clients" / "alice.toml"
     file.write_text(file.read_text() + "administrator = true\n[quotas]\nrequests_per_s = 10\nstored_bytes = 1000\n")
     quotas = Quotas(requests_per_s=10, stored_bytes=1000)
@@ -100,19 +100,19 @@ def test_a_name_is_given_once(folder: Path, alice: ClientKey, tmp_path: Path) ->
     assert Keys(folder).named("bob") is None
 
 
-# --- what others may read
+# --- files that others may read
 
 
 @pytest.mark.parametrize("which", ["", "clients", "clients/alice.toml", "server.toml"])
 @pytest.mark.parametrize("others", [0o040, 0o004, 0o020, 0o002, 0o010, 0o001])
-def test_what_others_may_use_is_refused(folder: Path, alice: ClientKey, which: str, others: int) -> None:  # noqa: ARG001
+def test_key_files_open_to_other_users_are_refused(folder: Path, alice: ClientKey, which: str, others: int) -> None:  # noqa: ARG001
     wide = folder / which
     wide.chmod(mode(wide) | others)
     with pytest.raises(InvalidConfig, match=r"others may use .*: chmod [67]00 it"):
         Keys(folder)
 
 
-def test_so_is_a_clients_own(alice: ClientKey, tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_clients_own_key_file_open_to_other_users_is_refused(alice: ClientKey, tmp_path: Path) -> None:  # noqa: ARG001
     (tmp_path / "alice.toml").chmod(0o640)
     with pytest.raises(InvalidConfig, match="others may use"):
         own_keys(tmp_path / "alice.toml")
@@ -120,7 +120,7 @@ def test_so_is_a_clients_own(alice: ClientKey, tmp_path: Path) -> None:  # noqa:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("which", ["", "clients", "clients/alice.toml", "server.toml"])
-def test_what_is_somebody_elses_is_refused(folder: Path, alice: ClientKey, which: str) -> None:  # noqa: ARG001
+def test_key_files_of_another_owner_are_refused(folder: Path, alice: ClientKey, which: str) -> None:  # noqa: ARG001
     os.chown(folder / which, 12345, -1)
     with pytest.raises(InvalidConfig, match="another user"):
         Keys(folder)
@@ -144,13 +144,15 @@ def test_a_linked_folder_is_refused(folder: Path, alice: ClientKey, tmp_path: Pa
         Keys(tmp_path / "link")
 
 
-def test_a_pipe_keeps_nobody_waiting(folder: Path, alice: ClientKey, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_named_pipe_among_the_key_files_does_not_block(
+    folder: Path, alice: ClientKey, caplog: pytest.LogCaptureFixture
+) -> None:
     os.mkfifo(folder / "clients" / "bob.toml", 0o600)
     assert Keys(folder).by_public_key(alice.public_key) == alice
     assert "no file of keys" in caplog.text
 
 
-# --- what makes no sense
+# --- invalid files
 
 
 def _text(**fields: str) -> str:
@@ -174,7 +176,7 @@ def _text(**fields: str) -> str:
         ("#" * 70_000, "no file of keys"),
     ],
 )
-def test_a_file_that_makes_no_sense_lets_nobody_in_and_keeps_nobody_out(
+def test_an_invalid_key_file_admits_no_client_and_excludes_no_other(
     folder: Path, alice: ClientKey, text: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = folder / "clients" / "bob.toml"
@@ -204,16 +206,16 @@ def own_keys_of(text: str, field: str) -> str:
 
 
 @pytest.mark.parametrize("missing", ["", "clients", "server.toml"])
-def test_what_is_not_there(folder: Path, alice: ClientKey, missing: str, tmp_path: Path) -> None:  # noqa: ARG001
+def test_missing_key_files_are_refused(folder: Path, alice: ClientKey, missing: str, tmp_path: Path) -> None:  # noqa: ARG001
     (folder / missing).rename(tmp_path / "elsewhere")
     with pytest.raises(InvalidConfig, match="No such file"):
         Keys(folder)
 
 
-# --- what changes
+# --- files that change
 
 
-def test_keys_come_and_go(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
+def test_a_refresh_finds_added_and_removed_keys(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
     keys = Keys(folder)
     assert not keys.refresh()
     assert not keys.added()
@@ -239,7 +241,7 @@ def test_keys_come_and_go(folder: Path, alice: ClientKey, tmp_path: Path) -> Non
         lambda file: file.parent.rename(file.parent.with_name("elsewhere")),
     ],
 )
-def test_what_is_spoiled_lets_nobody_in(
+def test_a_key_file_that_becomes_invalid_admits_no_client(
     folder: Path, alice: ClientKey, spoil: Callable[[Path], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys(folder)

@@ -79,27 +79,27 @@ def unlocked() -> Iterator[Open]:
 
 
 @pytest.fixture
-def come(opened: Open) -> Iterator[Callable[..., Client]]:
+def connect(opened: Open) -> Iterator[Callable[..., Client]]:
     with ExitStack() as stack:
 
-        def come(own: OwnKeys | None, **options: Any) -> Client:
+        def connect(own: OwnKeys | None, **options: Any) -> Client:
             client = Client(opened, own, **options)
             stack.callback(client.close)
             return client
 
-        yield come
+        yield connect
 
 
 @pytest.fixture
 def plain(opened: Open) -> Iterator[Callable[[], Plain]]:
     with ExitStack() as stack:
 
-        def come() -> Plain:
+        def connect() -> Plain:
             peer = Plain(opened)
             stack.callback(peer.close)
             return peer
 
-        yield come
+        yield connect
 
 
 def echoes(client: Client, *frames: bytes) -> None:
@@ -107,11 +107,11 @@ def echoes(client: Client, *frames: bytes) -> None:
     assert client.receive() == [DONE, *(frames or (b"here",))]
 
 
-Come = Callable[..., Client]
+Connect = Callable[..., Client]
 
 
-def test_messages_go_both_ways(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice)
+def test_a_client_and_the_listener_exchange_messages(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    client = connect(alice)
     frames = [b"header", b"", b"x" * LARGE_BYTES]
     echoes(client, *frames)
     channel, arrived = opened.arrived()
@@ -124,8 +124,10 @@ def test_messages_go_both_ways(opened: Open, come: Come, alice: OwnKeys) -> None
     assert opened.arrived()[0] is channel
 
 
-def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
-    clients = [come(own) for own in (alice, alice, bob)]
+def test_each_connection_is_a_channel_of_its_client(
+    opened: Open, connect: Connect, alice: OwnKeys, bob: OwnKeys
+) -> None:
+    clients = [connect(own) for own in (alice, alice, bob)]
     for number, client in enumerate(clients):
         echoes(client, b"%d" % number)
     channels = {bytes(frames[0]): channel for channel, frames in (opened.arrived() for _ in clients)}
@@ -137,31 +139,33 @@ def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, al
 
 @pytest.mark.parametrize("turn_s", [0.0, zmq_reader.TURN_S, 1000.0])
 def test_more_messages_than_fit_in_a_turn(
-    opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
+    opened: Open, connect: Connect, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmq_reader, "TURN_S", turn_s)
-    client = come(alice)
+    client = connect(alice)
     for number in range(3 * TURN):
         client.send(b"%d" % number)
     assert [client.receive()[1] for _ in range(3 * TURN)] == [b"%d" % number for number in range(3 * TURN)]
     assert opened.received.qsize() == 3 * TURN
 
 
-def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come, alice: OwnKeys) -> None:
+def test_an_error_of_the_receiver_does_not_block_later_messages(opened: Open, connect: Connect, alice: OwnKeys) -> None:
     def fail(channel: Any, frames: Any) -> None:
         if frames == [b"bad"]:
             raise ValueError("of mine")
         channel.send(protocol.Done(1), frames)
 
     opened.on_receive = fail
-    client = come(alice)
+    client = connect(alice)
     client.send(b"bad")
     echoes(client, b"good")
     assert "of mine" in str(opened.faults.get(timeout=TIMEOUT_S)["exception"])
 
 
-def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice, rcvhwm=1)
+def test_a_channel_counts_the_bytes_that_its_client_has_not_read(
+    opened: Open, connect: Connect, alice: OwnKeys
+) -> None:
+    client = connect(alice, rcvhwm=1)
     echoes(client)
     channel, _ = opened.arrived()
     answer = protocol.Listed(1, [{"name": "x" * 1000}] * 250)
@@ -184,64 +188,64 @@ def unknown_keys(server: OwnKeys) -> OwnKeys:
     return OwnKeys("peer", public_key, secret_key, server.server_key)
 
 
-def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: OwnKeys) -> None:
-    peer = come(unknown_keys(alice))
+def test_a_key_that_is_not_known_gets_nothing(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    peer = connect(unknown_keys(alice))
     peer.try_to_send(b"let me in")
     assert peer.refused()
-    echoes(come(alice))
+    echoes(connect(alice))
     assert opened.received.qsize() == 1
 
 
 @pytest.mark.slow
 def test_too_many_keys_that_are_not_known_shut_their_address(
-    opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+    opened: Open, connect: Connect, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_connections, "REFUSALS", 2)
     monkeypatch.setattr(tcp_connections, "REFUSED_S", 1000.0)
-    inside = come(alice)
+    inside = connect(alice)
     echoes(inside)
     for _ in range(2):
-        assert come(unknown_keys(alice)).refused()
-    assert come(alice).put_out()
+        assert connect(unknown_keys(alice)).refused()
+    assert connect(alice).disconnected()
     echoes(inside)
     assert opened.received.qsize() == 2
     monkeypatch.setattr(tcp_connections, "REFUSED_S", 0.001)
-    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+    until(lambda: bool(connect(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
 
 
-def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
-    peer = come(None)
+def test_a_peer_without_a_key_is_refused(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    peer = connect(None)
     peer.try_to_send(b"let me in")
     assert peer.refused()
-    echoes(come(alice))
+    echoes(connect(alice))
     assert opened.received.qsize() == 1
 
 
-def test_nor_who_says_plain_names(opened: Open, come: Come, alice: OwnKeys) -> None:
-    peer = come(None, plain_username=b"alice", plain_password=b"secret")
+def test_a_peer_with_plain_credentials_is_refused(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    peer = connect(None, plain_username=b"alice", plain_password=b"secret")
     peer.try_to_send(b"let me in")
     assert peer.refused()
-    echoes(come(alice))
+    echoes(connect(alice))
     assert opened.received.qsize() == 1
 
 
-def test_nor_who_has_only_somebodys_public_key(opened: Open, come: Come, alice: OwnKeys) -> None:
+def test_a_peer_with_only_a_clients_public_key_is_disconnected(opened: Open, connect: Connect, alice: OwnKeys) -> None:
     other = unknown_keys(alice)
-    peer = come(msgspec.structs.replace(other, public_key=alice.public_key))
+    peer = connect(msgspec.structs.replace(other, public_key=alice.public_key))
     peer.try_to_send(b"let me in")
-    assert peer.put_out()
-    echoes(come(alice))
+    assert peer.disconnected()
+    echoes(connect(alice))
     assert opened.received.qsize() == 1
 
 
-def test_nor_who_takes_another_for_the_server(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice, server_key=unknown_keys(alice).public_key)
+def test_a_client_with_the_wrong_server_key_is_disconnected(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    client = connect(alice, server_key=unknown_keys(alice).public_key)
     client.try_to_send(b"let me in")
-    assert client.put_out()
+    assert client.disconnected()
     assert opened.received.empty()
 
 
-def test_a_key_counts_from_when_its_file_is_there(
+def test_a_key_is_valid_as_soon_as_its_file_exists(
     folder: Path,
     alice: OwnKeys,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -254,53 +258,57 @@ def test_a_key_counts_from_when_its_file_is_there(
         assert opened.arrived()[0].user == "carol"
 
 
-def test_who_loses_the_key_is_put_out(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, folder: Path) -> None:
-    client, other = come(alice), come(bob)
+def test_the_removal_of_a_key_disconnects_its_client(
+    opened: Open, connect: Connect, alice: OwnKeys, bob: OwnKeys, folder: Path
+) -> None:
+    client, other = connect(alice), connect(bob)
     echoes(client)
     channel, _ = opened.arrived()
     echoes(other)
     (folder / "clients" / "alice.toml").unlink()
-    assert client.put_out()
+    assert client.disconnected()
     assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert not opened.do(lambda: channel.send(protocol.Done(1)))
-    assert come(alice).refused()
+    assert connect(alice).refused()
     echoes(other)
 
 
-def test_so_is_whose_key_is_somebody_elses_now(come: Come, alice: OwnKeys, folder: Path) -> None:
-    client = come(alice)
+def test_the_renaming_of_a_key_disconnects_its_client(connect: Connect, alice: OwnKeys, folder: Path) -> None:
+    client = connect(alice)
     echoes(client)
     file = folder / "clients" / "alice.toml"
     file.write_text(file.read_text().replace("alice", "anna"))
-    assert client.put_out()
+    assert client.disconnected()
 
 
 # --- identity
 
 
 @pytest.mark.parametrize("identity", [b"mine", b"\1\2\3\4\5", b"x" * 255])
-def test_who_chooses_an_identity_is_put_out(opened: Open, come: Come, alice: OwnKeys, identity: bytes) -> None:
-    client = come(alice, routing_id=identity)
+def test_a_peer_that_sets_its_own_identity_is_disconnected(
+    opened: Open, connect: Connect, alice: OwnKeys, identity: bytes
+) -> None:
+    client = connect(alice, routing_id=identity)
     client.send(b"hello")
-    assert client.put_out()
+    assert client.disconnected()
     assert opened.received.empty()
 
 
-def test_nothing_of_a_dropped_channel_counts(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice)
+def test_nothing_of_a_dropped_channel_counts(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    client = connect(alice)
     opened.on_receive = lambda channel, _frames: channel.drop()
     for number in range(10):
         client.try_to_send(b"%d" % number)
     channel, frames = opened.arrived()
     assert frames == [b"0"]
-    assert client.put_out()
+    assert client.disconnected()
     assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert opened.received.empty()
     opened.do(channel.drop)
 
 
-def test_who_has_gone_is_noticed(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice)
+def test_the_listener_notices_a_closed_connection(opened: Open, connect: Connect, alice: OwnKeys) -> None:
+    client = connect(alice)
     echoes(client)
     channel, _ = opened.arrived()
     client.send(b"last words")
@@ -308,64 +316,70 @@ def test_who_has_gone_is_noticed(opened: Open, come: Come, alice: OwnKeys) -> No
     client.close()
     assert opened.gone.get(timeout=TIMEOUT_S) is channel
     assert not opened.do(lambda: channel.send(protocol.Done(1)))
-    echoes(come(alice))
+    echoes(connect(alice))
     assert opened.arrived()[0] is not channel
 
 
 # --- how much
 
 
-def test_a_client_has_so_many_connections(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
-    clients = [come(alice) for _ in range(4)]
+def test_a_client_has_a_limited_number_of_connections(
+    opened: Open, connect: Connect, alice: OwnKeys, bob: OwnKeys
+) -> None:
+    clients = [connect(alice) for _ in range(4)]
     for client in clients:
         echoes(client)
-    late = come(alice)
+    late = connect(alice)
     late.try_to_send(b"one more")
-    assert late.put_out()
-    echoes(come(bob))
+    assert late.disconnected()
+    echoes(connect(bob))
     clients[0].close()
     opened.gone.get(timeout=TIMEOUT_S)
-    echoes(come(alice))
+    echoes(connect(alice))
 
 
-def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
-    other = come(bob)
+def test_a_frame_with_too_many_bytes_disconnects_its_client(connect: Connect, alice: OwnKeys, bob: OwnKeys) -> None:
+    other = connect(bob)
     echoes(other)
-    client = come(alice)
+    client = connect(alice)
     echoes(client, bytes(FRAME_BYTES - 1000))
     client.send(bytes(FRAME_BYTES + 1))
-    assert client.put_out()
+    assert client.disconnected()
     echoes(other)
 
 
 @pytest.mark.parametrize("extra", [1, 2, 3, FRAMES, 3 * FRAMES + 1])
-def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, extra: int) -> None:
-    other, client, second = come(bob), come(alice), come(alice)
+def test_a_message_with_too_many_frames_blocks_its_client(
+    opened: Open, connect: Connect, alice: OwnKeys, bob: OwnKeys, extra: int
+) -> None:
+    other, client, second = connect(bob), connect(alice), connect(alice)
     frames = [b"%d" % number for number in range(FRAMES)]
     echoes(client, *frames)
     for each in (other, second):
         echoes(each)
     client.send(*frames, *[b"more"] * extra)
-    assert client.put_out()
-    assert second.put_out()
-    assert come(alice).refused()
+    assert client.disconnected()
+    assert second.disconnected()
+    assert connect(alice).refused()
     echoes(other)
     assert opened.received.qsize() == 4
 
 
-def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_client_can_reconnect_later(
+    connect: Connect, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listener, "BLOCKED_S", 0.01)
-    client = come(alice)
+    client = connect(alice)
     for _ in range(3):
         client.send(*[b""] * (FRAMES + 1))
-        assert client.put_out()
+        assert client.disconnected()
 
-        def comes() -> bool:
+        def reconnects() -> bool:
             nonlocal client
-            client = come(alice)
+            client = connect(alice)
             return bool(client.happened() & zmq.Event.HANDSHAKE_SUCCEEDED)
 
-        until(comes)
+        until(reconnects)
 
 
 def send_for_ever(peer: Plain, said: bytes) -> None:
@@ -388,7 +402,7 @@ def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
         assert unlocked.received.qsize() == 1 + bool(before)
 
 
-def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnKeys) -> None:
+def test_a_client_that_does_not_read_is_disconnected_beyond_the_queue_limit(folder: Path, alice: OwnKeys) -> None:
     opened = Open(Keys(folder), queued=8)
     with closing(opened), closing(Client(opened, alice, rcvhwm=1)) as client:
         client.send(b"hello")
@@ -427,21 +441,21 @@ def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnK
         greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES + 1),
     ],
 )
-def test_who_speaks_otherwise_is_put_out(
-    opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys, said: bytes
+def test_a_peer_that_speaks_another_protocol_is_disconnected(
+    opened: Open, connect: Connect, plain: Callable[[], Plain], alice: OwnKeys, said: bytes
 ) -> None:
-    client = come(alice)
+    client = connect(alice)
     echoes(client)
     peer = plain()
     peer.socket.sendall(said)
-    assert peer.put_out()
+    assert peer.disconnected()
     echoes(client)
     assert opened.received.qsize() == 2
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff", greeting(b"CURVE"), greeting(b"CURVE") + command(bytes(100))[:50]])
-def test_who_does_not_finish_a_handshake_is_put_out(
-    come: Come,
+def test_a_peer_that_does_not_finish_the_handshake_is_disconnected(
+    connect: Connect,
     plain: Callable[[], Plain],
     alice: OwnKeys,
     said: bytes,
@@ -450,43 +464,43 @@ def test_who_does_not_finish_a_handshake_is_put_out(
     monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.1)
     peer = plain()
     peer.socket.sendall(said)
-    assert peer.put_out()
-    echoes(come(alice))
+    assert peer.disconnected()
+    echoes(connect(alice))
 
 
-def test_so_is_who_comes_in_and_says_nothing(
-    come: Come,
+def test_a_client_that_sends_nothing_after_the_handshake_is_disconnected(
+    connect: Connect,
     alice: OwnKeys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.5)
-    silent = come(alice)
+    silent = connect(alice)
     assert silent.happened() & zmq.Event.HANDSHAKE_SUCCEEDED
-    assert silent.put_out()
+    assert silent.disconnected()
 
 
 def test_unauthenticated_peers_cannot_fill_the_memory(
-    come: Come,
+    connect: Connect,
     plain: Callable[[], Plain],
     alice: OwnKeys,
 ) -> None:
     """Half of a large frame, and then nothing."""
     peer = plain()
     peer.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * UNAUTHENTICATED_BYTES))
-    assert peer.put_out()
-    echoes(come(alice))
+    assert peer.disconnected()
+    echoes(connect(alice))
 
 
 def test_many_unauthenticated_peers_keep_no_client_out(
-    opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys
+    opened: Open, connect: Connect, plain: Callable[[], Plain], alice: OwnKeys
 ) -> None:
-    client = come(alice)
+    client = connect(alice)
     echoes(client)
     peers = [plain() for _ in range(2 * UNAUTHENTICATED)]
-    assert peers[0].put_out()
+    assert peers[0].disconnected()
     until(lambda: opened.do(lambda: len(opened.listener._connections)) <= UNAUTHENTICATED + 1)
     echoes(client)
-    echoes(come(alice))
+    echoes(connect(alice))
 
 
 def test_half_of_the_descriptors_is_for_those_inside(
@@ -499,7 +513,7 @@ def test_half_of_the_descriptors_is_for_those_inside(
         echoes(client)
         with closing(Client(opened, bob)) as late:
             late.try_to_send(b"hello")
-            assert late.put_out()
+            assert late.disconnected()
         echoes(client)
 
 
@@ -509,29 +523,29 @@ def test_idle_connections_take_little_memory(folder: Path, alice: OwnKeys) -> No
     opened = Open(Keys(folder), connections=many + 1)
     echo(opened)
     with closing(opened), closing(Crowd(opened, alice)) as crowd:
-        crowd.come(1)
+        crowd.connect(1)
         before_bytes = resident_bytes()
-        crowd.come(many)
+        crowd.connect(many)
         assert (resident_bytes() - before_bytes) / many <= 100_000
 
 
 # --- without keys
 
 
-def test_without_keys_it_is_loud(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_without_keys_logs_that_it_is_insecure(caplog: pytest.LogCaptureFixture) -> None:
     with closing(Open(None)) as opened:
         assert "INSECURE" in caplog.text
         assert opened.listener.endpoint in caplog.text
 
 
-def test_without_keys_everybody_is_the_same(unlocked: Open) -> None:
+def test_a_peer_of_a_listener_without_keys_is_the_keyless_client(unlocked: Open) -> None:
     with closing(Client(unlocked, None)) as client:
         echoes(client)
         assert unlocked.arrived()[0].user == "all"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "*", "eth0"])
-def test_without_keys_it_is_nowhere_else(host: str) -> None:
+def test_a_listener_without_keys_is_only_on_loopback(host: str) -> None:
     with pytest.raises(InvalidConfig, match="only on loopback"):
         Open(None, host)
 
@@ -544,13 +558,13 @@ def test_places_on_loopback(host: str) -> None:
         echoes(client)
 
 
-def test_a_place_where_it_cannot_be(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
+def test_a_listener_at_an_unusable_address_is_refused(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
     for host in ("192.0.2.1", "no such place"):
         with pytest.raises(InvalidConfig, match="no server can listen at"):
             Open(Keys(folder), host)
 
 
-def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
+def test_the_last_message_before_a_close_arrives(alice: OwnKeys, folder: Path) -> None:
     opened = Open(Keys(folder))
     with closing(Client(opened, alice, reconnect_ivl=60_000)) as client:  # one that gives up drops what it has not read
         client.send(b"hello")
@@ -558,4 +572,4 @@ def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
         assert opened.do(lambda: channel.send(protocol.Goodbye("at night")))
         opened.close(TIMEOUT_S)
         assert protocol.decode_from_server(client.receive()[0]) == protocol.Goodbye("at night")
-        assert client.put_out()
+        assert client.disconnected()

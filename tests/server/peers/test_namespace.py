@@ -85,7 +85,7 @@ def server(elsewhere: Elsewhere, tmp_path_factory: pytest.TempPathFactory) -> It
 def ask(
     elsewhere: Elsewhere, server: Server, folder: Path, function: Path, inputs: Any, constants: Any = None
 ) -> np.ndarray[Any, Any]:
-    """What a program there is answered."""
+    """The reply that a program there receives."""
     paths = [folder / name for name in ("inputs.npz", "constants.npz", "answer.npz")]
     np.savez(paths[0], **inputs)
     np.savez(paths[1], **(constants or {}))
@@ -170,17 +170,17 @@ greeting = b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + b"NULL".ljust(20, b"\\0") 
 connection.sendall(greeting)
 connection.sendall(b"\\x04\\x19\\x05READY" + bytes(18))
 connection.settimeout(10)
-heard = b""
+received = b""
 try:
     while data := connection.recv(4096):
-        heard += data
+        received += data
 except (TimeoutError, ConnectionResetError):
     pass
-print(heard.hex())
+print(received.hex())
 """
     ended = elsewhere.run("-c", program, server.address)
     assert ended.returncode == 0, ended.stderr
-    heard = bytes.fromhex(ended.stdout)
-    assert len(heard) <= 64, "the greeting"
-    assert SECRET.encode() not in heard
-    assert b"kaas" not in heard.lower()
+    received = bytes.fromhex(ended.stdout)
+    assert len(received) <= 64, "the greeting"
+    assert SECRET.encode() not in received
+    assert b"kaas" not in received.lower()

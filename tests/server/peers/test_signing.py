@@ -25,7 +25,7 @@ def run(*args: object) -> Result:
     return result
 
 
-def test_what_is_signed_is_taken_by_servers_that_trust_the_signer(tmp_path: Path) -> None:
+def test_a_server_that_trusts_a_signer_accepts_its_signed_code(tmp_path: Path) -> None:
     (tmp_path / "task.json").write_text(add_task().to_json())
     key, signatures = tmp_path / "signer.pem", tmp_path / "signatures.json"
     said = run("signer", key).output
@@ -43,16 +43,16 @@ def test_what_is_signed_is_taken_by_servers_that_trust_the_signer(tmp_path: Path
     with pytest.raises(InvalidRequest, match="code image and no kTask"):
         run("sign", KERNELS, "--key", key)
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:
             await had.register("ada", add_task(), signature=known[add_task().key])
-        async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:  # nor is it asked for again
+        async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:  # and needs no signature again
             assert had.functions.named("ada", add_task().key).key == add_task().key
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_signatures_come_beside_those_that_are_there(tmp_path: Path) -> None:
+def test_new_signatures_are_added_to_those_of_the_file(tmp_path: Path) -> None:
     key = tmp_path / "key"
     new_signer(key)
     write_signatures(tmp_path / "all", {"a": b"1"})
@@ -60,7 +60,7 @@ def test_signatures_come_beside_those_that_are_there(tmp_path: Path) -> None:
     assert read_signatures(tmp_path / "all") == {"a": b"2", "b": sign(signer(key), "b")}
 
 
-def test_a_key_is_never_overwritten_nor_read_by_others(tmp_path: Path) -> None:
+def test_a_signing_key_is_not_overwritten_and_must_be_private(tmp_path: Path) -> None:
     key = tmp_path / "key"
     new_signer(key)
     with pytest.raises(InvalidConfig, match="cannot be made"):

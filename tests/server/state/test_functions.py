@@ -54,10 +54,10 @@ def names(had: Had, client: str) -> list[str]:
     return [entry["name"] for entry in listed(had, client)]
 
 
-def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path: Path) -> None:
+def test_a_function_is_known_by_name_and_key_after_a_restart(tmp_path: Path) -> None:
     task = scale_task()
 
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             registered = await had.register("ada", task, "scale")
             assert registered == protocol.Registered(3, task.key, {"x": FLOATS}, {"y": FLOATS}, {"factor": "f32"})
@@ -90,13 +90,13 @@ def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path
             }
             assert had.held["ada", "libraries"] > len(task.to_msgpack())
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_constants_are_bound_by_their_value(tmp_path: Path) -> None:
     """They outlive their names, and a function has those of its registration."""
 
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "first", A)
             registered = await had.register("ada", add_task(), "plus", {"b": "first"})
@@ -119,11 +119,11 @@ def test_constants_are_bound_by_their_value(tmp_path: Path) -> None:
             await had.functions.unregister("ada", protocol.Unregister(9, "plus"))
             assert had.held["ada", "objects"] == 64 << 10
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
-def test_one_value_for_two_inputs_is_there_once(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_one_value_for_two_inputs_is_held_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", A)
             await had.put("ada", "again", A)
@@ -134,11 +134,11 @@ def test_one_value_for_two_inputs_is_there_once(tmp_path: Path) -> None:
             assert len(function.constants.blocks) == 1
             assert function.given == {}
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_a_name_can_be_given_to_another_function(tmp_path: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(), "f")
             await had.register("ada", add_task(), "f")
@@ -150,11 +150,11 @@ def test_a_name_can_be_given_to_another_function(tmp_path: Path) -> None:
             assert names(had, "ada") == ["f"]
             assert had.functions.named("ada", "f").function.spec.task_key == add_task().key
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_functions_are_unregistered_by_name_or_key(tmp_path: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             for name in ("", "f", "g"):
                 await had.register("ada", scale_task(), name)
@@ -174,14 +174,14 @@ def test_functions_are_unregistered_by_name_or_key(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             assert names(had, "ada") == names(had, "bob") == []
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> None:
     """Otherwise one client's inputs could bring it into quarantine for all. Its bytes are stored once."""
     task = scale_task()
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             for client in ("ada", "bob"):
                 await had.register(client, task, "f")
@@ -194,7 +194,7 @@ def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> Non
             assert (had.registry.get(ada.key), had.registry.get(bob.key)) == (None, None)
             assert had.registry.get(task.key) is not None
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> Non
     ],
 )
 def test_senseless_registrations(message: protocol.Register, error: type[KaasError], tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, steps=frozenset({"known"})) as had:
             await had.upload("ada", encode_library(STEPS), "library")
             for name, value in (("x", A), ("short", A[1:]), ("ints", A.astype(np.int32))):
@@ -227,11 +227,11 @@ def test_senseless_registrations(message: protocol.Register, error: type[KaasErr
             assert (had.held, listed(had, "ada"), had.registry.labels) == (held, [], ())
             await had.functions.register("ada", protocol.Register(1, before="known"), encode_task(add_task()))
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_libraries_have_to_be_uploaded_by_who_uses_them(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_each_client_uploads_the_libraries_that_it_uses(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", add_task(), "f")
             with pytest.raises(MissingContent) as caught:
@@ -248,11 +248,11 @@ def test_libraries_have_to_be_uploaded_by_who_uses_them(tmp_path: Path) -> None:
             with pytest.raises(MissingContent):  # it is there, but as a value
                 await had.functions.register("ada", protocol.Register(1), encode_task(task))
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_code_that_is_no_longer_allowed_does_not_run(tmp_path: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path, allowed=Allowed(hashes=frozenset({add_task().key}))) as had:
             await had.register("ada", add_task(), "f")
         async with Had(tmp_path, allowed=Allowed()) as had:
@@ -269,14 +269,14 @@ def test_code_that_is_no_longer_allowed_does_not_run(tmp_path: Path) -> None:
             await had.functions.unregister("ada", protocol.Unregister(1, "f"))
             assert listed(had, "ada") == []
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_libraries_in_use_do_not_give_way(tmp_path: Path) -> None:
     code, task = encode_library(STEPS), both_task()
     enough = 2 * (64 << 10) + len(task.to_msgpack())
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, {"ada": Quotas(library_bytes=enough)}) as had:
             await had.upload("ada", encode_library(OTHER), "library")
             await had.register("ada", task, "f")
@@ -294,13 +294,13 @@ def test_libraries_in_use_do_not_give_way(tmp_path: Path) -> None:
             assert had.functions.named("ada", "f").function.spec.task_key == task.key
             assert had.held["ada", "libraries"] <= enough
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_a_client_has_only_so_many_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_has_a_limited_number_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions_module, "MOST_FUNCTIONS", 2)
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             for name in "ab":
                 await had.register("ada", scale_task(), name)
@@ -310,23 +310,23 @@ def test_a_client_has_only_so_many_functions(tmp_path: Path, monkeypatch: pytest
             assert (had.held, list(had.registry.labels)) == (held, ["a", "b"])
             await had.register("ada", add_task(), "a")
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_who_registers_at_once_gets_one_function(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_concurrent_registrations_of_one_name_make_one_function(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await asyncio.gather(*(had.register("ada", scale_task(), "f") for _ in range(5)))
             assert names(had, "ada") == ["f"]
             await had.functions.unregister("ada", protocol.Unregister(1, "f"))
             assert not had.registry.labels
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.processes
-def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_unused_buffers_of_a_sent_task_are_not_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             plain = await had.register("ada", add_task(), "f")
             sent = msgspec.msgpack.decode(encode_task(add_task()))
@@ -336,26 +336,26 @@ def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
             f, g = had.state.read("remote functions", functions_module._decode)
             assert f.task == g.task
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_a_scalar_can_say_how_often(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_a_scalar_can_set_the_number_of_iterations(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(iterations=kaas.Scalar("times", "i32")), "f")
             function = had.functions.named("ada", "f")
             assert (function.iterations, set(function.scalars)) == ("times", {"times", "factor"})
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
+def test_a_change_that_cannot_be_stored_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", A)
             await had.upload("ada", encode_library(STEPS), "library")
@@ -376,10 +376,10 @@ def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
             assert (had.held, names(had, "ada"), len(had.registry.labels)) == (held, ["f"], 1)
             assert await had.get("ada", "x") == A.tobytes()
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_what_was_registered_is_not_built_again_at_the_next_start(
+def test_a_registered_function_is_not_built_again_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither listing nor looking up builds it: its facts are stored."""
@@ -388,7 +388,7 @@ def test_what_was_registered_is_not_built_again_at_the_next_start(
     def built(*_: object) -> KTask:
         raise AssertionError("a kTask is built again")
 
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "b", B)
             await had.register("ada", task, "both")
@@ -401,11 +401,11 @@ def test_what_was_registered_is_not_built_again_at_the_next_start(
             assert function.function.introduction[1] == task.to_msgpack()
             assert had.functions.named("ada", "bound").function.spec.bindings == (pool_wire.Binding("b", 0),)
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(), "scale")
             (kept,) = had.state.read(
@@ -421,4 +421,4 @@ def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path
                 )
                 assert kept.facts is not None
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())

@@ -31,8 +31,8 @@ def put_frame(name: str, dtype: str, shape: tuple[int, ...], sha256: str = "") -
     return protocol.Put(4, name, dtype, shape, sha256)
 
 
-def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_values_are_read_in_parts_and_survive_a_restart(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "small", SMALL)
             await had.put("ada", "large", LARGE)
@@ -56,11 +56,11 @@ def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path:
             assert bytes(part) == LARGE[1:3].tobytes()
             assert len(had.values.get("ada", protocol.Get(5, "large", 0, 1 << 60))[1]) == protocol.CHUNK_BYTES
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_a_value_that_was_uploaded_gets_names(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             sha256 = await had.upload("ada", LARGE.tobytes())
             for name, dtype, shape in (("flat", "float64", (400_000,)), ("bytes", "uint8", (800, 4000))):
@@ -74,11 +74,11 @@ def test_a_value_that_was_uploaded_gets_names(tmp_path: Path) -> None:
             assert await had.values.delete("ada", protocol.Delete(7, "bytes")) == protocol.Done(7)
             assert (files(tmp_path), had.held["ada", "objects"]) == ([], 0)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_another_value_of_the_same_name_replaces_it(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_a_new_value_replaces_the_value_of_the_same_name(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", SMALL)
             await had.put("ada", "x", SMALL)
@@ -89,11 +89,11 @@ def test_another_value_of_the_same_name_replaces_it(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             assert await had.get("ada", "x") == LARGE.tobytes()
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=4 * GRAIN_BYTES)}) as had:
             had.values.check_room("ada", {"y": 40, "z": GRAIN_BYTES})
             both = [NewObject("y", "float32", (10,), SMALL.data), NewObject("z", "uint8", (40,), SMALL.data)]
@@ -108,19 +108,19 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest):
                 had.values.check_room("ada", {"": 40})
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b", ".", "..", "x y", "Größe", "%2e", "'; --"])
 def test_names_are_names_and_no_paths(name: str, tmp_path: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path / "state") as had:
             await had.put("ada", name, SMALL)
         async with Had(tmp_path / "state") as had:
             assert await had.get("ada", name) == SMALL.tobytes()
             assert files(tmp_path / "state") == [hash_of(SMALL.tobytes())]
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
@@ -146,7 +146,7 @@ def test_names_are_names_and_no_paths(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_senseless_values(message: protocol.Put, frame: bytes | None, error: type[KaasError], tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             with pytest.raises(error) as caught:
                 await had.values.put("ada", message, frame)
@@ -155,21 +155,21 @@ def test_senseless_values(message: protocol.Put, frame: bytes | None, error: typ
             assert had.values.list("ada", protocol.Objects(1)).entries == []
             assert had.values.stored_bytes("ada") == 0
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_an_empty_value_is_one_too(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_an_empty_value_is_stored(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", np.empty((0, 3), np.float32))
         async with Had(tmp_path) as had:
             assert await had.get("ada", "x") == b""
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_unknown_names_and_invalid_ranges_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", SMALL)
             for client in ("ada", "bob"):
@@ -184,26 +184,26 @@ def test_what_is_not_there(tmp_path: Path) -> None:
                     had.values.get("ada", protocol.Get(1, "x", offset, nbytes))
             assert had.values.get("ada", protocol.Get(1, "x", 40, 1))[1] == b""
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 def test_two_clients_share_no_copy_of_the_same_bytes(tmp_path: Path) -> None:
     """Otherwise a client could learn from a warm cache that another client has the same value."""
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             for client in ("ada", "bob"):
                 await had.put(client, "x", SMALL)
             keys = {had.values.named(client, "x").ref.binary() for client in ("ada", "bob")}
             assert len(keys) == 2
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_a_client_has_only_so_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_has_a_limited_number_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values_module, "MOST_NAMES", 3)
 
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             for name in "abc":
                 await had.put("ada", name, SMALL)
@@ -213,12 +213,12 @@ def test_a_client_has_only_so_many_names(tmp_path: Path, monkeypatch: pytest.Mon
             await had.put("ada", "a", SMALL)
             await had.put("bob", "d", SMALL)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("nbytes", "fits"), [(3 * GRAIN_BYTES, True), (3 * GRAIN_BYTES + 1, False)])
 def test_the_last_byte_of_a_quota(nbytes: int, fits: bool, tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=4 * GRAIN_BYTES)}) as had:
             await had.put("ada", "x", SMALL)
             await had.upload("ada", b"gives way")
@@ -233,11 +233,11 @@ def test_the_last_byte_of_a_quota(nbytes: int, fits: bool, tmp_path: Path) -> No
                     await had.put("ada", "y", np.zeros(nbytes, np.uint8))
                 assert had.values.stored_bytes("ada") == 2 * GRAIN_BYTES
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
-def test_what_its_disk_has_damaged_a_server_does_not_give(tmp_path: Path) -> None:
-    async def lives() -> None:
+def test_a_server_does_not_return_a_value_that_is_damaged_on_disk(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", SMALL)
             await had.put("ada", "y", LARGE)
@@ -248,11 +248,11 @@ def test_what_its_disk_has_damaged_a_server_does_not_give(tmp_path: Path) -> Non
                 had.values.named("ada", "x")
             assert await had.get("ada", "y") == LARGE.tobytes()
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 def test_memory_is_given_back(tmp_path: Path) -> None:
-    async def life() -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             await had.put("ada", "x", LARGE)
             key = had.values.named("ada", "x").ref.binary()
@@ -261,7 +261,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
             gc.collect()
             assert not had.objects.holds(key)
 
-    asyncio.run(life())
+    asyncio.run(scenario())
 
 
 CONTENTS = [bytes([value]) * size for value, size in ((1, 10), (2, GRAIN_BYTES), (3, 2 * GRAIN_BYTES))]
@@ -270,11 +270,11 @@ STEPS = st.tuples(st.sampled_from(["put", "upload", "delete", "again"]), st.samp
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=15))
-def test_whatever_is_put_and_deleted_the_names_and_the_counts_are_right(steps: list[tuple[str, str, int]]) -> None:
+def test_names_and_counts_are_right_after_any_puts_and_deletes(steps: list[tuple[str, str, int]]) -> None:
     quota = 3 * GRAIN_BYTES
     expected: dict[str, bytes] = {}
 
-    async def lives(folder: Path) -> None:
+    async def restart_scenario(folder: Path) -> None:
         had = await Had(folder, {"ada": Quotas(stored_bytes=quota)}).__aenter__()
         for step, name, number in steps:
             data = CONTENTS[number]
@@ -303,11 +303,11 @@ def test_whatever_is_put_and_deleted_the_names_and_the_counts_are_right(steps: l
         await had.__aexit__()
 
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(lives(Path(folder)))
+        asyncio.run(restart_scenario(Path(folder)))
 
 
-def test_a_put_that_nobody_waits_for_is_whole_or_nothing(tmp_path: Path) -> None:
-    async def life() -> None:
+def test_a_cancelled_put_is_stored_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with Had(tmp_path) as had:
             first: Any = asyncio.ensure_future(had.put("ada", "x", LARGE))
             await asyncio.sleep(0)
@@ -315,4 +315,4 @@ def test_a_put_that_nobody_waits_for_is_whole_or_nothing(tmp_path: Path) -> None
             await had.put("ada", "y", SMALL)  # comes after it
             assert await had.get("ada", "x") == LARGE.tobytes()
 
-    asyncio.run(life())
+    asyncio.run(scenario())

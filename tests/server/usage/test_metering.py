@@ -71,7 +71,7 @@ def in_loop(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @in_loop
-async def test_what_is_charged(folder: Path) -> None:
+async def test_charges_are_summed_by_client_and_function(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
     assert meter.ended("a", "f", "k1", "succeeded", 10, 20, 30, ran(0.25, device=1000, host=100, store=50))
@@ -95,7 +95,7 @@ async def test_what_is_charged(folder: Path) -> None:
 
 
 @in_loop
-async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> None:
+async def test_a_key_is_charged_once_across_restarts(folder: Path) -> None:
     meter = opened(folder)
     for charged in (True, False):
         meter.admit("a")
@@ -112,7 +112,7 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
 
 
 @in_loop
-async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -> None:
+async def test_a_key_is_charged_again_after_its_reply_is_received(folder: Path) -> None:
     meter = opened(folder)
     for _ in range(2):
         for charged in (True, False):
@@ -125,7 +125,7 @@ async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -
 
 
 @in_loop
-async def test_the_next_life_too_knows_that_an_answer_has_come(folder: Path) -> None:
+async def test_a_received_reply_is_remembered_after_a_restart(folder: Path) -> None:
     for _ in range(2):
         meter = opened(folder)
         for key in "kl":
@@ -139,7 +139,7 @@ async def test_the_next_life_too_knows_that_an_answer_has_come(folder: Path) -> 
 
 
 @in_loop
-async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
+async def test_a_retryable_request_is_charged_only_when_it_ran(folder: Path) -> None:
     meter = opened(folder)
     for outcome in ("QueueFull", "DeviceUnavailable", "PoolStopped", "succeeded"):
         meter.admit("a")
@@ -230,8 +230,8 @@ operations = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=operations)
 def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    """Requests are asked with keys, again where the answer was lost, and the process ends between any two steps of what
-    it does with a charge."""
+    """Requests have keys and are repeated where the reply was lost; the process ends between any two steps of the
+    handling of a charge."""
     folder = tmp_path / "state"
     shutil.rmtree(folder, ignore_errors=True)
     expected: dict[str, int] = {}  # device time by key
@@ -306,7 +306,7 @@ asyncio.run(main())
 
 @pytest.mark.processes
 @pytest.mark.parametrize("answers", [1, 40, 300])
-def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, answers: int) -> None:
+def test_a_killed_server_has_charged_the_requests_that_it_answered(tmp_path: Path, answers: int) -> None:
     """Two runs of a real process; the first is killed at some point after so many replies."""
     asked = [(f"client{number % 3}", f"key{number}") for number in range(answers + 200)]
     answered: list[tuple[str, str]] = []
@@ -336,7 +336,7 @@ def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, an
 
 
 @in_loop
-async def test_an_answer_is_sent_when_its_charge_is_written_down_and_counted_whatever_becomes_of_it(
+async def test_a_charge_is_durable_and_counted_before_its_reply_even_if_sending_fails(
     folder: Path,
 ) -> None:
     meter = opened(folder)
@@ -372,7 +372,7 @@ async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
 
 @pytest.mark.slow
 @in_loop
-async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
+async def test_a_full_disk_is_reported_and_loses_no_charge(folder: Path) -> None:
     meter = opened(folder)
     apply = meter._file.apply
 
@@ -403,7 +403,7 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
 
 
 @in_loop
-async def test_what_cannot_be_charged_is_not_given(folder: Path) -> None:
+async def test_a_reply_that_cannot_be_charged_is_not_sent(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
     meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
@@ -448,7 +448,7 @@ def test_of_a_journal_that_is_cut_or_damaged_all_else_is_read(tmp_path: Path) ->
 
 
 @in_loop
-async def test_one_server_to_a_folder(folder: Path) -> None:
+async def test_a_usage_folder_has_one_server(folder: Path) -> None:
     meter = opened(folder)
     with pytest.raises(UsageUnavailable, match="another server"):
         opened(folder)
@@ -457,7 +457,7 @@ async def test_one_server_to_a_folder(folder: Path) -> None:
 
 
 @in_loop
-async def test_nobody_else_may_read_it(folder: Path) -> None:
+async def test_usage_files_are_private_to_their_user(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
     meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
@@ -483,7 +483,7 @@ async def test_a_file_that_is_no_usage_is_set_aside(folder: Path) -> None:
     await meter.close()
 
 
-def test_what_a_client_can_grow_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_and_keys_kept_for_a_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "FUNCTIONS_PER_CLIENT", 3)
     totals = usage.Totals()
     for number in range(KEYS_PER_CLIENT + 10):

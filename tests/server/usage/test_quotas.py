@@ -35,7 +35,7 @@ def test_no_span_of_time_has_more_requests_than_its_part(gaps: list[float], rate
 
 @settings(deadline=None)
 @given(gaps=gaps, rate=st.floats(0.05, 100), burst=st.none() | st.integers(1, 20))
-def test_who_is_too_early_is_told_when_and_no_later_than_needed(
+def test_an_early_request_gets_the_shortest_sufficient_retry_delay(
     gaps: list[float], rate: float, burst: int | None
 ) -> None:
     allowance = Allowance(Quotas(requests_per_s=rate, burst=burst))
@@ -102,7 +102,7 @@ def test_device_time_of_the_last_minute_is_counted_until_it_is_over() -> None:
     assert allowance.open == 3
 
 
-def test_who_may_have_no_device_time_is_not_told_to_come_again() -> None:
+def test_a_client_without_device_time_gets_no_retry_delay() -> None:
     refusal = Allowance(Quotas(device_s_per_minute=0)).admit(0.0)
     assert refusal is not None
     assert refusal.retry_s is None
