@@ -32,8 +32,8 @@ def client(server: FakeServer) -> Iterator[kaas.Client]:
         yield client
 
 
-def asked(server: FakeServer, number: int) -> None:
-    """Wait until so many Invokes have come."""
+def wait_for_invokes(server: FakeServer, number: int) -> None:
+    """Wait until so many Invokes have arrived."""
     server.until(lambda: len(server.of(protocol.Invoke)) >= number)
 
 

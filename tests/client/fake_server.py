@@ -25,13 +25,13 @@ class FakeServer:
     """A server that doubles inputs as float32, and knows each function whose kTask it received.
 
     Fields:
-        heard: messages, as they came. silent: Invokes are heard and not answered. lacking: until so many bytes of an
+        messages: those that arrived, in order. silent: Invokes get no reply. lacking: until so many bytes of an
             upload have come the connection breaks.
     """
 
     def __init__(self, limits: protocol.Limits = LIMITS) -> None:
         self.limits, self.epoch, self.port = limits, "first", 0
-        self.heard: list[Any] = []
+        self.messages: list[Any] = []
         self.silent = False
         self.failing: list[protocol.Failure] = []  # one for each of the next Invokes
         self.putting: list[bytes] = []  # values that replace an object after its next Gets
@@ -52,7 +52,7 @@ class FakeServer:
     def address(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
 
-    # --- what tests have it do
+    # --- controls of tests
 
     def order(self, do: Callable[[], Any]) -> None:
         """Call a function on the server's thread, and wait for its end."""
@@ -80,7 +80,7 @@ class FakeServer:
         self.unanswered.clear()
         self.order(self._bind)
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message to all peers of the newest Hellos."""
         self.order(lambda: self._send(self._last, message))
 
@@ -97,10 +97,10 @@ class FakeServer:
 
     def until(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, TIMEOUT_S), self.heard
+            assert self._changed.wait_for(condition, TIMEOUT_S), self.messages
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [message for message in self.heard if type(message) is kind]
+        return [message for message in self.messages if type(message) is kind]
 
     def close(self) -> None:
         self._orders.put(None)
@@ -132,7 +132,7 @@ class FakeServer:
             for ready, _ in zmq.zmq_poll(waited, -1):
                 if ready != self._bell:
                     identity, header, *frames = ready.recv_multipart()
-                    self._heard(identity, protocol.decode_from_client(header), frames)
+                    self._receive(identity, protocol.decode_from_client(header), frames)
                     continue
                 os.eventfd_read(self._bell)
                 while not self._orders.empty():
@@ -147,9 +147,9 @@ class FakeServer:
         if self._socket is not None:
             self._socket.send_multipart([identity, protocol.encode(message), *frames])
 
-    def _heard(self, identity: bytes, message: Any, frames: list[bytes]) -> None:
+    def _receive(self, identity: bytes, message: Any, frames: list[bytes]) -> None:
         with self._changed:
-            self.heard.append(message)
+            self.messages.append(message)
             self._changed.notify_all()
         match message:
             case protocol.Hello():
@@ -167,7 +167,7 @@ class FakeServer:
             case protocol.Received():
                 pass
             case _:
-                self._asked(identity, message, frames)
+                self._reply(identity, message, frames)
 
     def _invoked(self, identity: bytes, message: protocol.Invoke, frames: Sequence[bytes]) -> None:
         outputs = self.registered[message.function].outputs
@@ -181,7 +181,7 @@ class FakeServer:
     def _value(self, given: protocol.Input, frames: Sequence[bytes]) -> bytes:
         return self.objects[given.object][1][given.offset :] if given.object else frames[given.frame - 1]
 
-    def _asked(self, identity: bytes, message: Any, frames: Sequence[bytes]) -> None:
+    def _reply(self, identity: bytes, message: Any, frames: Sequence[bytes]) -> None:
         number = message.number
         match message:
             case protocol.Upload(hash=digest):

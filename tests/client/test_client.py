@@ -29,7 +29,7 @@ from kaas.errors import (
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys
 from kaas.wire.rpc.credit import PART
-from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
+from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, client, server, small, wait_for_invokes
 from tests.client.fake_server import LIMITS, FakeServer
 from tests.timeouts import TIMEOUT_S
 
@@ -39,7 +39,7 @@ __all__ = ["client", "server"]
 # --- calls
 
 
-def test_a_call_gives_what_comes_back(client: kaas.Client) -> None:
+def test_a_call_returns_its_outputs(client: kaas.Client) -> None:
     x = ONES.copy()
     function = client.register(TASK)
     future = client.call(function, {"x": x})
@@ -138,7 +138,7 @@ def test_an_error_is_of_its_class_with_its_fields(server: FakeServer, client: ka
         client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
 
 
-def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, client: kaas.Client) -> None:
+def test_a_call_is_retried_under_the_same_key_after_queue_full(server: FakeServer, client: kaas.Client) -> None:
     server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 0.01) for _ in range(3)]
     assert (client.call(TASK, {"x": ONES}, key="mine").result(TIMEOUT_S) == 2).all()
     invokes = server.of(protocol.Invoke)
@@ -146,7 +146,7 @@ def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, 
     assert len({invoke.number for invoke in invokes}) == 4
 
 
-def test_it_is_put_off_no_longer_than_its_deadline(server: FakeServer, client: kaas.Client) -> None:
+def test_a_call_is_not_retried_beyond_its_deadline(server: FakeServer, client: kaas.Client) -> None:
     server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 60.0)]
     with pytest.raises(QueueFull) as raised:
         client.call(TASK, {"x": ONES}, deadline_s=5).result(TIMEOUT_S)
@@ -166,7 +166,7 @@ def waited(future: kaas.Future) -> Any:
 
 
 @pytest.mark.parametrize("value_of", [kaas.Future.result, awaited, waited], ids=lambda way: str(way.__name__))
-def test_a_server_that_says_nothing_does_not_outlast_the_deadline(
+def test_a_call_to_a_silent_server_ends_at_its_deadline(
     value_of: Callable[[kaas.Future], Any], server: FakeServer, client: kaas.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_calls, "GRACE_S", 0.0)
@@ -177,7 +177,7 @@ def test_a_server_that_says_nothing_does_not_outlast_the_deadline(
     server.until(lambda: bool(server.of(protocol.Cancel)))
 
 
-def test_a_cancelled_call_is_cancelled_there(server: FakeServer, client: kaas.Client) -> None:
+def test_a_cancelled_call_is_cancelled_at_the_server(server: FakeServer, client: kaas.Client) -> None:
     server.silent = True
     future = client.call(TASK, {"x": ONES})
     assert future.cancel()
@@ -202,7 +202,7 @@ def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) ->
     server.limits, server.silent = small(2), True
     futures = [client.call(TASK, {"x": ONES}) for _ in range(2)]
     third = ThreadPoolExecutor(1).submit(client.call, TASK, {"x": ONES})
-    asked(server, 2)
+    wait_for_invokes(server, 2)
     with pytest.raises(DeadlineExceeded):
         client.call(TASK, {"x": ONES}, deadline_s=0.05)
     assert len(server.of(protocol.Invoke)) == 2
@@ -211,7 +211,7 @@ def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) ->
     assert all((future.result(TIMEOUT_S) == 2).all() for future in futures)
 
 
-def test_what_could_never_be_open_is_refused(server: FakeServer, client: kaas.Client) -> None:
+def test_a_call_beyond_all_credit_is_refused(server: FakeServer, client: kaas.Client) -> None:
     server.limits = protocol.Limits(4, 8 * WIDTH - 1, LIMITS.frame_bytes)
     with pytest.raises(RequestTooLarge) as raised:
         client.call(TASK, {"x": ONES})
@@ -234,15 +234,15 @@ def test_answers_are_acknowledged_in_batches(server: FakeServer, client: kaas.Cl
     assert len(server.of(protocol.Received)) <= 2 * calls * PART // LIMITS.requests
 
 
-def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, client: kaas.Client) -> None:
+def test_an_unexpected_reply_is_acknowledged(server: FakeServer, client: kaas.Client) -> None:
     client.call(TASK, {"x": ONES}).result(TIMEOUT_S)
-    server.say(protocol.Result(12345, ("y",)))
+    server.send(protocol.Result(12345, ("y",)))
     future = client.call(TASK, {"x": ONES})
     assert (future.result(TIMEOUT_S) == 2).all()
     server.until(lambda: any(12345 in message.numbers for message in server.of(protocol.Received)))
 
 
-# --- what it needs
+# --- needs of a client
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeadlineExceeded
-from tests.client.client_setting import ONES, TASK, asked, client, server, small
+from tests.client.client_setting import ONES, TASK, client, server, small, wait_for_invokes
 from tests.client.fake_server import FakeServer
 from tests.timeouts import TIMEOUT_S
 
@@ -35,14 +35,14 @@ def test_calls_are_awaited(server: FakeServer) -> None:
     asyncio.run(main())
 
 
-def test_who_is_cancelled_takes_no_credit(server: FakeServer) -> None:
+def test_a_cancelled_call_takes_no_credit(server: FakeServer) -> None:
     server.limits, server.silent = small(1), True
 
     async def main() -> None:
         async with kaas.AsyncClient(server.address, patience_s=TIMEOUT_S) as client:
             function = await client.register(TASK)
             first = asyncio.create_task(client.call(function, {"x": ONES}))
-            await asyncio.to_thread(asked, server, 1)
+            await asyncio.to_thread(wait_for_invokes, server, 1)
             waits = asyncio.create_task(client.call(function, {"x": ONES}))
             with pytest.raises(DeadlineExceeded):
                 await client.call(function, {"x": ONES}, deadline_s=0.05)

@@ -17,7 +17,7 @@ from kaas.client.remote_calls import RemoteCalls
 from kaas.errors import DeadlineExceeded, NotInitialized, Unreachable
 from kaas.wire import protocol
 from kaas.wire.connections import reply_reader
-from tests.client.client_setting import ONES, TASK, asked, client, server
+from tests.client.client_setting import ONES, TASK, client, server, wait_for_invokes
 from tests.client.fake_server import FakeServer
 from tests.timeouts import TIMEOUT_S
 
@@ -28,11 +28,11 @@ __all__ = ["client", "server"]
 
 
 @pytest.mark.parametrize("epoch", ["first", "second"])
-def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, epoch: str) -> None:
+def test_calls_without_a_reply_are_sent_again(server: FakeServer, client: kaas.Client, epoch: str) -> None:
     function = client.register(TASK)
     server.silent = True
     futures = [client.call(function, {"x": ONES * n}, deadline_s=60.0) for n in range(3)]
-    asked(server, 3)
+    wait_for_invokes(server, 3)
     server.silent = False
     server.again(epoch)
     assert [future.result(TIMEOUT_S)[0] for future in futures] == [0, 2, 4]
@@ -42,7 +42,7 @@ def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Clie
     assert len({hello.session for hello in server.of(protocol.Hello)}) == 1
 
 
-def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas.Client) -> None:
+def test_calls_wait_for_a_server_that_starts(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.stop()
     futures = [client.call(function, {"x": ONES}) for _ in range(3)]
@@ -50,11 +50,11 @@ def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas
     assert all((future.result(TIMEOUT_S) == 2).all() for future in futures)
 
 
-def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Client) -> None:
+def test_a_cancelled_call_is_not_sent_again(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.silent = True
     future = client.call(function, {"x": ONES})
-    asked(server, 1)
+    wait_for_invokes(server, 1)
     server.stop()
     assert future.cancel()
     server.start()
@@ -63,12 +63,12 @@ def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Cl
     assert len(server.of(protocol.Invoke)) == 2
 
 
-def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
+def test_new_calls_are_not_sent_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.silent = True
     before = client.call(function, {"x": ONES})
-    asked(server, 1)
-    server.say(protocol.Goodbye("it ends"))
+    wait_for_invokes(server, 1)
+    server.send(protocol.Goodbye("it ends"))
     assert client.status() == {"asked": "status"}  # Goodbye came before the reply
     after = client.call(function, {"x": 2 * ONES})
     server.answer_all()
@@ -85,7 +85,7 @@ def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeSe
     assert len(server.of(protocol.Hello)) == 2
 
 
-def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
+def test_a_call_without_a_reachable_server_fails(server: FakeServer) -> None:
     server.stop()
     with kaas.Client(server.address, patience_s=0.1) as client:
         with pytest.raises(Unreachable) as raised:
@@ -100,21 +100,21 @@ def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
             future.result(TIMEOUT_S)
 
 
-def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.Client) -> None:
+def test_a_deadline_ends_a_call_without_a_server(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.stop()
     ended = threading.Event()
     future = client.call(function, {"x": ONES}, deadline_s=0.05)
-    future.add_done_callback(lambda _: ended.set())  # nobody waits for it
+    future.add_done_callback(lambda _: ended.set())  # no thread waits for it
     assert ended.wait(TIMEOUT_S)
     assert isinstance(future.exception(), DeadlineExceeded)
 
 
-def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
+def test_the_close_of_a_client_ends_open_calls(server: FakeServer) -> None:
     server.silent = True
     client = kaas.Client(server.address)
     future = client.call(TASK, {"x": ONES})
-    asked(server, 1)
+    wait_for_invokes(server, 1)
     client.close()
     client.close()
     with pytest.raises(NotInitialized):
@@ -124,7 +124,7 @@ def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
     server.until(lambda: bool(server.of(protocol.Cancel)))
 
 
-def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
+def test_a_question_that_is_sent_while_a_client_closes_ends(client: kaas.Client) -> None:
     def make(number: int) -> protocol.Ask:
         client.close()
         return protocol.Ask(number, "status")
@@ -133,7 +133,7 @@ def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
     assert isinstance(question.error, NotInitialized)
 
 
-def test_who_has_no_credit_while_a_client_closes_waits_for_none(
+def test_a_call_does_not_wait_for_credit_of_a_closing_client(
     client: kaas.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = client.calls
@@ -159,11 +159,11 @@ def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, client: kaas.Client) -> None:
+def test_a_forked_process_may_close_the_client_of_its_parent(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
     server.silent = True
     future = client.call(function, {"x": ONES})
-    asked(server, 1)
+    wait_for_invokes(server, 1)
     child = os.fork()
     if child == 0:
         client.close()
@@ -197,7 +197,7 @@ def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: p
     assert_rid_of(used())
 
 
-def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
+def test_a_call_with_an_interrupted_cancellation_is_watched_until_its_reply(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (reply_reader, timer_thread):
@@ -213,7 +213,7 @@ def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
         future.add_done_callback(interrupt)
         with pytest.raises(KeyboardInterrupt):
             future.cancel()
-        asked(server, 1)
+        wait_for_invokes(server, 1)
         server.answer_all()
         return weakref.ref(client.calls)
 

@@ -20,7 +20,7 @@ WEIGHED = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(X), kaas.In(W), k
 # --- registering and values
 
 
-def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Client) -> None:
+def test_only_content_that_the_server_lacks_is_sent(server: FakeServer, client: kaas.Client) -> None:
     told: list[tuple[int, int]] = []
     weights = np.arange(WIDTH, dtype=np.float32)
     client.register(WEIGHED, {"w": weights}, progress=lambda *there: told.append(there))
@@ -37,7 +37,7 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
         client.register(WEIGHED, {"w": ONES[:3]})
 
 
-def test_a_signed_task_goes_with_its_signature(server: FakeServer) -> None:
+def test_a_signed_task_is_sent_with_its_signature(server: FakeServer) -> None:
     with kaas.Client(server.address, signatures={TASK.key: b"signed"}) as client:
         client.register(TASK)
     assert [register.signature for register in server.of(protocol.Register)] == [b"signed"]
@@ -50,7 +50,7 @@ def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServ
     assert (client.get("values") == after).all()
 
 
-def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
+def test_an_interrupted_upload_resumes_at_its_offset(server: FakeServer, client: kaas.Client) -> None:
     values = np.random.default_rng(0).random(6 * protocol.CHUNK_BYTES // 8)
     server.breaks_after = 3 * protocol.CHUNK_BYTES
     told: list[int] = []

@@ -80,7 +80,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.slow
-def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
+def test_a_server_with_another_key_is_distinguished_from_an_absent_server(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
@@ -122,7 +122,7 @@ def test_a_server_that_was_met_is_looked_for_further(
 def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, torn_off: bool, share: float
 ) -> None:
-    """A peer that closes connections in order looks like a server with another key, unless a server comes in time."""
+    """A peer that closes connections in order looks like a server with another key, unless a server starts in time."""
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
     monkeypatch.setattr(connecting, "HANG_UPS_SHARE", share)
     server.stop()
@@ -134,8 +134,8 @@ def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
 
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NO_LISTENER), ("n" * 64, NO_HOST)])
-def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
-    """No host has a name so long, so no resolver is asked."""
+def test_an_absent_host_or_listener_is_named(server: FakeServer, host: str, reason: str) -> None:
+    """No host has so long a name, so no resolver is queried."""
     server.stop()
     endpoint = ServerEndpoint(f"tcp://{host}:{server.port}", None, 0.0)
     with pytest.raises(Unreachable) as raised:
@@ -144,10 +144,10 @@ def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: s
     endpoint.close()
 
 
-def test_who_looks_for_a_server_in_vain_says_where(
+def test_a_warning_names_the_address_of_an_unreachable_server(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning while attempts go on: a user with a wrong port need not wait for the time limit."""
+    """One warning while attempts continue: a user with a wrong port need not wait for the time limit."""
     monkeypatch.setattr(connecting, "LOG_AFTER_S", 0.0)
     server.stop()
     stopped, attempts = threading.Event(), [0]
@@ -186,7 +186,7 @@ def over(endpoint: ServerEndpoint) -> None:
         endpoint.connect(token_hex(16), threading.Event(), lambda: None)
 
 
-def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
+def test_an_endpoint_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
     server.stop()
     endpoint, stopped, missed = ServerEndpoint(server.address, None, TIMEOUT_S), threading.Event(), threading.Event()
     connected = begun(threads, endpoint, stopped, missed.set)
@@ -199,7 +199,9 @@ def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolEx
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
+def test_an_endpoint_is_closed_in_an_attempt(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
     """Close while a silent peer is connected. tells: the attempt is stopped as well."""
     monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * TIMEOUT_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -215,7 +217,7 @@ def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: py
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_it_is_closed_as_it_is_welcomed(
+def test_an_endpoint_is_closed_during_its_welcome(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
     endpoint, stopped = ServerEndpoint(server.address, None, TIMEOUT_S), threading.Event()
@@ -239,7 +241,7 @@ def test_it_is_closed_as_it_is_welcomed(
     over(endpoint)
 
 
-def test_a_client_that_is_closed_while_it_connects_leaves_nobody_waiting(
+def test_the_close_of_a_connecting_client_ends_its_calls(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * TIMEOUT_S)

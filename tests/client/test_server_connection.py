@@ -38,7 +38,7 @@ def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
     return CurveKeys(*(key.encode() for key in (server_key or own.server_key, own.public_key, own.secret_key)))
 
 
-def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
+def connect(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
     connection = stack.enter_context(closing(ServerConnection(context, opened.listener.endpoint, keys, TIMEOUT_S)))
@@ -48,7 +48,7 @@ def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> ServerConnection:
 
 def refusal(opened: Open, keys: CurveKeys) -> str:
     with ExitStack() as stack, pytest.raises(ConnectionLost) as lost:
-        come(stack, opened, keys).receive(TIMEOUT_S)
+        connect(stack, opened, keys).receive(TIMEOUT_S)
     return str(lost.value)
 
 
@@ -59,7 +59,7 @@ def test_a_key_that_the_server_does_not_know(opened: Open, alice: OwnKeys) -> No
 
 def test_more_connections_than_a_key_may_have(opened: Open, alice: OwnKeys) -> None:
     with ExitStack() as stack:
-        inside = come(stack, opened, curve(alice))
+        inside = connect(stack, opened, curve(alice))
         assert inside.receive(TIMEOUT_S) is not None
         assert refusal(opened, curve(alice)) == FULL
 
