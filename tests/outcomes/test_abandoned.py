@@ -30,7 +30,7 @@ def running() -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("pool")
-def test_its_device_is_seen_to_be_taken_until_its_kernels_end() -> None:
+def test_status_shows_abandoned_requests_until_their_kernels_end() -> None:
     for warm in [kaas.call(spinning(), {}, scalars={"steps": 1}) for _ in range(4)]:
         warm.result()
     late = kaas.call(spinning(), {}, scalars={"steps": ENDLESS}, deadline_s=1.0)

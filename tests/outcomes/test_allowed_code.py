@@ -38,20 +38,20 @@ OTHER_LAUNCHES = {
 
 
 def registered(folder: Path, allowed: Allowed, task: kaas.KTask, signature: bytes = b"") -> str:
-    async def life() -> str:
+    async def scenario() -> str:
         async with Had(folder, allowed=allowed) as had:
             return (await had.register("ada", task, signature=signature)).function
 
-    return asyncio.run(life())
+    return asyncio.run(scenario())
 
 
-def test_the_one_on_the_list_runs(tmp_path: Path) -> None:
+def test_a_listed_ktask_is_registered(tmp_path: Path) -> None:
     assert launched().key == TASK.key
     assert registered(tmp_path, Allowed(hashes=frozenset({TASK.key})), launched()) == TASK.key
 
 
 @pytest.mark.parametrize("task", OTHER_LAUNCHES.values(), ids=OTHER_LAUNCHES)
-def test_no_other_launch_of_its_library_does(tmp_path: Path, task: kaas.KTask) -> None:
+def test_another_launch_of_a_listed_ktasks_library_needs_a_signature(tmp_path: Path, task: kaas.KTask) -> None:
     allowed = Allowed(hashes=frozenset({TASK.key}), signers=(public_key(SECRET),))
     for signature in (b"", sign(SECRET, TASK.key), sign(OTHERS, task.key), sign(SECRET, STEPS.hash), b"short"):
         with pytest.raises(NotAllowed) as caught:
@@ -60,12 +60,12 @@ def test_no_other_launch_of_its_library_does(tmp_path: Path, task: kaas.KTask) -
     assert registered(tmp_path, allowed, task, sign(SECRET, task.key)) == task.key
 
 
-def test_the_hash_of_a_library_allows_nothing_and_says_what_does(tmp_path: Path) -> None:
+def test_the_hash_of_a_library_allows_nothing_and_the_error_names_the_key(tmp_path: Path) -> None:
     for hashes in (STEPS.hash, "0" * 64):
         with pytest.raises(NotAllowed, match=rf"Its key is {TASK.key}: the operator lists that under code.hashes"):
             registered(tmp_path, Allowed(hashes=frozenset({hashes})), TASK)
 
 
-def test_libraries_are_allowed_for_any_launch_only_by_the_option_that_says_so(tmp_path: Path) -> None:
+def test_libraries_are_allowed_for_any_launch_by_their_own_option(tmp_path: Path) -> None:
     for task in OTHER_LAUNCHES.values():
         assert registered(tmp_path, Allowed(libraries=frozenset({STEPS.hash})), task) == task.key

@@ -23,7 +23,7 @@ def scaled(source: Any = None, factor: Any = None, count: Any = None, library: k
     return kaas.KTask([kaas.Kernel(library, "scale", 4, 256, args)], [Y])
 
 
-def told(text: str) -> kaas.Library:
+def with_body(text: str) -> kaas.Library:
     """Return a kernel with this body, of a plain .u64 p, a plain .u64 n and an array of bytes s."""
     return kaas.Library.from_ptx(
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry scale(.param .u64 p, .param .u64 n, "
@@ -58,8 +58,8 @@ def test_a_number_is_refused_where_a_pointer_is_taken(address: Any) -> None:
         "mov.u32 %r1, %tid.x; mul.wide.u32 %rd4, %r1, 8; add.s64 %rd5, %rd1, %rd4; ld.global.u64 %rd2, [%rd5];",
     ],
 )
-def test_the_code_tells_which_plain_u64_is_a_pointer(body: str) -> None:
-    library = told(body)
+def test_the_code_shows_which_plain_u64_is_a_pointer(body: str) -> None:
+    library = with_body(body)
     with pytest.raises(ArgumentMismatch, match="argument 0"):
         check(read(library, kaas.u64(1 << 40)))
     check(read(library, kaas.In(X), n=kaas.Scalar("n", "u64")))
@@ -68,13 +68,13 @@ def test_the_code_tells_which_plain_u64_is_a_pointer(body: str) -> None:
 
 def test_a_number_that_is_added_to_a_pointer_is_a_number() -> None:
     body = "cvta.to.global.u64 %rd4, %rd1; add.s64 %rd5, %rd4, %rd2; ld.global.u64 %rd6, [%rd5];"
-    check(read(told(body), kaas.In(X), n=kaas.Scalar("n", "u64")))
+    check(read(with_body(body), kaas.In(X), n=kaas.Scalar("n", "u64")))
     with pytest.raises(ArgumentMismatch, match="argument 0"):
-        check(read(told(body), kaas.u64(1)))
+        check(read(with_body(body), kaas.u64(1)))
 
 
 def test_only_declared_fields_of_a_struct_are_pointers() -> None:
-    library = told("cvta.to.global.u64 %rd4, %rd3; ld.global.u64 %rd2, [%rd4];")
+    library = with_body("cvta.to.global.u64 %rd4, %rd3; ld.global.u64 %rd2, [%rd4];")
     smuggled = [
         kaas.Struct(bytes(8) + (1 << 40).to_bytes(8, "little"), align=8),
         kaas.Struct(bytes(16), scalars={8: kaas.Scalar("address", "u64")}, align=8),
@@ -101,6 +101,6 @@ def test_an_integer_is_refused_for_a_float(wrong: Any) -> None:
         check(scaled(factor=wrong))
 
 
-def test_what_fits_still_runs() -> None:
+def test_a_kernel_with_matching_arguments_still_runs() -> None:
     x = np.arange(N, dtype=np.float32)
     np.testing.assert_array_equal(kaas.run_local(scaled(), {"x": x})["y"], 2 * x)

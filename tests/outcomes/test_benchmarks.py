@@ -13,7 +13,7 @@ from benchmarks.queueing import UNSTABLE, is_stable
 
 
 def waits(load: float, count: int, service_s: float, seed: int = 0) -> tuple[list[float], float]:
-    """Latencies of requests that come by chance to one server, so much of what it can do, and how long they came."""
+    """Latencies of requests that arrive at random at one server, with this load, and the time of the last arrival."""
     gaps = np.random.default_rng(seed).exponential(service_s / load, count)
     at, free, out = 0.0, 0.0, []
     for gap in gaps:
@@ -31,11 +31,11 @@ def test_a_queue_that_keeps_up_is_stable(seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("load", [1.5, 3.0, 20.0])
-def test_a_queue_that_gets_more_than_it_answers_is_not(seed: int, load: float) -> None:
+def test_an_overloaded_queue_is_unstable(seed: int, load: float) -> None:
     assert not is_stable(*waits(load, 300, 5e-3, seed))
 
 
-def test_an_unstable_bar_is_missed_and_said_in_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unstable_bar_is_missed_and_reported_as_unstable(capsys: pytest.CaptureFixture[str]) -> None:
     bars: dict[str, report.Bar] = {"latency_16": (UNSTABLE, ">=", 16.0), "waits": (UNSTABLE, "<=", 1.0)}
     assert not any(map(report.met, bars.values()))
     report.report("multitenant", bars, {}, json=False)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 ASKED = 100
 
 
-def test_however_many_ask_for_a_canary_one_runs_at_a_time(serve: Serve) -> None:
+def test_concurrent_requests_for_a_canary_run_only_one(serve: Serve) -> None:
     server = serve({"administrators": ["boss"]})
     boss, alice = server.speaker("boss"), server.speaker("alice")
     (executor,) = server.children()

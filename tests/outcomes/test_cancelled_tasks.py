@@ -25,14 +25,14 @@ def test_a_task_that_has_not_begun_cancels_nothing() -> None:
     asyncio.run(program())
 
 
-def test_wrap_future_and_the_call_itself_cancel_it() -> None:
+def test_a_call_is_cancelled_through_wrap_future_and_directly() -> None:
     async def program() -> None:
         wrapped, itself = (kaas.call(spin_task(), {}, scalars={"steps": 2_000_000_000}) for _ in range(2))
         waiting = asyncio.wrap_future(wrapped)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.sleep(0)  # asyncio tells a future's callbacks in the loop's next round
+        await asyncio.sleep(0)  # asyncio calls a future's callbacks in the loop's next round
         assert wrapped.cancelled()
         assert itself.cancel()
         assert itself.cancelled()

@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_it_is_checked_without_a_server(config: Path) -> None:
+def test_a_configuration_is_checked_without_a_server(config: Path) -> None:
     ended = kaas_serve(config, "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
     first, second = ended.stdout.splitlines()
@@ -98,7 +98,7 @@ def test_a_folder_of_keys_that_is_not_there_is_named(config: Path) -> None:
 
 
 @pytest.mark.processes
-def test_an_administrator_who_is_nobody_is_refused(config: Path) -> None:
+def test_an_administrator_without_a_key_is_refused(config: Path) -> None:
     config.write_text(config.read_text().replace("[ada]", "[ada, boss]"))
     ended = kaas_serve(config, "--check")
     assert ended.returncode == 1

@@ -104,7 +104,7 @@ def test_four_blocks_wait_for_each_other_by_hand(kernels: Kernels, launch: Launc
 
 
 @pytest.mark.parametrize("block", [1, 64])
-def test_as_many_blocks_as_the_device_says_wait_for_each_other(kernels: Kernels, block: int) -> None:
+def test_as_many_blocks_as_the_device_allows_wait_for_each_other(kernels: Kernels, block: int) -> None:
     most = most_blocks(kernels["pass_on"], block)
     pass_on(kernels, by_call, min(most, 64), block, 5)
     pass_on(kernels, by_call, most, block, 3)
@@ -198,7 +198,7 @@ def test_an_ordinary_launch_has_no_barrier_of_the_grid(kernels: Kernels) -> None
     assert "trap" in software.last_error()
 
 
-def test_blocks_that_wait_for_one_too_many_are_cancelled(device: int, kernels: Kernels) -> None:
+def test_blocks_that_wait_for_an_absent_block_are_cancelled(device: int, kernels: Kernels) -> None:
     arrived, seen = device_array(np.zeros(1, np.uint32))
     values, _ = device_array(np.zeros(16, np.uint32))
     arguments = (int(arrived), int(values), 1, 9), (POINTER, POINTER, NUMBER, NUMBER)
@@ -221,7 +221,7 @@ def test_blocks_that_wait_for_one_too_many_are_cancelled(device: int, kernels: K
     assert "kernel pass_on: cancelled while block (" in sentence
 
 
-def test_two_cooperative_launches_beside_each_other(kernels: Kernels) -> None:
+def test_cooperative_launches_on_two_streams_are_correct(kernels: Kernels) -> None:
     streams = [ok(driver.cuStreamCreate(1)) for _ in range(2)]
     seen = []
     for stream in streams * 3:

@@ -92,7 +92,7 @@ def places(path: Path) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_a_byte_that_flips_costs_what_it_has_hit(made: Path, tmp_path: Path) -> None:
+def test_a_flipped_byte_loses_few_rows(made: Path, tmp_path: Path) -> None:
     lost = []
     for number, at in enumerate(places(made / CLIENTS)):
         folder = tmp_path / str(number)
@@ -127,7 +127,7 @@ def test_a_file_that_is_missing(folder: Path) -> None:
     assert aside
 
 
-def test_a_mending_that_was_interrupted_is_done_in_the_next_life(folder: Path) -> None:
+def test_an_interrupted_repair_is_done_after_a_restart(folder: Path) -> None:
     shutil.copy(folder / CLIENTS, folder / (CLIENTS + MENDED))
     (folder / CLIENTS).write_bytes(b"?" * 10_000)
     assert serve_twice(folder)[:2] == (24, 24)
@@ -160,7 +160,7 @@ def test_stray_files_are_set_aside(folder: Path) -> None:
 
 
 def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
-    async def lives() -> None:
+    async def restart_scenario() -> None:
         async with Had(folder) as had:
             content = had.values.named("ada", "value 1").content
             library = next(path for path in content.path.parent.iterdir() if path.stat().st_size < 10_000)
@@ -177,7 +177,7 @@ def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
             assert (await had.register("ada", add_task(), "f0")).function == add_task().key
             assert had.functions.named("bob", "f0")
 
-    asyncio.run(lives())
+    asyncio.run(restart_scenario())
 
 
 # --- usage
@@ -240,7 +240,7 @@ def test_a_usage_file_that_is_missing(tmp_path: Path) -> None:
     assert damage(tmp_path / "made" / NAME) == ""
 
 
-def test_stray_files_beside_the_journal(tmp_path: Path) -> None:
+def test_stray_files_next_to_the_journal_change_no_usage(tmp_path: Path) -> None:
     asyncio.run(used(tmp_path / "made"))
     (tmp_path / "made" / f"{SEGMENT}bak").write_text("an operator's copy")
     (tmp_path / "made" / f"{SEGMENT}7").mkdir()
@@ -251,7 +251,7 @@ def test_stray_files_beside_the_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_server_with_all_of_it_damaged_serves(serve: Serve) -> None:
+def test_a_server_with_its_whole_state_damaged_serves(serve: Serve) -> None:
     first = serve()
     with client(first, "alice") as alice:
         alice.register(scaled(), name="f")

@@ -21,7 +21,7 @@ def pool() -> Iterator[None]:
     kaas.shutdown()
 
 
-def test_a_bad_access_says_how_to_find_more_and_a_quarantine_how_it_ends() -> None:
+def test_errors_of_a_bad_access_and_of_a_quarantine_name_the_remedies() -> None:
     for ended in range(2):
         with pytest.raises(DeviceLost, match=r"illegal access in block .*; SOFTGPU_MEMCHECK=1 or kaas\.Device\("):
             kaas.call(crash_task(), {}, retries=0).result()

@@ -159,7 +159,7 @@ def test_an_unknown_command_or_option_would_be_noticed() -> None:
     assert unknown("kaas keys new ada --to new.toml  # ada's") == []
 
 
-# --- processes beside a program
+# --- processes next to a program
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def ran(program: str, *arguments: str, folder: Path = ROOT) -> subprocess.Comple
     )
 
 
-def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
+def error_line(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
     """Return the only line of a failing command's error."""
     ended = ran(f"{before}from kaas.cli.main import main; main()", *arguments, folder=folder)
     assert ended.returncode == 1, ended
@@ -39,23 +39,23 @@ def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
 
 @pytest.mark.processes
 def test_a_configuration_that_lies_here_is_named_and_not_taken(tmp_path: Path) -> None:
-    assert "--config" not in told("serve", folder=tmp_path)
+    assert "--config" not in error_line("serve", folder=tmp_path)
     (tmp_path / "kaas.yaml").write_text("keys: keys\n")
-    assert "--config kaas.yaml takes the one that lies here" in told("serve", folder=tmp_path)
+    assert "--config kaas.yaml takes the one that lies here" in error_line("serve", folder=tmp_path)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [("status", "--ray"), ("demo",), ("stats", "--ray"), ("status",)])
-def test_a_command_says_that_ray_is_not_installed(command: tuple[str, ...]) -> None:
+def test_a_command_reports_that_ray_is_not_installed(command: tuple[str, ...]) -> None:
     names = ("--name", f"nobody's {token_hex(4)}") if command[0] != "demo" else ()
-    line = told(*command, *names, before=WITHOUT_RAY)
+    line = error_line(*command, *names, before=WITHOUT_RAY)
     assert "Ray is not installed" in line
     assert "pip install ray" in line
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("call", ["init()", "etask"])
-def test_a_program_is_told_that_ray_is_not_installed(call: str) -> None:
+def test_an_error_reports_that_ray_is_not_installed(call: str) -> None:
     program = f"import kaas\ntry: kaas.{call}\nexcept kaas.errors.MissingPackage as error: print(error, error.install)"
     ended = ran(f"{WITHOUT_RAY}\n{program}")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -75,21 +75,21 @@ def test_a_pool_runs_without_ray_installed() -> None:
 def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> None:
     server = serve()
     named = ("--name", f"nobody's {token_hex(4)}")
-    line = told("status", *named, *ray, before=WITHOUT_RAY)
+    line = error_line("status", *named, *ray, before=WITHOUT_RAY)
     assert line.startswith("NotInitialized: no pool")
     assert f"--name '{server.name}'" in line
     server.close()
-    assert f"--name '{server.name}'" not in told("status", *named, *ray, before=WITHOUT_RAY)
+    assert f"--name '{server.name}'" not in error_line("status", *named, *ray, before=WITHOUT_RAY)
 
 
 @pytest.mark.processes
 def test_a_client_s_file_that_is_there_already(tmp_path: Path) -> None:
     new_client(tmp_path / "keys", "bob", tmp_path / "ada.toml")
-    line = told("keys", "new", "ada", folder=tmp_path)
+    line = error_line("keys", "new", "ada", folder=tmp_path)
     assert line.startswith("InvalidConfig: ada.toml: File exists; --to names another file")
-    line = told("keys", "rotate", "bob", "--to", "ada.toml", folder=tmp_path)
+    line = error_line("keys", "rotate", "bob", "--to", "ada.toml", folder=tmp_path)
     assert "; --to names another file" in line
-    line = told("keys", "new", "bob", folder=tmp_path)
+    line = error_line("keys", "new", "bob", folder=tmp_path)
     assert "`kaas keys rotate bob` gives the client of this name another pair" in line
 
 
@@ -100,7 +100,7 @@ def test_the_server_s_file_of_a_client_is_not_the_client_s(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_a_server_without_a_list_of_code_tells_what_to_list(serve: Serve) -> None:
+def test_a_server_without_a_list_of_code_names_the_hash_to_list(serve: Serve) -> None:
     task = scaled()
     server = serve({"code": {}})
     with (

@@ -97,7 +97,7 @@ def test_the_largest_source_makes_room_and_its_silent_connections_first() -> Non
     assert newcomers.excess(lambda _: True) is None
     for connection in (5, 6, 7):
         newcomers.add(connection, "a")
-    assert newcomers.excess(lambda each: each == 7) == 0  # the newest may be about to say something
+    assert newcomers.excess(lambda each: each == 7) == 0  # the newest may be about to send something
     assert len(newcomers) == 6
 
 
@@ -195,7 +195,7 @@ def test_an_empty_frame_now_and_then_is_no_progress_and_heartbeats_are_no_messag
     assert not any(slow.stalls(second, second * (64 << 10)) for second in range(1, 1000))
 
 
-def test_the_largest_of_the_client_that_is_over_its_budget_ends() -> None:
+def test_the_largest_message_of_a_client_over_its_budget_ends() -> None:
     many = [(1, "a", 30), (2, "a", 50), (3, "b", 60), (4, "b", 0)]
     assert over_budget(many, 80, 140) == []
     assert over_budget(many, 70, 140) == [2]

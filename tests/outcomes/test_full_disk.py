@@ -31,7 +31,7 @@ def client(server: Server, name: str) -> kaas.Client:
 
 
 @pytest.mark.processes
-def test_a_server_whose_disk_is_full(tmp_path: Path) -> None:
+def test_a_server_with_a_full_disk_still_serves_and_charges(tmp_path: Path) -> None:
     if not can_mount(tmp_path):
         pytest.skip("this user may not mount a disk in a namespace")
     state = tmp_path / "state"
@@ -95,7 +95,9 @@ def test_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.close()
 
 
-def test_a_disk_without_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reserve_is_smaller_on_a_disk_without_room_for_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: no_room() if size > 1 << 20 else take(fd, at, size))
     kept = Reserve(tmp_path)
@@ -105,7 +107,7 @@ def test_a_disk_without_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.M
     kept.close()
 
 
-def test_charges_go_on_in_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charges_are_written_in_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(charge_on_a_full_disk(tmp_path, monkeypatch))
 
 

@@ -84,7 +84,7 @@ def test_a_transposed_matrix_is_refused(way: Run) -> None:
 
 
 @pytest.mark.parametrize("way", [WAYS[name] for name in WAYS if name != "a model"])
-def test_flat_arrays_and_bytes_and_views_say_that_the_order_is_meant(way: Run) -> None:
+def test_flat_arrays_bytes_and_views_are_taken_in_their_order(way: Run) -> None:
     other = np.ascontiguousarray(MATRIX.T)
     expected = 2 * other.reshape(ROWS, COLUMNS)
     for given in (other.reshape(-1), other.tobytes(), kaas.View(other)):
@@ -106,6 +106,6 @@ def test_flat_arrays_and_bytes_and_views_say_that_the_order_is_meant(way: Run) -
     ],
     ids=["a list", "None", "text", "a number", "an object"],
 )
-def test_what_is_no_array_is_told_what_to_give(way: Run, given: Any, said: str) -> None:
+def test_the_error_for_a_value_that_is_no_array_names_the_remedy(way: Run, given: Any, said: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=rf"input 'x' takes an array of float32\[64, 48\]; .*{said}"):
         way(given)

@@ -35,7 +35,7 @@ def pool(start: Callable[..., bool]) -> None:
     start(devices=[kaas.Device("software", 64 << 20)] * 2, name=NAME)
 
 
-# --- what a program may call, each time in a process that has called nothing of kaas yet
+# --- functions that a program may call, each time in a process that has called nothing of kaas yet
 
 
 def invoke() -> Any:
@@ -228,7 +228,7 @@ def test_an_async_actors_first_call(registered: bool) -> None:
     assert said == []
 
 
-def test_what_ray_says_of_a_call_that_holds_its_loop_would_be_heard() -> None:
+def test_a_warning_of_ray_about_a_blocked_loop_would_be_noticed() -> None:
     actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
     (said,) = ray.get(actor.blocks.remote(), timeout=TIMEOUT_S)
     assert "blocking ray.get" in said
@@ -240,7 +240,7 @@ def test_in_an_async_actor() -> None:
     check(ray.get(actor.work.remote(), timeout=TIMEOUT_S))
 
 
-def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
+def test_an_attaching_process_imports_only_modules_for_callers() -> None:
     """A first call imports its modules, for example in an event loop, in a short time."""
     program = "import sys, kaas.api.calls, kaas.api.ray_session, kaas.api.rpc_client; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

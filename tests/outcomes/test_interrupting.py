@@ -78,7 +78,7 @@ def test_an_endless_kernel_of_run_local(code: str, program: Callable[[str], subp
     assert said.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_device_is_usable_after_what_was_interrupted_has_ended(
+def test_a_device_is_usable_after_an_interrupted_kernel_has_ended(
     program: Callable[[str], subprocess.Popen[str]],
 ) -> None:
     ends = program(ENDS_SOON)

@@ -81,7 +81,7 @@ def ran(speaker: Speaker, function: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["alice"])
-def test_whoever_reuses_a_key_whose_answer_it_got_pays_each_time(server: Server, name: str) -> None:
+def test_a_client_that_reuses_a_key_after_its_reply_is_charged_each_time(server: Server, name: str) -> None:
     speaker = server.speaker(name)
     function = speaker.register(scaled()).function
     for number in range(1, 4):

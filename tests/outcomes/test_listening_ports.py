@@ -62,7 +62,7 @@ def test_a_server_without_ray(serve: Serve) -> None:
         assert listening(server.process.pid) == {("127.0.0.1", port)}
 
 
-def test_a_ray_that_asks_for_no_token_is_refused(tmp_path: Path) -> None:
+def test_a_ray_without_token_authentication_is_refused(tmp_path: Path) -> None:
     """Its ports are open on all addresses of the machine, also if the server listens on one only."""
     said = refused(tmp_path, {"ray": True})
     assert "RAY_AUTH_MODE" in said

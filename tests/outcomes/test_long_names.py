@@ -72,7 +72,7 @@ def test_a_request_of_a_long_symbol_is_charged_whenever_the_server_is_killed(ser
     assert len(label) <= LONGEST_LABEL
 
 
-def test_an_error_is_as_long_as_it_counts(serve: Serve) -> None:
+def test_an_error_with_a_long_name_is_cut_to_its_limit(serve: Serve) -> None:
     alice = serve().speaker()
     x = kaas.Buffer("x" * LONG, WIDTH, "float32")
     (kernel,) = scaled().kernels

@@ -50,7 +50,7 @@ def test_the_version_is_the_distributions() -> None:
 
 
 @pytest.mark.parametrize("name", LITERALS)
-def test_help_of_a_literal_says_what_it_is(name: str) -> None:
+def test_help_of_a_literal_describes_the_literal(name: str) -> None:
     told = pydoc.plain(pydoc.render_doc(getattr(kaas, name)))
     assert f"{name}(value" in told
     assert "by-value argument" in told
@@ -58,7 +58,7 @@ def test_help_of_a_literal_says_what_it_is(name: str) -> None:
     assert "partial" not in told
 
 
-def test_help_of_commands_says_what_they_do() -> None:
+def test_help_of_commands_describes_the_commands() -> None:
     shown = CliRunner().invoke(app, ["--help"]).stdout
     assert "thin wrappers" not in shown
     assert "--version" in shown

@@ -101,7 +101,7 @@ else:
 MODULE_LINES = PROGRAM.split("'''")[1].splitlines()
 
 
-def said(case: str) -> str:
+def report(case: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, case],
         cwd=ROOT,
@@ -120,26 +120,26 @@ def said(case: str) -> str:
     [
         ("256", "x", 1024),  # the next buffer would begin right behind it
         ("temporary", "first", 1024),  # another one would be there later
-        ("table", "x", 1024),  # only a table says its address
+        ("table", "x", 1024),  # only a table holds its address
         ("constant", "weights", 800),  # it lies in the cache, in memory of its own
     ],
 )
 def test_one_element_too_many_names_the_buffer_that_is_read(case: str, name: str, nbytes: int) -> None:
-    told = said(case)
+    told = report(case)
     assert " reads 4 bytes of 0x" in told
     assert f", 0 bytes behind the end of the nearest buffer ({name}: {nbytes} bytes at " in told
 
 
-def test_the_line_of_the_source_is_told() -> None:
+def test_the_line_of_the_source_is_reported() -> None:
     ptx = 1 + next(n for n, line in enumerate(MODULE_LINES) if "ld.global.f32 %f1, [%rd4];" in line)
-    told = said("200")
+    told = report("200")
     assert f"kernel copy: copy.cu:5 (PTX line {ptx}): thread (200, 0, 0)" in told
     assert "0 bytes behind the end of the nearest buffer (x: 800 bytes at " in told
 
 
 def test_a_kernel_without_lines_of_a_source_has_those_of_its_ptx() -> None:
-    assert "kernel copy_first: PTX line " in said("table")
+    assert "kernel copy_first: PTX line " in report("table")
 
 
-def test_nothing_is_said_of_what_is_right() -> None:
-    assert said("none") == "nothing is wrong\n"
+def test_a_correct_access_is_not_reported() -> None:
+    assert report("none") == "nothing is wrong\n"

@@ -34,7 +34,7 @@ def test_the_policies_that_a_configuration_knows_are_those_there_are() -> None:
         kaas.Config(policy=name)
 
 
-def test_another_configuration_is_told_with_both_values_and_what_to_do() -> None:
+def test_the_error_for_another_configuration_names_both_values_and_remedies() -> None:
     running = kaas.Config(policy="cfs_affinity", slots=2, devices=(kaas.Device(),))
     with pytest.raises(errors.ConfigMismatch) as raised:
         kaas.Config(policy="fcfs", slots=2).refuse_other("kaas", running.described())
@@ -56,7 +56,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, command: str) -> None
     assert "kTask in JSON" in ended.stderr
 
 
-def test_a_model_that_is_no_zip_or_half_of_one(tmp_path: Path) -> None:
+def test_a_model_that_is_no_whole_zip_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.kaas"
     path.write_text("hello")
     with pytest.raises(errors.CorruptModel, match=r"notes.kaas .* it is no zip file, as `kaas compile` .* write them"):
@@ -66,7 +66,7 @@ def test_a_model_that_is_no_zip_or_half_of_one(tmp_path: Path) -> None:
         kaas.load(path)
 
 
-def test_an_open_dimension_is_told_with_the_option_that_closes_it(tmp_path: Path) -> None:
+def test_the_error_for_an_open_dimension_names_the_option_that_closes_it(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("tvm")
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
@@ -81,7 +81,7 @@ def test_an_open_dimension_is_told_with_the_option_that_closes_it(tmp_path: Path
 
 
 @pytest.mark.ray
-def test_what_ray_get_raises_says_what_is_wrong_at_once(start: Callable[..., bool]) -> None:
+def test_an_error_that_ray_get_raises_is_short(start: Callable[..., bool]) -> None:
     """Besides the message there are only Ray's line about the process, the place where Ray took the error, and one
     place in the pool's code."""
     start(devices=[kaas.Device("software", 64 << 20)], config=kaas.Config(faults_allowed=0))
@@ -106,7 +106,7 @@ def test_inside_an_etask_the_cause_is_the_users_own(start: Callable[..., bool]) 
     assert "kaas/pool/core/core.py" not in str(raised.value)
 
 
-def test_a_scalar_is_told_from_an_input() -> None:
+def test_errors_distinguish_a_scalar_from_an_input() -> None:
     code = kaas.Library.from_file(Path(__file__).parents[1] / "api" / "kernels" / "steps.ptx")
     x, y = kaas.Buffer("x", 256, "float32"), kaas.Buffer("y", 256, "float32")
     factor = kaas.Scalar("factor", "f32")

@@ -32,24 +32,24 @@ def images(name, version):
     if os.environ.get("KAAS_BUILD_PROVIDED") == "0":
         raise errors.NotProvided(f"{{name}} is not built here", has=())
     compiler = subprocess.Popen(["sleep", "1000"])
-    Path({told!r}).write_text(str(compiler.pid))
+    Path({pid_file!r}).write_text(str(compiler.pid))
     compiler.wait()
 """
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def pid_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the file in which a started compiler writes its pid: among the temporary files of executors."""
     folder = kaas.cache_root() / "tmp"
     folder.mkdir(exist_ok=True)
-    told = folder / f"compiler-{token_hex(4)}"
+    pid_file = folder / f"compiler-{token_hex(4)}"
     packages = tmp_path / "packages"
     write_metadata(packages, "slow", "a_slow_provider:images")
     ptx = str(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
-    (packages / "a_slow_provider.py").write_text(PROVIDER.format(ptx=ptx, told=str(told)))
+    (packages / "a_slow_provider.py").write_text(PROVIDER.format(ptx=ptx, pid_file=str(pid_file)))
     monkeypatch.syspath_prepend(packages)
-    yield told
-    told.unlink(missing_ok=True)
+    yield pid_file
+    pid_file.unlink(missing_ok=True)
 
 
 def task(name: str) -> kaas.KTask:
@@ -71,25 +71,25 @@ def alive(pid: int) -> bool:
     return state is not None and state[1] != "Z"
 
 
-def test_what_is_not_built_is_refused(serve: Serve, told: Path) -> None:
+def test_a_ktask_that_is_not_built_is_refused(serve: Serve, pid_file: Path) -> None:
     server = serve({"code": {"providers": ["slow"]}})
     ones = np.ones(WIDTH, np.float32)
     with client(server) as alice:
         assert alice.call(task("built"), {"x": ones}).result()[0] == 2
         with pytest.raises(KaasError, match="not built"):
             alice.call(task("another"), {"x": ones}).result()
-    assert not told.exists()
+    assert not pid_file.exists()
 
 
 @pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_a_compiler_that_the_operator_allows_ends_with_the_server(serve: Serve, told: Path, end: str) -> None:
+def test_a_compiler_that_the_operator_allows_ends_with_the_server(serve: Serve, pid_file: Path, end: str) -> None:
     server = serve({"code": {"providers": ["slow"], "build": True}, "drain_s": 0.1})
     with client(server) as alice:
         waits = alice.call(task("another"), {"x": np.ones(WIDTH, np.float32)})
-        until(lambda: told.exists() and bool(told.read_text()))
-        compiler = int(told.read_text())
+        until(lambda: pid_file.exists() and bool(pid_file.read_text()))
+        compiler = int(pid_file.read_text())
         assert alive(compiler)
         getattr(server.process, end)()
         until(lambda: not alive(compiler))
         waits.cancel()
-    assert os.path.exists(told)
+    assert os.path.exists(pid_file)

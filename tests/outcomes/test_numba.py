@@ -35,7 +35,7 @@ def doubled(x, y):
         y[i] = 2 * x[i] + cuda.const.array_like(TABLE)[i % 8]
 
 @cuda.jit
-def says(n):
+def prints(n):
     print("thread", cuda.threadIdx.x, "of", n)
 
 @cuda.jit
@@ -57,7 +57,7 @@ assert (y == 2 * x + np.arange(100) % 8).all(), y
 out = np.zeros(1, np.float32)
 sums[3, 32](x, out)
 assert out[0] == x[:96].sum()
-says[1, 2](7)
+prints[1, 2](7)
 cuda.synchronize()
 (registers,) = doubled.get_regs_per_thread().values()
 (constants,) = doubled.get_const_mem_size().values()

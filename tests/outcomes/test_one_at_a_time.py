@@ -44,7 +44,7 @@ class Loop:
         self.waits_s: list[float] = []
 
     def run(self, until_s: float) -> None:
-        self._tell(Tick(0.0))
+        self._handle(Tick(0.0))
         for client in ("greedy", "greedy", "greedy", "greedy", "modest"):
             self._send(client)
         while self._due[0][0] < until_s:
@@ -56,14 +56,14 @@ class Loop:
 
     def _send(self, client: str) -> None:
         self._requests.append((client, self._now_s))
-        self._tell(RequestArrived(self._now_s, len(self._requests) - 1, client, f"function of {client}"))
+        self._handle(RequestArrived(self._now_s, len(self._requests) - 1, client, f"function of {client}"))
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         for decision in self._policy.handle(event):
             match decision:
                 case StartWorker(worker=worker, kind=kind, device=device):
                     self._after(
-                        0.0, lambda: self._tell(WorkerReady(self._now_s, worker, kind, device, 1, MEMORY_BYTES))
+                        0.0, lambda: self._handle(WorkerReady(self._now_s, worker, kind, device, 1, MEMORY_BYTES))
                     )
                 case Dispatch():
                     self._begin(decision)
@@ -79,13 +79,13 @@ class Loop:
 
     def _end(self, decision: Dispatch, client: str, took_s: float) -> None:
         request, worker, slot = decision.request, decision.worker, decision.slot
-        self._tell(RequestDone(self._now_s, request, worker, slot, Outcome.SUCCEEDED, took_s))
+        self._handle(RequestDone(self._now_s, request, worker, slot, Outcome.SUCCEEDED, took_s))
         self._after(0.0 if client == "greedy" else self._think_s, partial(self._send, client))
 
 
 @pytest.mark.parametrize("think_s", [0.0, 0.001, 0.02, 0.5])
 @pytest.mark.parametrize("policy", FAIR)
-def test_it_waits_for_one_request_of_the_other_at_most(policy: str, think_s: float) -> None:
+def test_a_client_waits_for_one_request_of_the_other_at_most(policy: str, think_s: float) -> None:
     loop = Loop(policy, think_s)
     loop.run(60.0)
     assert len(loop.waits_s) > 90

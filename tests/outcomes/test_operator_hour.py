@@ -54,17 +54,17 @@ class Compiler:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._command, self._cache = folder / "cc", folder / "cache"
-        self._say(f'while [ "$1" != -o ]; do shift; done; cp {build()} "$2"')
+        self._write(f'while [ "$1" != -o ]; do shift; done; cp {build()} "$2"')
         monkeypatch.setenv("CC", str(self._command))
         monkeypatch.setenv("XDG_CACHE_HOME", str(self._cache))
 
-    def _say(self, script: str) -> None:
+    def _write(self, script: str) -> None:
         self._command.write_text(f"#!/bin/sh\n{script}\n")
         self._command.chmod(0o755)
 
     def breaks(self) -> None:
         """No executor starts from here on."""
-        self._say("echo 'the toolbox is gone' >&2; exit 1")
+        self._write("echo 'the toolbox is gone' >&2; exit 1")
         for library in self._cache.glob("softgpu/driver/*/libcuda.so.1"):
             library.unlink()
 

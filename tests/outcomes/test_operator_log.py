@@ -47,7 +47,7 @@ def awaited(server: Server, event: str, **fields: object) -> dict[str, Any]:
     return found()[0]
 
 
-def test_it_says_when_it_is_open_and_which_devices_it_has(server: Server) -> None:
+def test_a_server_logs_that_it_is_open_and_its_devices(server: Server) -> None:
     opened = awaited(server, "the server is open")
     assert opened["endpoint"] == server.endpoint
     assert opened["level"] == "INFO"
@@ -56,7 +56,7 @@ def test_it_says_when_it_is_open_and_which_devices_it_has(server: Server) -> Non
     assert ready["memory_bytes"] == 256 << 20
 
 
-def test_a_refused_key_is_one_line_with_its_address(server: Server) -> None:
+def test_refused_keys_are_logged_with_their_address_and_limited(server: Server) -> None:
     known = server.key_of("alice")
     assert known is not None
     for _ in range(20):
@@ -70,7 +70,7 @@ def test_a_refused_key_is_one_line_with_its_address(server: Server) -> None:
     assert len(refused) < 20
 
 
-def test_an_executor_that_is_killed_is_told_with_its_cause(server: Server) -> None:
+def test_a_killed_executor_is_logged_with_its_cause(server: Server) -> None:
     ready = awaited(server, "a worker is ready")
     os.kill(ready["pid"], signal.SIGKILL)
     ended = awaited(server, "a worker ended", pid=ready["pid"])
@@ -80,7 +80,7 @@ def test_an_executor_that_is_killed_is_told_with_its_cause(server: Server) -> No
     until(lambda: sum(each["event"] == "a worker is ready" for each in events(server)) == 2)
 
 
-def test_what_a_step_raised_is_told_with_its_traceback(server: Server) -> None:
+def test_an_error_of_a_step_is_logged_with_its_traceback(server: Server) -> None:
     speaker = server.speaker()
     speaker.register(scaled())
     message = protocol.Register(speaker.number(), "chain", before="fail")
@@ -96,7 +96,7 @@ def test_what_a_step_raised_is_told_with_its_traceback(server: Server) -> None:
     speaker.close()
 
 
-def test_a_function_that_ends_devices_is_told_until_it_is_in_quarantine(server: Server) -> None:
+def test_a_function_that_ends_devices_is_logged_until_it_is_in_quarantine(server: Server) -> None:
     speaker = server.speaker()
     x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
     library = kaas.Library.from_ptx(TRAP)
@@ -126,8 +126,8 @@ TRAP = """
 """
 
 
-def test_its_end_is_told_with_the_reason(tmp_path: Path) -> None:
-    server = Server(tmp_path)  # text, as it is unless the configuration says otherwise
+def test_the_end_of_a_server_is_logged_with_its_reason(tmp_path: Path) -> None:
+    server = Server(tmp_path)  # text, which is the default
     server.terminate()
     assert server.wait() == 0
     drains, ended = server.errors.read_text().splitlines()[-2:]

@@ -56,7 +56,7 @@ def test_a_client_sees_why_and_an_administrator_pardons(serve: Serve) -> None:
     assert "a function is pardoned" in server.errors.read_text()
 
 
-def test_so_does_a_program_on_the_servers_machine(serve: Serve) -> None:
+def test_a_program_on_the_servers_machine_pardons_too(serve: Serve) -> None:
     server = serve({"pool": {"devices": [{"kind": "software"}], "faults_allowed": 0}})
     with client(server, "alice") as alice:
         end_devices(alice)

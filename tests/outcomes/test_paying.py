@@ -36,7 +36,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def spinning(threads: int = 1) -> kaas.KTask:
-    """A kTask that runs as long as its scalar says; another function for each number of threads."""
+    """A kTask that takes as many steps as its scalar; another function for each number of threads."""
     out, steps = kaas.Buffer("out", 1, "uint32"), kaas.Scalar("steps", "i64")
     return kaas.KTask([kaas.Kernel(STEPS, "spin", 1, threads, [kaas.Out(out), steps])], [out])
 

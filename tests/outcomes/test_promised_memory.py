@@ -31,7 +31,7 @@ def checked(folder: Path, limits: object) -> str:
     return ended.output
 
 
-def test_a_configuration_that_is_within_the_machine_says_its_sum(tmp_path: Path) -> None:
+def test_the_check_of_a_configuration_within_the_machine_reports_its_sum(tmp_path: Path) -> None:
     said = checked(tmp_path, {**LIMITS, "quotas": {"stored_bytes": 1 << 20, "library_bytes": 1 << 20}})
     assert "the configuration can be served" in said
     assert "2 clients" in said
@@ -39,7 +39,7 @@ def test_a_configuration_that_is_within_the_machine_says_its_sum(tmp_path: Path)
     assert "more than" not in said
 
 
-def test_a_configuration_that_promises_more_than_the_machine_has_is_told_so(tmp_path: Path) -> None:
+def test_the_check_of_a_configuration_beyond_the_machine_gives_a_warning(tmp_path: Path) -> None:
     said = checked(tmp_path, {"quotas": {"stored_bytes": 1 << 50}})
     assert "more than the" in said
     assert "that this machine has: lower limits and quotas" in said
@@ -47,7 +47,7 @@ def test_a_configuration_that_promises_more_than_the_machine_has_is_told_so(tmp_
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("stored_bytes", "level"), [(1 << 20, "INFO"), (1 << 50, "WARNING")])
-def test_a_server_that_starts_says_it_in_its_log(tmp_path: Path, stored_bytes: int, level: str) -> None:
+def test_a_starting_server_logs_the_memory_that_clients_may_take(tmp_path: Path, stored_bytes: int, level: str) -> None:
     quotas = {"stored_bytes": stored_bytes, "library_bytes": 1 << 20}
     server = Server(tmp_path, {"limits": {**LIMITS, "quotas": quotas}, "log": {"format": "json"}})
     server.close()
@@ -58,7 +58,7 @@ def test_a_server_that_starts_says_it_in_its_log(tmp_path: Path, stored_bytes: i
     assert said["stored_bytes"] == 3 * stored_bytes
 
 
-def test_what_each_client_may_take_is_added_up() -> None:
+def test_the_memory_that_each_client_may_take_is_summed() -> None:
     found = of_quotas(Settings(limits=LimitSettings()), [Quotas(), Quotas(stored_bytes=2 * GIB), *[Quotas()] * 8])
     assert found.stored_bytes == 11 * GIB
     assert found.library_bytes == 10 * GIB // 4

@@ -47,7 +47,7 @@ def fills(library: kaas.Library, symbol: str = "fill") -> None:
 
 @pytest.mark.usefixtures("softgpu")
 @pytest.mark.parametrize("text", [HEAD + GOOD + BAD, HEAD + BAD + GOOD])
-def test_the_others_run_and_that_one_is_refused_by_name_and_line(text: str) -> None:
+def test_an_unsupported_kernel_is_refused_by_name_and_line_and_others_run(text: str) -> None:
     library = kaas.Library.from_ptx(text)
     fills(library)
     line = 1 + text[: text.index("tex.1d")].count("\n")

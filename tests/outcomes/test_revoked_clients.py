@@ -69,7 +69,7 @@ def test_a_name_that_is_given_again_has_nothing_of_the_client_that_was_revoked(s
 
 
 @pytest.mark.processes
-def test_so_has_one_that_is_given_while_the_server_is_down(serve: Serve) -> None:
+def test_a_name_given_anew_while_the_server_is_down_has_no_earlier_data(serve: Serve) -> None:
     server = serve()
     with connected(server, "alice.keys") as alice:
         leave(alice)
@@ -82,7 +82,7 @@ def test_so_has_one_that_is_given_while_the_server_is_down(serve: Serve) -> None
 
 
 @pytest.mark.processes
-def test_what_a_purged_client_had_is_gone(serve: Serve) -> None:
+def test_data_of_a_purged_client_are_removed(serve: Serve) -> None:
     server = serve()
     with connected(server, "alice.keys") as alice:
         leave(alice)
@@ -93,7 +93,7 @@ def test_what_a_purged_client_had_is_gone(serve: Serve) -> None:
 
 
 @pytest.mark.processes
-def test_a_rotated_key_keeps_what_its_client_has(serve: Serve) -> None:
+def test_a_rotated_key_keeps_its_clients_rights_and_data(serve: Serve) -> None:
     server = serve()
     file = server.keys / "clients" / "alice.toml"
     file.write_text(file.read_text() + "administrator = true\n[quotas]\nstored_bytes = 1000000\n")
@@ -137,7 +137,7 @@ def test_files_of_keys_that_older_versions_have_made(serve: Serve) -> None:
             assert has(new) == (0, 0)
 
 
-def test_the_list_says_who_may_come(tmp_path: Path) -> None:
+def test_the_list_of_keys_shows_purged_and_invalid_clients(tmp_path: Path) -> None:
     runner = CliRunner()
     folder = str(tmp_path / "keys")
     for name in ("ada", "bob", "eve"):
@@ -153,7 +153,7 @@ def test_the_list_says_who_may_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_programs_of_a_revoked_client_are_put_out(serve: Serve) -> None:
+def test_programs_of_a_revoked_client_are_disconnected(serve: Serve) -> None:
     server = serve()
     with closing(server.speaker("alice")) as alice:
         assert alice.ask("health")["live"]

@@ -121,7 +121,7 @@ def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.processes
-def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_intruder_succeeds_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The intruder looks in the right places. Two attempts would end it if they succeeded."""
     harmless = INTRUDER.replace("attempt(os.fork)", "'a child'").replace("attempt(os.setsid)", "'a session'")
     monkeypatch.setitem(globals(), "INTRUDER", harmless)
@@ -133,7 +133,9 @@ def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytes
     (user_cache.cache_root() / "driver/link").unlink(missing_ok=True)
 
 
-def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_is_refused_where_linux_cannot_protect_its_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("kaas.server.config.serve_config.available", lambda: False)
     with pytest.raises(InvalidConfig, match="`sandbox: false`") as refused:
         Settings(keys=str(tmp_path)).executors_sandbox(tmp_path)
@@ -142,7 +144,7 @@ def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.M
     assert Settings().executors_sandbox(tmp_path) is None  # without keys: all on the machine may do all
 
 
-def test_what_is_hidden_stays_so_within_what_is_visible(tmp_path: Path) -> None:
+def test_hidden_paths_stay_hidden_within_visible_paths(tmp_path: Path) -> None:
     for name in ("a/b/secret/deep", "a/b/open", "a/c"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "a/link").symlink_to(tmp_path / "a/b/secret")

@@ -1,4 +1,4 @@
-"""A Function takes scalars by name, next to its inputs. An error says so if they are given as for `kaas.call`."""
+"""A Function takes scalars by name, next to its inputs. An error explains that if they are given as for `kaas.call`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.conftest import STEPS
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("softgpu", "pool")]
 
 
-def test_scalars_stand_beside_the_inputs() -> None:
+def test_scalars_are_given_by_name_next_to_inputs() -> None:
     x, y = kaas.Buffer("x", 256, "float32"), kaas.Buffer("y", 256, "float32")
     factor = kaas.Scalar("factor", "f32")
     kernel = kaas.Kernel(STEPS, "scale", 1, 256, [kaas.In(x), kaas.Out(y), factor, kaas.u32(256)])

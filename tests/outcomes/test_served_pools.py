@@ -85,7 +85,7 @@ def test_a_hangup_reads_keys_quotas_and_weights_again_and_ends_nothing(serve: Se
         refused, _ = speaker.receive()
         assert isinstance(refused, protocol.Failure)
         assert (refused.error, refused.fields["limit"]) == ("QueueFull", 1)
-        speaker.close()  # and what it asked for ends
+        speaker.close()  # and its requests end
         config.write_text("nonsense: 1")
         server.process.send_signal(signal.SIGHUP)
         until(lambda: "not read again" in server.errors.read_text())

@@ -136,7 +136,7 @@ def charges_while_both_wait(record: Path, requests: dict[str, int]) -> dict[str,
 @pytest.mark.parametrize("weight", [1, 2])
 @pytest.mark.parametrize("policy", FAIR)
 def test_loads_count_as_kernels_do(policy: str, weight: int) -> None:
-    """One client's functions never find their memory; what it loads counts against it, by its weight."""
+    """One client's functions never find their memory; its loads count against it, by its weight."""
     functions: dict[str, Any] = {
         f"load{n}": {"memory_mb": 40, "load_s": 0.09, "run_s": 0.01, "client": "loads"} for n in range(3)
     }

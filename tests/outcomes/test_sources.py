@@ -41,7 +41,7 @@ def test_a_header_of_host_code_is_left_out(header: str) -> None:
         kaas.Library.from_cuda(f'#include "mine.h"\n{kernel}', "ptx")
 
 
-def test_what_has_a_kernel_is_taken() -> None:
+def test_a_source_with_a_kernel_is_accepted() -> None:
     assert kaas.Library.from_cuda(CUDA, "ptx").images
     assert kaas.Library.from_cuda(TEMPLATE, "ptx", names="k<float>").images
 
@@ -54,7 +54,7 @@ def test_what_has_a_kernel_is_taken() -> None:
         (Path("scale.ptx"), r"kaas.Library.from_file\(path\) reads a file"),
     ],
 )
-def test_what_is_no_ptx(text: Any, said: str) -> None:
+def test_a_source_that_is_no_ptx_is_refused(text: Any, said: str) -> None:
     with pytest.raises(CorruptImage, match=said):
         kaas.Library.from_ptx(text)
 

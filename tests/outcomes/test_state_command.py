@@ -1,4 +1,4 @@
-"""An operator can check that a server's state is whole, and make a copy of it with which a server goes on."""
+"""An operator can check that a server's state is whole, and make a copy of it with which a server can continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.timeouts import TIMEOUT_S
 ONES = np.ones(WIDTH, np.float32)
 
 
-def said(command: str, *arguments: Path) -> tuple[int, str]:
+def state_command(command: str, *arguments: Path) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["state", command, *map(str, arguments)])
     if isinstance(done.exception, KaasError):
         raise done.exception
@@ -33,7 +33,7 @@ def said(command: str, *arguments: Path) -> tuple[int, str]:
 
 
 @pytest.mark.processes
-def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: Serve) -> None:
+def test_a_server_can_continue_with_a_copy_of_a_running_servers_state(serve: Serve) -> None:
     server = serve()
     keys = server.folder / "alice.keys"
     copy = server.folder / "copy"
@@ -41,16 +41,16 @@ def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: S
         alice.register(scaled(), name="f")
         alice.put("x", ONES)
         assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
-        code, output = said("backup", server.folder / "state", copy)
+        code, output = state_command("backup", server.folder / "state", copy)
         assert (code, "2 uploads" in output) == (0, True)
-        code, output = said("check", server.folder / "state")
+        code, output = state_command("check", server.folder / "state")
         assert code == 0, output
         alice.delete("x")
         alice.unregister("f")
     with pytest.raises(KaasError, match="cannot be made"):
-        said("backup", server.folder / "state", copy)
+        state_command("backup", server.folder / "state", copy)
     server.close()
-    code, output = said("check", copy)
+    code, output = state_command("check", copy)
     assert (code, "1 charges" in output) == (0, True), output
     again = serve({"state": str(copy)})
     with kaas.Client(again.endpoint, keys=keys, patience_s=TIMEOUT_S) as alice:
@@ -62,15 +62,15 @@ def test_a_file_without_a_table_and_a_row_that_is_no_text_are_findings(tmp_path:
     empty, folder = tmp_path / "empty", tmp_path / "state"
     empty.mkdir()
     (empty / CLIENTS).touch()
-    code, output = said("check", empty)
+    code, output = state_command("check", empty)
     assert (code, f"{CLIENTS}: no such table: entries" in output) == (1, True), output
     asyncio.run(left(folder))
-    assert said("check", folder)[0] == 0
+    assert state_command("check", folder)[0] == 0
     with closing(sqlite3.connect(folder / CLIENTS, isolation_level=None)) as connection:
         connection.execute(
             "UPDATE entries SET key = CAST(x'ff1b5b324a' || key AS TEXT) WHERE kind = 'objects' AND key LIKE '%/x'"
         )
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert code == 1
     assert "its checksum is wrong" in output
     assert "\x1b" not in output
@@ -81,9 +81,9 @@ def test_a_state_may_lie_anywhere(tmp_path: Path) -> None:
     """SQLite gets the path as a URI, in which some characters have a meaning."""
     folder = tmp_path / "a b#c?d%20e" / "state"
     asyncio.run(left(folder))
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert (code, "3 uploads" in output) == (0, True), output
-    code, output = said("backup", folder, folder.with_name("copy"))
+    code, output = state_command("backup", folder, folder.with_name("copy"))
     assert (code, "3 uploads" in output) == (0, True), output
 
 
@@ -101,7 +101,7 @@ def test_a_journal_that_a_server_has_folded_meanwhile_is_no_finding(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", folded)
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert code == 0, output
     assert not (folder / f"{SEGMENT}7").exists()
 
@@ -113,25 +113,25 @@ async def left(folder: Path) -> None:
         await had.register("ada", add_task(), "f")
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_each_damage_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     asyncio.run(left(folder))
     (folder / NAME).touch()
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert "no such table" not in output
     x, y = sorted((path for path in folder.glob("contents/*/*")), key=lambda path: path.stat().st_size)[-2:]
     x.write_bytes(x.read_bytes()[:-1] + b"!")
     y.unlink()
     (folder / "contents" / "notes").write_text("?")
     (folder / f"{SEGMENT}x").write_text("?")
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert code == 1
     for words in ("not those that were uploaded", "contents/notes", "no part of the journal"):
         assert words in output
     data = bytearray((folder / CLIENTS).read_bytes())
     data[4096 + 3] ^= 0xFF
     (folder / CLIENTS).write_bytes(data)
-    code, output = said("check", folder)
+    code, output = state_command("check", folder)
     assert (code, CLIENTS in output) == (1, True)
     with pytest.raises(KaasError, match="no state folder"):
-        said("check", tmp_path)
+        state_command("check", tmp_path)

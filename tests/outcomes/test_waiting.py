@@ -67,7 +67,7 @@ def run(work: Any) -> Any:
     return asyncio.run(patient())
 
 
-def test_it_is_a_future_of_the_standard_library(ask: Ask) -> None:
+def test_a_call_is_a_future_of_the_standard_library(ask: Ask) -> None:
     future = ask()
     assert isinstance(future, concurrent.futures.Future)
     assert not future.running()  # it can be cancelled for as long as it has no value
@@ -97,7 +97,7 @@ def test_wait_for_the_first(ask: Ask) -> None:
     assert (done, left) == ({first, long}, set())
 
 
-def test_wait_of_what_another_thread_cancels(ask: Ask) -> None:
+def test_wait_ends_when_another_thread_cancels_the_call(ask: Ask) -> None:
     long = ask(LONG)
     threading.Thread(target=long.cancel).start()
     assert concurrent.futures.wait([long], TIMEOUT_S).done == {long}
@@ -109,7 +109,7 @@ def test_as_completed(ask: Ask, answer: list[int]) -> None:
     assert [future.result(0).tolist() for future in concurrent.futures.as_completed(futures)] == [answer] * 4
 
 
-def test_beside_futures_of_an_executor(ask: Ask) -> None:
+def test_wait_takes_calls_and_futures_of_a_thread_pool_together(ask: Ask) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         both: list[concurrent.futures.Future[Any]] = [ask(), threads.submit(lambda: 3)]
         assert concurrent.futures.wait(both, TIMEOUT_S).done == set(both)
@@ -134,7 +134,7 @@ def test_a_callback_that_was_removed_is_not_called(ask: Ask) -> None:
     assert heard == []
 
 
-def test_who_sets_and_who_cancels(ask: Ask) -> None:
+def test_a_program_can_cancel_a_future_but_not_set_its_result(ask: Ask) -> None:
     """A program cancels; the pool answers."""
     future = ask(LONG)
     with pytest.raises(InvalidStateError, match="the reply comes from the pool"):
@@ -245,7 +245,7 @@ def test_the_first_of_two_by_asyncio(ask: Ask) -> None:
     run(first())
 
 
-def test_what_asyncio_takes_for_coroutines_only_is_refused_at_once(ask: Ask) -> None:
+def test_a_task_group_refuses_a_future_at_once(ask: Ask) -> None:
     async def refused() -> None:
         future: Any = ask()
         async with asyncio.TaskGroup() as group:
@@ -267,7 +267,7 @@ def test_awaited_in_two_loops(ask: Ask, answer: list[int]) -> None:
     assert [values.get_nowait().tolist() for _ in threads] == [answer] * 2
 
 
-def test_who_gives_up_cancels_and_who_shields_does_not(ask: Ask) -> None:
+def test_a_timeout_cancels_a_future_unless_it_is_shielded(ask: Ask) -> None:
     async def give_up() -> None:
         future = ask(LONG)
         shielded = asyncio.ensure_future(future)

@@ -41,7 +41,9 @@ def remote() -> Walk:
         ("From a remote frame to its reply", "remote"),
     ],
 )
-def test_a_request_walks_as_the_page_says(title: str, recorded: str, request: pytest.FixtureRequest) -> None:
+def test_a_request_takes_the_walk_that_the_page_draws(
+    title: str, recorded: str, request: pytest.FixtureRequest
+) -> None:
     walk: Walk = request.getfixturevalue(recorded)
     rows = drawn(title)
     assert len(rows) >= 10

@@ -56,7 +56,7 @@ def test_steps_show_in_statistics_and_the_trace_by_the_functions_name(
     assert {event["name"] for event in events if event.get("cat") == "request"} == {"twice"}
 
 
-def test_functions_of_one_ktask_are_told_apart(alice: kaas.Client) -> None:
+def test_functions_of_one_ktask_are_counted_separately(alice: kaas.Client) -> None:
     ones = np.ones(WIDTH, np.float32)
     for name in ("left", "right", "right"):
         alice.register(scaled(3.0), name=name).call(x=ones).result()
@@ -68,7 +68,7 @@ def test_functions_of_one_ktask_are_told_apart(alice: kaas.Client) -> None:
     assert [count for name, count in flows.items() if name.startswith(f"{label}/")] == [1, 1]
 
 
-def test_a_slow_request_is_logged_with_where_its_time_went(server: Server, alice: kaas.Client) -> None:
+def test_a_slow_request_is_logged_with_the_times_of_its_stages(server: Server, alice: kaas.Client) -> None:
     function = alice.register(scaled(), name="slow", before="from_text")
     function.call(text=TEXT).result()
 

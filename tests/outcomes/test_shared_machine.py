@@ -16,7 +16,9 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demonstration_beside_a_pool_of_the_default_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demonstration_leaves_a_pool_of_the_default_name_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert kaas.init(ray=False, devices=[kaas.Device("software", 16 << 20)], name="kaas")
     try:
