@@ -22,7 +22,7 @@ from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.timeouts import TIMEOUT_S
 
-LARGE = specs.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
+LARGE = specs.INLINE_INPUT_BYTES  # float32, so four times the limit of a message
 
 
 class FakePool:

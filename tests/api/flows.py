@@ -1,4 +1,4 @@
-"""The least policy that runs eTasks: a worker for each flow that has requests; who idles makes room."""
+"""The least policy that runs eTasks: a worker for each flow that has requests; an idle worker makes room."""
 
 from __future__ import annotations
 

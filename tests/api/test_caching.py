@@ -51,7 +51,7 @@ def scale(ref: Any, factor: float = 2) -> Any:
     return ray.get(kaas.invoke(scale_task(N), {"x": ref}, scalars={"factor": factor}))
 
 
-def test_what_was_put_is_fetched_once() -> None:
+def test_an_object_that_was_put_is_fetched_once() -> None:
     x = kaas.put(numbers(N))
     for _ in range(3):
         np.testing.assert_allclose(scale(x), 2 * numbers(N))
@@ -62,7 +62,7 @@ def test_what_was_put_is_fetched_once() -> None:
         kaas.put(numbers(2 * N)[::2])
 
 
-def test_an_array_of_another_library_is_put_as_numpy_s() -> None:
+def test_an_array_of_another_library_is_put_as_a_numpy_array() -> None:
     x = kaas.put(Exporter(numbers(N)))
     assert isinstance(ray.get(x), np.ndarray)
     np.testing.assert_allclose(scale(x), 2 * numbers(N))
@@ -79,7 +79,7 @@ def test_a_prefetched_object_is_a_hit() -> None:
     assert tiers()["device"].misses == 0
 
 
-def test_a_prefetched_function_has_its_constants_there() -> None:
+def test_a_prefetched_function_has_its_constants_on_the_device() -> None:
     weights = numbers(N, seed=2)
     add = kaas.register(add_task(N), constants={"a": weights})
     assert ray.get(kaas.prefetch(add.options(client="ann"))) is None
@@ -98,7 +98,7 @@ def test_a_prefetched_function_has_its_constants_there() -> None:
     assert ray.get(kaas.prefetch(kaas.register(scale_task(N)))) is None
 
 
-def test_a_pin_keeps_it_there() -> None:
+def test_a_pin_keeps_an_object_on_the_device() -> None:
     pinned, others = kaas.put(numbers(N)), [kaas.put(numbers(N, seed=seed)) for seed in range(3)]
     kaas.pin(pinned)
     for other in others:
@@ -146,7 +146,7 @@ def get_for_ever(ref: Any) -> None:
         ray.get(ref)
 
 
-def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
+def test_status_shows_a_pin_that_is_lost_with_its_object() -> None:
     actor: Any = ray.remote(num_cpus=0)(Owner)
     owner = actor.remote()
     (ref,) = ray.get(owner.make.remote())
@@ -172,7 +172,7 @@ def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
     assert kaas.status().devices[0].pins == ()
 
 
-def test_what_does_not_work_is_said() -> None:
+def test_invalid_prefetches_and_pins_are_refused() -> None:
     big = kaas.put(numbers(4 * N))
     with pytest.raises(RequestTooLarge):
         ray.get(kaas.prefetch(big))

@@ -137,7 +137,7 @@ def test_64_mb_by_value() -> None:
         np.testing.assert_array_equal(kaas.call(task, {"x": x[:half]}).result(TIMEOUT_S), numbers() * 2)
 
 
-def test_as_many_outstanding_as_one_likes() -> None:
+def test_many_calls_may_be_outstanding() -> None:
     waiting: deque[tuple[int, kaas.Future]] = deque()
     for i in range(300):
         waiting.append((i, scaled(numbers(), i)))
@@ -208,7 +208,7 @@ def test_constants_that_are_references_and_late() -> None:
     np.testing.assert_allclose(future.result(TIMEOUT_S), numbers(2 * N)[N:] + numbers(2 * N)[:N])
 
 
-def test_a_function_that_is_gone_before_its_reply() -> None:
+def test_a_call_of_a_dropped_function_still_gets_its_reply() -> None:
     until(lambda status: status.running == 0)
     spins = [spin(50_000_000) for _ in range(2)]
     future = kaas.register(add_task(), constants={"a": numbers(seed=3)}).call(numbers())
@@ -350,7 +350,7 @@ def test_many_threads() -> None:
             done.result()
 
 
-def test_timeout_of_who_waits() -> None:
+def test_the_timeout_of_a_wait_does_not_end_the_call() -> None:
     future = spin()
     with pytest.raises(TimeoutError):
         future.result(0.01)
@@ -382,7 +382,7 @@ def test_cancel_queued_and_running() -> None:
     assert {"cancelled", "succeeded"} == {entry.outcome for entry in kaas.stats().outcomes}
 
 
-def test_cancelling_who_awaits_cancels_the_call() -> None:
+def test_a_timeout_of_asyncio_cancels_the_call() -> None:
     until(lambda status: status.running == 0)
 
     async def give_up() -> None:

@@ -35,7 +35,7 @@ def next_pool() -> Iterator[FakePool]:
 # --- the pool's epochs
 
 
-def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
+def test_calls_are_sent_again_to_a_restarted_pool(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
     session.epochs.append(next_pool)
     ref = Ref(3)
     futures = [sent(session), sent(session, a=ref, b=numbers())]
@@ -54,32 +54,34 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
 
 
 class Slow(FakeSession):
-    """A session whose next pool starts when the test lets it."""
+    """A session with a next pool that starts when the test lets it."""
 
-    may_go_on = threading.Event()
+    may_continue = threading.Event()
 
     def address(self) -> tuple[messages.Address, str]:
-        assert self.may_go_on.wait(TIMEOUT_S)
+        assert self.may_continue.wait(TIMEOUT_S)
         return super().address()
 
 
-def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
+def test_memory_of_a_call_that_is_cancelled_between_epochs_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
     session = Slow([pool, next_pool])
-    session.may_go_on.set()
+    session.may_continue.set()
     session.calls = RpcClient.connected(session)
     cancelled, before = held_blocks(session, pool)
     sent(session)
     pool.expect_submit()
-    session.may_go_on.clear()
+    session.may_continue.clear()
     session.calls.moved(next_pool.address.epoch)
     assert cancelled.cancel()
-    session.may_go_on.set()
+    session.may_continue.set()
     next_pool.expect_submit()
     assert {*held_blocks(session, next_pool)[1].attached} == {*before.attached}
     session.calls.end(PoolStopped("the test has ended"))
 
 
-def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, next_pool: FakePool) -> None:
+def test_a_call_that_is_cancelled_while_it_is_sent_again_is_cancelled_in_the_pool(
+    pool: FakePool, next_pool: FakePool
+) -> None:
     class Cancelling(FakeSession):
         def hold(self, epoch: str, refs: list[Any]) -> None:
             super().hold(epoch, refs)
@@ -122,12 +124,12 @@ def test_waiting_threads_notice_the_end_of_a_connection(
             np.testing.assert_array_equal(wait.result(TIMEOUT_S), numbers())
 
 
-def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool) -> None:
+def test_the_end_of_a_pool_ends_all_calls(session: FakeSession, pool: FakePool) -> None:
     future, watched = sent(session), sent(session)
-    heard: queue.Queue[Any] = queue.Queue()
-    watched.add_done_callback(heard.put)
+    called: queue.Queue[Any] = queue.Queue()
+    watched.add_done_callback(called.put)
     pool.close()
-    assert heard.get(timeout=TIMEOUT_S) is watched
+    assert called.get(timeout=TIMEOUT_S) is watched
     for ended in (future, watched):
         with pytest.raises(PoolStopped, match="gone"):
             ended.result(TIMEOUT_S)
@@ -135,7 +137,7 @@ def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool
         sent(session)
 
 
-def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: FakePool) -> None:
+def test_received_replies_outlive_the_pool(session: FakeSession, pool: FakePool) -> None:
     answered, other, last = sent(session), sent(session), sent(session)
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0], pool.expect(Submit)[0]]
     pool.send(CallResult(submits[0].number), numbers().tobytes())
@@ -148,7 +150,7 @@ def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: Fak
         last.result()
 
 
-def test_a_fork_has_no_line(session: FakeSession, pool: FakePool) -> None:
+def test_a_forked_process_has_no_connection(session: FakeSession, pool: FakePool) -> None:
     future = sent(session)
     header, _ = pool.expect_submit()
     child = os.fork()

@@ -23,7 +23,7 @@ __all__ = ["pool", "session"]
 # --- attachments
 
 
-def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) -> None:
+def test_large_values_are_sent_in_shared_memory(session: FakeSession, pool: FakePool) -> None:
     x = numbers(LARGE)
     blocks = []
     for _ in range(2):
@@ -72,9 +72,7 @@ def test_a_program_with_many_large_values_on_their_way_has_files_left(session: F
     assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)
 
 
-def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
-    session: FakeSession, pool: FakePool
-) -> None:
+def test_an_invalid_later_input_frees_the_memory_of_earlier_inputs(session: FakeSession, pool: FakePool) -> None:
     x = numbers(LARGE)
     with pytest.raises(kaas.errors.WrongSize):
         sent(session, add_task(LARGE), a=x, b=x[1:])
@@ -96,7 +94,7 @@ def test_references_are_held_while_a_call_names_them(session: FakeSession, pool:
     assert pool.expect(Drop)[0].keys == [ref.binary()]
 
 
-def test_constants_are_held_while_their_function_lives(session: FakeSession, pool: FakePool) -> None:
+def test_constants_are_held_until_their_function_is_freed(session: FakeSession, pool: FakePool) -> None:
     class Owner:
         pass
 

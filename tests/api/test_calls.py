@@ -73,7 +73,7 @@ def test_a_function_is_introduced_once(session: FakeSession, pool: FakePool) -> 
     pool.expect(Submit)
 
 
-def test_other_questions(session: FakeSession, pool: FakePool) -> None:
+def test_a_query_of_the_pool_gets_its_reply(session: FakeSession, pool: FakePool) -> None:
     future = calls_of(session).ask("pardon", [b"key"])
     header, frames = pool.expect(PoolQuery)
     assert (header.what, *map(bytes, frames)) == ("pardon", b"key")
@@ -81,7 +81,7 @@ def test_other_questions(session: FakeSession, pool: FakePool) -> None:
     assert list(map(bytes, future.result(TIMEOUT_S))) == [b"1"]
 
 
-# --- who waits
+# --- waiting
 
 
 def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) -> None:
@@ -175,7 +175,7 @@ def test_callbacks_may_wait_for_other_calls(session: FakeSession, pool: FakePool
 # --- cancelling
 
 
-def test_cancelling_tells_the_pool(session: FakeSession, pool: FakePool) -> None:
+def test_cancelling_a_call_cancels_it_in_the_pool(session: FakeSession, pool: FakePool) -> None:
     future = sent(session)
     header, _ = pool.expect_submit()
     assert future.cancel()
@@ -202,7 +202,7 @@ def test_a_thread_that_receives_is_woken_by_cancelling(session: FakeSession, poo
                 wait.result(TIMEOUT_S)
 
 
-def test_cancelling_who_awaits_cancels_the_call(session: FakeSession, pool: FakePool) -> None:
+def test_cancelling_an_awaiting_task_cancels_the_call(session: FakeSession, pool: FakePool) -> None:
     async def give_up() -> kaas.Future:
         future = sent(session)
 

@@ -100,7 +100,7 @@ def raised(ref: Any) -> Any:
     return caught.value.cause  # type: ignore[attr-defined]  # Ray's
 
 
-# --- what it runs
+# --- functions and instances
 
 
 def test_a_function_keeps_its_globals_in_one_process() -> None:
@@ -112,14 +112,14 @@ def test_a_function_keeps_its_globals_in_one_process() -> None:
     assert calls == 0
 
 
-def test_an_instance_lives_between_calls_and_others_of_it_are_others() -> None:
+def test_an_instance_keeps_its_state_and_other_instances_have_their_own() -> None:
     ten = Account.bind(10).options(client="ten")
     assert get([ten.remote(1), ten.remote(2)]) == [11, 13]
     assert get(Account.options(client="ten").remote(5)) == 5
     assert get(ten.process.remote()) != os.getpid()
 
 
-def test_it_has_one_device_and_its_driver_is_loaded() -> None:
+def test_an_etask_has_one_device_and_a_loaded_driver() -> None:
     task = scale_task()
 
     @kaas.etask
@@ -158,7 +158,7 @@ def test_a_handle_works_in_a_ray_task() -> None:
     assert get(ask.remote(Account.bind(3).options(client="task"))) == 7
 
 
-# --- what goes in and comes out
+# --- arguments and results
 
 
 def test_references_become_values_and_all_else_stays() -> None:
@@ -187,7 +187,7 @@ def test_arrays_small_and_large_arrive_read_only(count: int) -> None:
     assert not get(writeable.remote(x))
 
 
-def test_results_go_from_ktasks_to_etasks_to_ktasks_and_ray() -> None:
+def test_results_pass_from_ktasks_to_etasks_to_ktasks_and_ray() -> None:
     scaled = kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})
     again = kaas.invoke(scale_task(), {"x": same.remote(scaled)}, scalars={"factor": 3})
     np.testing.assert_allclose(get(again), numbers() * 6)
@@ -215,7 +215,7 @@ def test_a_kept_output_leaves_with_an_executor_that_makes_room() -> None:
     assert {outcome.function for outcome in kaas.stats().outcomes} == {"same"}  # nothing was computed anew
 
 
-def test_what_cannot_travel_is_refused_where_it_is() -> None:
+def test_an_etask_or_argument_that_cannot_be_sent_is_refused_at_the_call() -> None:
     lock = threading.Lock()
 
     @kaas.etask
@@ -230,7 +230,7 @@ def test_what_cannot_travel_is_refused_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("size", [0, LARGE])
-def test_a_result_that_cannot_travel_is_its_callers_error(size: int) -> None:
+def test_a_result_that_cannot_be_sent_is_its_callers_error(size: int) -> None:
     @kaas.etask
     def lock() -> Any:
         return b"x" * size, threading.Lock()
@@ -242,17 +242,17 @@ def test_a_result_that_cannot_travel_is_its_callers_error(size: int) -> None:
     assert type(raised(lock.options(client="lock").remote())) is errors.ETaskFailed
 
 
-# --- what raises
+# --- exceptions
 
 
 class Strange(Exception):
-    """Cannot be made anew from what its base class keeps."""
+    """Cannot be made anew from the arguments that its base class keeps."""
 
     def __init__(self, *, why: str) -> None:
         super().__init__(why)
 
 
-def test_what_it_raises_arrives_with_its_words() -> None:
+def test_an_exception_of_an_etask_arrives_with_its_message() -> None:
     @kaas.etask
     def fails(kind: str) -> None:
         if kind == "strange":
@@ -275,7 +275,7 @@ def test_what_it_raises_arrives_with_its_words() -> None:
     assert raised(fails.remote("exit")).error_type == "SystemExit"
 
 
-def test_a_constructor_that_raises_tells_each_call() -> None:
+def test_a_constructor_that_raises_fails_each_call() -> None:
     @kaas.etask
     class Broken:
         def __init__(self) -> None:
@@ -302,7 +302,7 @@ def test_a_failed_argument_is_reported_as_such() -> None:
     assert isinstance(raised(counted.remote(wrong)).__cause__, errors.UnknownSymbol)
 
 
-def test_what_no_etask_can_be_made_of() -> None:
+def test_invalid_etasks_and_options_are_refused() -> None:
     async def coroutine() -> None: ...
 
     class Remote:
@@ -337,7 +337,7 @@ def test_what_no_etask_can_be_made_of() -> None:
     assert get(mute.speak.remote()) == "spoke"
 
 
-# --- whom the devices belong to
+# --- owners of devices
 
 
 def test_a_worker_makes_room_after_it_has_closed(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_worker_makes_room_after_it_has_closed(tmp_path: Path) -> None:
     assert get(account.process.remote()) != before
 
 
-def test_status_and_stats_tell_of_etasks(gate: Path) -> None:
+def test_status_and_stats_show_etasks(gate: Path) -> None:
     kaas.stats(reset=True)
     running = held.options(client="seen").remote(str(gate))
     with gate.open("w") as opened:
@@ -367,7 +367,7 @@ def test_status_and_stats_tell_of_etasks(gate: Path) -> None:
     assert outcomes == [("held", "succeeded", 1)]
 
 
-# --- what ends early
+# --- early ends
 
 
 def test_cancelled_calls_queued_and_running(gate: Path, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_a_call_that_runs_too_long_ends_with_its_worker() -> None:
     assert error.deadline_s == LIMIT_S
 
 
-def test_a_killed_worker_ran_its_call_once_unless_told_otherwise(gate: Path, tmp_path: Path) -> None:
+def test_a_call_of_a_killed_worker_runs_again_only_with_retries(gate: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     for retries in (0, 1):
         ref = held.options(client="killed", retries=retries).remote(str(gate), str(log))

@@ -69,7 +69,7 @@ def test_a_hung_kernel_is_named_and_its_neighbour_runs_again() -> None:
     assert worker() != before
 
 
-def test_an_assertion_says_where_and_what_was_printed() -> None:
+def test_the_error_of_an_assertion_has_its_place_and_the_output() -> None:
     x = np.array([1, 1, -1], np.int32)
     error = raised(kaas.invoke(checked_task(), {"x": x}, scalars={"times": 2}, retries=0))
     assert type(error) is errors.DeviceLost
@@ -129,7 +129,7 @@ class Stdout(io.StringIO):
         return written
 
 
-def test_what_kernels_print_appears_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_kernels_appears_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout = Stdout("77|-77|5|5|5|5|k|%")
     monkeypatch.setattr(sys, "stdout", stdout)
     unused = kaas.Buffer("unused", 1, "int32", init="zero")

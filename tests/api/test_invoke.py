@@ -138,7 +138,7 @@ def test_code_that_is_only_named() -> None:
     np.testing.assert_array_equal(result, numbers() + numbers(seed=1))
 
 
-def test_code_that_nobody_provides() -> None:
+def test_code_without_a_provider_is_an_error() -> None:
     named = kaas.Library.provided("nobody", "vadd", "1")
     x = kaas.Buffer("x", N, "float32")
     task = kaas.KTask([kaas.Kernel(named, "vadd", 1, 256, [kaas.Out(x)])], [x])

@@ -85,7 +85,7 @@ def test_a_chain_stays_on_its_device() -> None:
         np.array(resident, np.float64, copy=False)
 
 
-def test_it_is_known_by_its_reference() -> None:
+def test_a_kept_output_is_known_by_its_reference() -> None:
     refs = [keep(numbers(N)) for _ in range(20)]
     both = [kaas.invoke(both_task(N), {"x": ref}, keep=True) for ref in refs]
     residents = ray.get([*refs, *(ref for pair in both for ref in pair)])
@@ -100,7 +100,7 @@ def test_it_is_known_by_its_reference() -> None:
         np.testing.assert_array_equal(ray.get(double), 4 * numbers(N))
 
 
-def test_small_outputs_come_at_once_and_stay_as_well() -> None:
+def test_small_kept_outputs_are_returned_at_once_and_stay_on_the_device() -> None:
     y = keep(numbers(), n=1000)
     array = ray.get(y)
     assert isinstance(array, np.ndarray)
@@ -111,7 +111,7 @@ def test_small_outputs_come_at_once_and_stay_as_well() -> None:
     assert (tiers()["device"].objects, tiers()) == (1, {})
 
 
-def test_what_had_to_leave_is_there_when_it_is_asked_for() -> None:
+def test_an_evicted_output_can_still_be_read() -> None:
     refs = [keep(numbers(N, seed=seed)) for seed in range(12)]
     for seed, ref in enumerate(refs):
         np.testing.assert_array_equal(ray.get(ref), 2 * numbers(N, seed=seed))
@@ -125,7 +125,7 @@ def total(x: Any, nested: list[Any]) -> tuple[float, float]:
     return float(np.sum(x)), float(np.sum(ray.get(nested[0])))
 
 
-def test_ray_tasks_take_it_as_an_array() -> None:
+def test_ray_tasks_take_a_kept_output_as_an_array() -> None:
     y = keep(np.ones(N, np.float32))
     assert ray.get(total.remote(y, [y])) == (2 * N, 2 * N)
 
@@ -134,7 +134,7 @@ async def awaited(ref: Any) -> Any:
     return await ref
 
 
-def test_it_can_be_awaited_and_waited_for() -> None:
+def test_a_kept_output_can_be_awaited_and_waited_for() -> None:
     import asyncio
 
     y = keep(numbers(N))
@@ -156,7 +156,7 @@ def spinning(count: int) -> list[Any]:
     return spins
 
 
-def test_a_busy_executor_gives_out_what_it_has() -> None:
+def test_a_busy_executor_gives_out_its_outputs() -> None:
     y = keep(numbers(N))
     device = ray.get(y).device
     (spin,) = spinning(1)
@@ -201,7 +201,7 @@ def test_two_executors_that_want_each_others_outputs() -> None:
         np.testing.assert_array_equal(resident, 4 * numbers(N, seed=seed))
 
 
-def test_an_output_whose_executor_ended_is_made_again() -> None:
+def test_an_output_of_a_killed_executor_is_made_again() -> None:
     source = kaas.put(numbers(N))
     refs = [source]
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_some_of_several_outputs() -> None:
 
 
 def known_to_the_pool(name: str) -> bool:
-    """Return True if a process has a reference to this object of the pool, as far as Ray has told the pool."""
+    """Return True if a process has a reference to this object of the pool, as far as the pool knows from Ray."""
     pool = ray.get_actor("kaas", namespace="kaas")
     return bool(ray.get(pool.__ray_call__.remote(lambda _: name in references())))
 

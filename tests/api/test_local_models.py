@@ -75,7 +75,7 @@ def test_constants_stay_on_the_device_and_give_way() -> None:
         (lambda model: model.run_local(**inputs(1), device=9), errors.DeviceUnavailable),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_local_runs_are_refused(
     call: Callable[[kaas.CompiledModel], object], expected_error: type[errors.KaasError]
 ) -> None:
     with pytest.raises(expected_error) as caught:
@@ -195,7 +195,7 @@ def test_run_refuses(file: Path, extra: list[str]) -> None:
     assert isinstance(runner.invoke(app, ["run", str(file), *extra]).exception, errors.InvalidRequest)
 
 
-def test_a_damaged_file_is_one_line(
+def test_a_damaged_file_is_an_error_of_one_line(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_bytes(file.read_bytes()[:100])

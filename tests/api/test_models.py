@@ -70,7 +70,7 @@ def test_constants_are_put_once_and_shared_on_the_device(monkeypatch: pytest.Mon
     assert {tier.function: tier.misses for tier in tiers} == {"adder-1": 1, "adder-2": 0, "adder-8": 1}  # w, none, v
 
 
-def test_references_go_where_others_decide(function: kaas.Function) -> None:
+def test_references_follow_the_variant_that_other_inputs_decide(function: kaas.Function) -> None:
     x, mask = inputs(2).values()
     ref = kaas.put(x)
     check(function.remote(ref, mask), x)
@@ -86,7 +86,7 @@ def test_references_go_where_others_decide(function: kaas.Function) -> None:
     check(alone.remote(ref, kaas.put(mask)), x)
 
 
-def test_what_fits_no_variant_is_said_at_once(function: kaas.Function) -> None:
+def test_inputs_that_fit_no_variant_are_refused_at_once(function: kaas.Function) -> None:
     x, mask = inputs(2).values()
     with pytest.raises(errors.NoVariant, match=r"'adder' was not compiled for x: float32\[3, 256\], mask: bool\[3\]"):
         function.remote(np.zeros((3, 256), np.float32), np.zeros(3, np.bool_))
@@ -116,7 +116,7 @@ def test_a_ktask_s_inputs_have_an_order_too() -> None:
         add.remote(numbers(), numbers())
 
 
-def test_it_travels_to_tasks(function: kaas.Function) -> None:
+def test_a_function_can_be_passed_to_ray_tasks(function: kaas.Function) -> None:
     x, mask = inputs(2).values()
     np.testing.assert_array_equal(ray.get(in_a_task.remote(function, x, mask)), expected(x)[0])
     np.testing.assert_array_equal(
@@ -132,7 +132,7 @@ def test_outputs_stay_on_the_device(function: kaas.Function) -> None:
     np.testing.assert_array_equal(ray.get(twice), 2 * expected(given["x"])[0])
 
 
-def test_caches_take_all_of_it() -> None:
+def test_prefetch_pin_and_flush_take_all_variants() -> None:
     function = adder(1, LARGEST).register()
     ray.get(kaas.prefetch(function))
     kaas.stats(reset=True)

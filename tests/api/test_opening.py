@@ -53,7 +53,7 @@ class Waits(SqliteStore):
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts programs, whose pools have their names in a folder of the test's."""
+    """Starts programs with pools that have their names in a folder of the test's."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     for pipe in ("begun", "never"):
@@ -99,7 +99,7 @@ def ends(process: int) -> None:
     os.close(process)
 
 
-def test_a_pool_whose_program_is_killed_while_it_opens_ends(
+def test_an_opening_pool_ends_when_its_program_is_killed(
     tmp_path: Path, program: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     first = program(WAITS)

@@ -99,7 +99,7 @@ def test_small_values_travel_inside() -> None:
     assert source == InputSource(value=numbers().tobytes())
 
 
-def test_large_values_go_through_the_store_without_a_name() -> None:
+def test_large_values_pass_through_the_store_without_a_name() -> None:
     n = specs.INLINE_INPUT_BYTES // 4 + 1
     signature = FunctionSignature.of(add_task(n))
     small = np.ones(n, np.float32)[: n - 2]
@@ -132,7 +132,7 @@ def test_arrays_of_other_libraries_travel_as_their_bytes(exporters: list[Exporte
             sent(signature, {"x": kaas.View(value, 4)}, factor=2.0)
 
 
-def test_arrays_of_other_libraries_are_kept_as_numpy_s(exporters: list[Exporter]) -> None:
+def test_arrays_of_other_libraries_are_kept_as_numpy_arrays(exporters: list[Exporter]) -> None:
     for value in exporters:
         signature, objects = bind(add_task(), {"a": value, "b": kaas.View(value)}, FakeStore())
         (kept,) = objects
@@ -158,7 +158,7 @@ def test_references_are_named_and_sent_once() -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_driver_says_whether_references_are_complete(complete: bool) -> None:
+def test_the_driver_reports_whether_references_are_complete(complete: bool) -> None:
     signature = FunctionSignature.of(scale_task())
     assert sent(signature, {"x": Ref(1, numbers(), complete)}, factor=1.0)[0].ready is complete
 

@@ -64,7 +64,7 @@ def loads(function: str) -> list[TierStats]:
     return [tier for tier in kaas.stats().tiers if tier.function == function and tier.tier == "device"]
 
 
-def test_what_a_waiting_request_reads_comes_while_another_runs() -> None:
+def test_inputs_of_a_waiting_request_are_loaded_while_another_runs() -> None:
     weights, large = numbers(1000), kaas.put(numbers(1000, seed=1))
     ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1}))
     add = kaas.register(add_task(1000), constants={"a": weights})
@@ -78,7 +78,7 @@ def test_what_a_waiting_request_reads_comes_while_another_runs() -> None:
     assert (device.objects, device.misses) == (1, 0)
 
 
-def test_constants_too_and_what_is_unliked_goes() -> None:
+def test_constants_are_loaded_ahead_and_unliked_objects_are_evicted() -> None:
     x = kaas.put(numbers(UNLIKED_BYTES // 4))
     n = UNLIKED_BYTES // 4
     task = add_task(n)

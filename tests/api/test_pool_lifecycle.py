@@ -134,7 +134,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.ray
-def test_what_a_killed_driver_had_queued_goes_with_it_and_others_go_on(attached: str) -> None:
+def test_queued_requests_of_a_killed_driver_are_cancelled_and_others_still_run(attached: str) -> None:
     scaled()
     kaas.stats(reset=True)
     with pytest.raises(AssertionError):  # it was killed
@@ -183,7 +183,7 @@ def test_shutdown_replies_to_waiting_requests() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("attached")
-def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
+def test_shutdown_does_not_wait_for_objects_that_never_arrive() -> None:
     never = ray.remote(num_cpus=0)(for_ever).remote()
     loading = kaas.prefetch(never)
     while not kaas.status().devices[0].info:
@@ -217,26 +217,26 @@ class User:
     def add(self, function: kaas.Function) -> Any:
         return ray.get(function.remote(b=numbers()))
 
-    def pool_is_gone(self) -> bool:
+    def pool_has_ended(self) -> bool:
         here = kaas.api.session.HERE  # by its module: the class travels to the worker by value
         return here.session is not None and here.session.gone
 
 
 @pytest.mark.ray
-def test_a_ray_worker_goes_on_with_the_next_pool(cluster: str) -> None:  # noqa: ARG001 - Ray runs
+def test_a_ray_worker_continues_with_the_next_pool(cluster: str) -> None:  # noqa: ARG001 - Ray runs
     user: Any = ray.remote(num_cpus=0)(User).remote()
     for _ in range(2):
         kaas.init(devices=DEVICES)
         add = kaas.register(add_task(), constants={"a": numbers()})
         np.testing.assert_array_equal(ray.get(user.add.remote(add)), numbers() * 2)
         kaas.shutdown()
-        while not ray.get(user.pool_is_gone.remote()):  # Ray reports it a little later
+        while not ray.get(user.pool_has_ended.remote()):  # Ray reports it a little later
             pass
 
 
 @pytest.mark.ray
 @pytest.mark.skipif(softgpu.real_driver_present(), reason="here the GPU that Ray is told of may be real")
-def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - whose node claims one GPU
+def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - its node claims one GPU
     kaas.shutdown()
     kaas.init()
     with pytest.raises(errors.DeviceUnavailable, match="no CUDA driver"):
@@ -255,7 +255,7 @@ class Greedy(FirstComeFirstServed):
 
 
 @pytest.mark.ray
-def test_a_policy_that_goes_wrong_tells_everybody_how_and_a_new_pool_starts(cluster: str) -> None:  # noqa: ARG001
+def test_an_error_of_a_policy_reaches_all_callers_and_a_new_pool_can_start(cluster: str) -> None:  # noqa: ARG001
     kaas.shutdown()
     kaas.init(devices=DEVICES, policy=Greedy)
     waiting = [kaas.invoke(spin_task(), {}, scalars={"steps": 20_000_000_000}) for _ in range(2)]
@@ -348,7 +348,7 @@ for begin in (lambda: None, lambda: ray.init({address!r})):
 
 
 @pytest.mark.ray
-def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none(cluster: str) -> None:
-    """Nor does it count as an output of another Ray."""
+def test_a_kept_output_is_lost_with_its_ray_and_starts_no_other_ray(cluster: str) -> None:
+    """It does not count as an output of another Ray either."""
     printed = run_program(LOST_WITH_ITS_RAY.format(address=cluster))
     assert printed.splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]

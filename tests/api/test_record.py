@@ -25,7 +25,9 @@ LONG = 300_000_000
 
 
 @pytest.mark.parametrize("policy", [name for name in ("fcfs", "cfs_affinity") if name in POLICIES])
-def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_pool_with_a_killed_executor_can_be_replayed(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # the record is where this program is, not where the pool's process is
     kaas.init(devices=[kaas.Device("software", DEVICE_BYTES)] * 2, policy=policy, record="run.jsonl", name=policy)
     try:

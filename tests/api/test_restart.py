@@ -91,7 +91,7 @@ def test_functions_are_known_and_caches_are_warm() -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_drivers_tell_a_pool_again_that_has_lost_its_store() -> None:
+def test_drivers_announce_functions_again_to_a_pool_that_lost_its_store() -> None:
     function = kaas.register(add_task(), constants={"a": numbers()})
     ray.get(function.remote(b=numbers()))
     node: Any = ray._private.worker._global_node
@@ -119,7 +119,7 @@ def first_of(value: Any) -> float:
 
 
 @pytest.mark.usefixtures("pool")
-def test_a_large_result_that_was_not_fetched_is_lost_and_says_so() -> None:
+def test_a_large_result_that_was_not_fetched_is_reported_as_lost() -> None:
     x = numbers(LARGE)
     results = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}) for _ in range(4)]
     small = scaled(numbers())
@@ -148,7 +148,7 @@ def test_a_large_result_that_was_not_fetched_is_lost_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_a_kept_output_is_lost_and_says_so() -> None:
+def test_a_kept_output_is_reported_as_lost() -> None:
     x = numbers(LARGE)
     kept = kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}, keep=True)
     resident = ray.get(kept)

@@ -128,7 +128,7 @@ class Elsewhere:
         return exec, ("import no_such_module",)
 
 
-# --- what it does
+# --- calls and objects
 
 
 @pytest.mark.usefixtures("pool")
@@ -153,7 +153,7 @@ class TestCalls:
         part = kaas.View(kaas.put(np.concatenate([numbers(), numbers(seed=1)])), numbers().nbytes)
         np.testing.assert_array_equal(scaled(part).result(TIMEOUT_S), numbers(seed=1) * 2)
 
-    def test_what_is_known_of_an_object_is_checked_at_once(self) -> None:
+    def test_dtype_and_size_of_an_object_are_checked_at_once(self) -> None:
         held = kaas.put(numbers().astype(np.int32))
         with pytest.raises(errors.WrongDtype):
             scaled(held)
@@ -197,13 +197,13 @@ class TestCalls:
                 call.result()
         np.testing.assert_array_equal(scaled(numbers()).result(TIMEOUT_S), numbers() * 2)
 
-    def test_clients_are_told_apart(self) -> None:
+    def test_clients_are_counted_separately(self) -> None:
         kaas.stats(reset=True)
         scaled(numbers(), client="ann").result(TIMEOUT_S)
         scaled(numbers()).result(TIMEOUT_S)
         assert {outcome.client for outcome in kaas.stats().outcomes} == {"ann", current_session().client}
 
-    def test_what_needs_ray_says_so(self) -> None:
+    def test_functions_that_need_ray_are_refused(self) -> None:
         function = kaas.register(scale_task())
         with pytest.raises(errors.InvalidRequest, match="needs Ray"):
             kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1})
@@ -212,7 +212,7 @@ class TestCalls:
         with pytest.raises(errors.InvalidRequest, match="needs Ray"):
             kaas.etask(numbers).remote()
 
-    def test_what_makes_no_sense_is_refused_at_once(self) -> None:
+    def test_invalid_arguments_are_refused_at_once(self) -> None:
         for name in ("", 3):
             with pytest.raises(errors.InvalidConfig, match="a pool has a name"):
                 kaas.init(ray=False, name=name)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_another_program_attaches_and_shares_constants(pool: None) -> None:  # n
     kaas.unpin()
 
 
-def test_the_command_line_finds_it(pool: None) -> None:  # noqa: ARG001
+def test_the_command_line_finds_the_pool(pool: None) -> None:  # noqa: ARG001
     executors()
     printed = CliRunner().invoke(app, ["status", "--no-ray"]).stdout
     assert "pool kaas" in printed
@@ -318,7 +318,7 @@ def test_the_demonstration_runs_without_ray(tmp_path: Path) -> None:
     assert "all equal to NumPy's" in ended.stdout
 
 
-def test_what_a_killed_program_had_queued_does_not_run(pool: None) -> None:  # noqa: ARG001
+def test_queued_calls_of_a_killed_program_are_cancelled(pool: None) -> None:  # noqa: ARG001
     queue = f"""
 from tests.api.conftest import spin_task
 kaas.init(ray=False)
@@ -412,7 +412,7 @@ assert "ray" not in sys.modules, "ray"
 """
 
 
-def test_such_a_program_never_imports_ray() -> None:
+def test_a_program_without_ray_never_imports_ray() -> None:
     other = program(NEVER_RAY)
     other.communicate()
     assert other.returncode == 0
@@ -438,7 +438,7 @@ def test_a_process_that_was_forked_attaches_for_itself(pool: None) -> None:  # n
 # --- pools that end
 
 
-def test_constants_of_100_mb_live_once_in_the_pool(another: Callable[..., bool]) -> None:
+def test_constants_of_100_mb_are_held_once_in_the_pool(another: Callable[..., bool]) -> None:
     another(devices=[LARGE_DEVICE], config=kaas.Config(whole_object_bytes=128 << 20))
     constant = numbers(25 << 20)
     offset = 20 << 20
@@ -498,7 +498,7 @@ def test_a_terminated_pool_replies_to_waiting_requests_and_ends(another: Callabl
     assert another()
 
 
-def test_a_pool_that_cannot_be_says_why(another: Callable[..., bool]) -> None:
+def test_a_pool_that_cannot_start_gives_the_reason(another: Callable[..., bool]) -> None:
     with pytest.raises(errors.PolicyError):
         another(policy=int)
     with pytest.raises(errors.InvalidConfig, match="cannot be sent"):
