@@ -76,7 +76,7 @@ def test_run_here(task_file: Path, x_file: Path, tmp_path: Path, raw: bool) -> N
 
 
 @pytest.mark.usefixtures("softgpu")
-def test_run_tells_what_kernels_take(task_file: Path, x_file: Path) -> None:
+def test_run_prints_the_times_of_kernels(task_file: Path, x_file: Path) -> None:
     result = runner.invoke(app, ["run", str(task_file), "--input", f"x={x_file}", "--scalar", "factor=3", "--profile"])
     assert result.exit_code == 0, result.output
     assert re.search(r"scale +│ 1 +│ \d+\.\d{3} +│ 100\.0%", result.stdout), result.stdout
