@@ -74,7 +74,7 @@ def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
+def test_a_request_waits_for_objects_that_its_session_is_about_to_hold(play: Callable[..., None]) -> None:
     """Another message brings the objects."""
 
     async def scenario(stage: Stage) -> None:
@@ -93,7 +93,7 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) -> None:
+def test_a_request_runs_when_its_objects_arrive_before_the_wait_has_begun(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.router.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
         stage.backend.objects.hold("s", [X])
@@ -103,7 +103,9 @@ def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) 
     play(scenario)
 
 
-def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_fails_when_its_session_never_holds_its_objects(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(ref_leases, "HOLD_LIMIT_S", 0.0)
         stage.backend.objects.hold("s", [X])
@@ -136,7 +138,7 @@ def test_holds_are_counted(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play: Callable[..., None]) -> None:
+def test_a_hold_that_was_dropped_in_advance_does_not_end_the_wait(play: Callable[..., None]) -> None:
     """A call is cancelled, and another names the same object, before the pool receives either hold."""
 
     async def scenario(stage: Stage) -> None:
@@ -151,7 +153,7 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
     play(scenario)
 
 
-def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> None:
+def test_a_request_waits_for_an_object_that_does_not_exist_yet(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.backend.missing = {X.key}
         stage.backend.objects.hold("s", [X])

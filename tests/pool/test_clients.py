@@ -69,7 +69,7 @@ def test_the_same_number_again_while_it_runs_is_the_same_request(play: Callable[
     play(scenario)
 
 
-def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
+def test_replies_are_sent_to_the_newest_connection(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.greet("q", incarnation="2")
@@ -86,7 +86,7 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_a_line_that_was_replaced_does_not_come_back(play: Callable[..., None]) -> None:
+def test_a_connection_that_was_replaced_is_refused(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.greet("q", incarnation="2")
         with pytest.raises(InvalidRequest, match="newer"):
@@ -164,7 +164,7 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
+def test_a_program_that_stops_the_pool_may_end_before_the_pool_has_stopped(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.router.receive(stage.peers["p"], PoolQuery(1, "stop"), [])
         await asyncio.sleep(0)
@@ -244,7 +244,7 @@ def test_senseless_messages_get_an_answer(play: Callable[..., None], message: An
 
 
 @pytest.mark.parametrize("item", [msgspec.structs.replace(BLOCK, pid=2), Framed(0), Framed(2)], ids=str)
-def test_only_what_a_program_may_show_is_held(
+def test_only_memory_that_a_program_may_share_is_held(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, item: Any
 ) -> None:
     held_for: list[str] = []
@@ -264,7 +264,7 @@ def test_only_what_a_program_may_show_is_held(
     play(scenario)
 
 
-def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
+def test_a_request_for_an_unregistered_function_is_refused(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.say("p", AnnounceFunction(), b"", b"no kTask")
         await stage.say("p", Submit(1), specs.encode(specs.Invocation("f", "a", None, 0, True, {}, [], [], None)))
@@ -273,7 +273,7 @@ def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_what_is_for_executors_goes_there(play: Callable[..., None]) -> None:
+def test_messages_of_executors_reach_the_transport_of_executors_only(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         hello = PeerHello(messages.VERSION, "executor", "0", "1", 1)
         stage.router.greet("e", hello)

@@ -27,7 +27,7 @@ def test_work_runs_on_the_thread(there: PoolThread) -> None:
     assert asyncio.run(there.run(work())) == (NAME, True)
 
 
-def test_what_is_raised_there_is_raised_here(there: PoolThread) -> None:
+def test_an_error_in_the_pools_thread_is_raised_where_its_result_is_awaited(there: PoolThread) -> None:
     async def work() -> None:
         raise KeyError("there")
 
@@ -52,7 +52,7 @@ def test_a_future_is_enough(there: PoolThread) -> None:
     assert asyncio.run(there.ask(begin, 5)) == 5
 
 
-def test_who_cancels_the_wait_cancels_the_work(there: PoolThread) -> None:
+def test_cancelling_the_wait_cancels_the_work(there: PoolThread) -> None:
     began, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -74,7 +74,7 @@ def test_who_cancels_the_wait_cancels_the_work(there: PoolThread) -> None:
     asyncio.run(here())
 
 
-def test_cancelled_before_it_began(there: PoolThread) -> None:
+def test_work_may_be_cancelled_before_it_began(there: PoolThread) -> None:
     """Posted calls keep their order, so a cancellation comes after the begin of its work."""
     ended = threading.Event()
 
@@ -125,7 +125,7 @@ def test_the_context_of_the_caller_stays_here(there: PoolThread) -> None:
     assert asyncio.run(here()) == "none"
 
 
-def test_closing_cancels_what_runs() -> None:
+def test_closing_cancels_running_work() -> None:
     thread = PoolThread()
     thread.start()
     began, ended = threading.Event(), threading.Event()

@@ -62,7 +62,9 @@ def test_an_invocation_that_overtook_its_function(play: Callable[..., None]) -> 
     play(scenario)
 
 
-def test_an_invocation_of_what_nobody_registers(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invocation_of_an_unregistered_function_fails(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(functions, "REGISTRATION_LIMIT_S", 0.0)
         message = specs.encode(specs.Invocation("f", "alice", None, 3, True, {}, [], [], None))
@@ -72,7 +74,7 @@ def test_an_invocation_of_what_nobody_registers(play: Callable[..., None], monke
     play(scenario)
 
 
-def test_who_cancels_the_wait_cancels_the_request(play: Callable[..., None]) -> None:
+def test_cancelling_the_wait_cancels_the_request(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         running, queued = invoke(stage, invocation()), invoke(stage, invocation())
         await settle()
@@ -89,7 +91,7 @@ def test_who_cancels_the_wait_cancels_the_request(play: Callable[..., None]) -> 
     play(scenario)
 
 
-def test_what_is_not_taken_in_raises_at_once(play: Callable[..., None]) -> None:
+def test_a_request_that_the_queue_refuses_raises_at_once(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         first = invoke(stage, invocation())
         await settle()
@@ -123,7 +125,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[..., None]) -> None:
+def test_a_cache_command_whose_object_never_arrives_ends_with_the_pool(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.backend.missing = {X.key}
         prefetch = specs.encode(specs.CacheCommandSpec("prefetch", None, (), True, False, "alice"))
@@ -136,7 +138,7 @@ def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[...
     play(scenario)
 
 
-def test_the_end_forgets_what_passes(play: Callable[..., None]) -> None:
+def test_stopping_the_pool_forgets_its_stored_functions(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         store = stage.service._store
         assert list(store.read(FUNCTIONS)) == [SIGNATURE.key]

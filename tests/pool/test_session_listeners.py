@@ -42,7 +42,7 @@ async def opening(listener: FakeListener) -> FakeListener:
     [lambda session_listeners, _: session_listeners.end("a"), lambda _, listener: listener.drain("enough")],
     ids=["gone", "drained"],
 )
-def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(
+def test_a_listener_is_closed_when_its_session_ends_or_it_has_drained(
     end: Callable[[SessionListeners, FakeListener], None],
 ) -> None:
     async def scenario() -> None:
@@ -59,7 +59,7 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(
     asyncio.run(scenario())
 
 
-def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
+def test_a_session_that_ended_while_the_pool_opened_is_not_served() -> None:
     """The task is cancelled before the pool's thread begins it."""
     session_listeners, listener, there = SessionListeners(), FakeListener(), PoolThread()
 
@@ -75,7 +75,7 @@ def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
     assert listener.closed
 
 
-def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
+def test_every_waiter_gets_the_error_of_a_listener_that_does_not_open() -> None:
     async def fails() -> FakeListener:
         raise InvalidConfig("no such port", field="listen.port")
 
@@ -90,7 +90,7 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
     asyncio.run(scenario())
 
 
-def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
+def test_a_listener_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     async def scenario() -> None:
         session_listeners, listener = SessionListeners(), FakeListener()
         asked = asyncio.ensure_future(session_listeners.opened("a"))
@@ -108,7 +108,7 @@ def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_never_opens_is_forgotten_with_its_last_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         session_listeners, listener = SessionListeners(), FakeListener()
         given_up, waits = (

@@ -71,7 +71,7 @@ def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: A
     asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
-def test_survivors_are_told_of_before_anything_is_started() -> None:
+def test_the_policy_receives_adopted_workers_before_it_starts_any() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
         now = story[0].time_s
         adopted = [
@@ -94,7 +94,7 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
     )
 
 
-def test_a_survivor_serves_whom_it_was_started_for() -> None:
+def test_an_adopted_worker_keeps_the_client_and_function_of_its_start() -> None:
     async def scenario(_pool: Pool, _workers: FakeWorkers, story: list[Any]) -> None:
         adopted = WorkerAdopted(story[0].time_s, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes, "ann", "f")
         assert story[:2] == [adopted, StopWorker(7)]  # with this policy, executors serve all clients
@@ -102,7 +102,7 @@ def test_a_survivor_serves_whom_it_was_started_for() -> None:
     play(scenario, Survivor(StartWorker(7, WorkerKind.EXECUTOR, 0, "ann", "f"), INFO, {}))
 
 
-def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
+def test_an_abandoned_run_holds_its_slot_and_answers_no_request() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
         assert story[0].running == (Running(0, 1, "bob", "the key of f"),)
         assert [(worker, label) for worker, label, _ in workers.runs] == [(0, "f")]
@@ -123,7 +123,7 @@ def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
     play(scenario, Survivor(StartWorker(0, WorkerKind.EXECUTOR, 0), TWO_SLOTS, {1: LEFT}))
 
 
-def test_a_survivor_that_ends_is_replaced_and_what_it_ran_is_not_run_again() -> None:
+def test_a_survivor_that_ends_is_replaced_and_its_run_is_not_repeated() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
         workers.die(3, "killed")
         await settle()
@@ -150,7 +150,7 @@ def test_a_run_that_was_left_has_the_run_limit(monkeypatch: pytest.MonkeyPatch) 
     play(scenario, Survivor(StartWorker(3, WorkerKind.EXECUTOR, 0), INFO, {0: LEFT}), run_limit_s=1e-6)
 
 
-def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
+def test_the_policy_receives_stored_accounts_and_later_charges_add_to_them(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(str(tmp_path / "store"))
         store.open()

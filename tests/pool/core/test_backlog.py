@@ -11,7 +11,7 @@ from kaas.scheduling.events import ClientKnown
 from kaas.scheduling.policies.fair_share import FairShare
 
 
-def test_another_limit_counts_what_is_queued_already() -> None:
+def test_a_new_limit_counts_requests_already_queued() -> None:
     backlog = Backlog(10, {"a": ClientSettings(max_queued=1)})
     backlog.enter("a")
     with pytest.raises(QueueFull):
@@ -30,7 +30,7 @@ def test_another_limit_counts_what_is_queued_already() -> None:
     backlog.enter("a")
 
 
-def test_another_weight_leaves_what_a_client_has_had() -> None:
+def test_a_new_weight_keeps_the_charges_of_a_client() -> None:
     accounts = FairShare(1)
     account = accounts.know(ClientKnown(0.0, "a", charged_s=6.0))
     assert account.time_s == 6.0

@@ -39,13 +39,15 @@ class Own(Hearing, Exclusive):
 
 
 @pytest.fixture(autouse=True)
-def nothing_heard() -> None:
+def no_events() -> None:
     HEARD.clear()
     GONE.clear()
 
 
 @pytest.mark.parametrize(("occupied_s", "device_s"), [(2.0, 2.0), (None, RECORD.device_s)])
-def test_a_request_took_all_that_it_kept_from_others(occupied_s: float | None, device_s: float) -> None:
+def test_a_request_is_charged_its_occupied_time_or_else_its_device_time(
+    occupied_s: float | None, device_s: float
+) -> None:
     """Kernels are a part of a kTask's time; the whole call of an eTask is device time."""
     record = msgspec.structs.replace(RECORD, occupied_s=occupied_s)
 

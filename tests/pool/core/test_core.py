@@ -70,7 +70,7 @@ def test_executors_error_reaches_its_caller_only() -> None:
     play(scenario)
 
 
-def test_inputs_that_are_not_ready_block_nobody() -> None:
+def test_a_request_whose_inputs_are_not_ready_blocks_no_other() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         inputs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         early = await begin(pool.submit(call("early"), inputs))
@@ -126,7 +126,7 @@ def test_out_of_retries(retries: int) -> None:
     play(scenario)
 
 
-def test_lost_device_ends_its_worker_and_is_the_fault_of_who_ran_alone() -> None:
+def test_a_lost_device_ends_its_worker_and_fails_the_request_that_ran_alone() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call(retries=3)))
         following = await begin(pool.submit(call()))
@@ -231,7 +231,7 @@ def test_start_that_takes_too_long() -> None:
     play(scenario, workers=workers, start_limit_s=0.01)
 
 
-def test_closing_answers_everybody() -> None:
+def test_closing_fails_every_request_with_pool_stopped() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         tasks = [await begin(pool.submit(call(), inputs)) for inputs in (None, None, never)]

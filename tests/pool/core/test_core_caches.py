@@ -28,7 +28,7 @@ class Listening(FirstComeFirstServed):
         return super().handle(event)
 
 
-def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy() -> None:
+def test_workers_carry_out_cache_commands_and_the_policy_receives_the_results() -> None:
     Listening.heard = []
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -78,7 +78,7 @@ def test_an_order_that_fails() -> None:
     play(scenario)
 
 
-def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
+def test_a_cache_command_in_parallel_with_a_request_is_not_at_fault_for_a_lost_device() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call(retries=0)))
         with pytest.raises(DeviceUnavailable, match="illegal address") as caught:
@@ -246,7 +246,7 @@ def reading(label: str, *keys: bytes | None) -> WorkerCall:
     return WorkerCall(label, "alice", None, 0, tuple(ObjectUse(key, 8) for key in keys))
 
 
-def test_decisions_about_caches_are_carried_out_for_what_requests_can_name() -> None:
+def test_cache_decisions_are_carried_out_for_objects_that_requests_can_name() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         first = await begin(pool.submit(reading("first", b"w", None)))
         assert workers.decided == [(0, {b"w": "first"}), (0, (b"x",))]
@@ -286,7 +286,7 @@ def test_a_decision_about_caches_that_fails_shows_in_the_figures() -> None:
     play(scenario, policy=Eager)
 
 
-def test_inputs_that_exist_when_the_request_comes_are_not_told_again() -> None:
+def test_a_request_whose_inputs_are_ready_runs() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         ready = asyncio.get_running_loop().create_future()
         ready.set_result(None)

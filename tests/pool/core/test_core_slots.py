@@ -58,7 +58,7 @@ class StopsItsWorker(FirstComeFirstServed):
         return super().handle(event) + stop
 
 
-def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
+def test_a_stopped_worker_finishes_the_runs_in_each_slot() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call())) for _ in range(2)]
         workers.reply()
@@ -73,7 +73,7 @@ def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=StopsItsWorker)
 
 
-def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
+def test_a_request_left_alone_on_a_worker_with_two_slots_gets_its_own_fault() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         good, bad = await begin(pool.submit(call("good"))), await begin(pool.submit(call("bad", retries=0)))
         workers.runs[0][2].set_result(WorkerReply("good"))
@@ -125,7 +125,7 @@ EXCEEDED = WorkerReply(error=TOO_LONG, lost="'endless' ran longer than its limit
 
 
 @pytest.mark.parametrize("neighbour_first", [False, True])
-def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neighbour_first: bool) -> None:
+def test_a_request_that_ran_too_long_gets_its_error_and_its_neighbour_another_run(neighbour_first: bool) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         endless, neighbour = await begin(pool.submit(call("endless"))), await begin(pool.submit(call("neighbour")))
         if neighbour_first:
@@ -147,7 +147,7 @@ def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neigh
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
-def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
+def test_a_request_that_ended_just_before_its_device_was_lost_has_its_value() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call()))
         workers.reply(WorkerReply("just in time", record=RECORD, lost="another ran longer than its limit"))
@@ -160,7 +160,7 @@ def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_grace")
-def test_nobody_waits_for_ever_for_who_ran_too_long() -> None:
+def test_a_worker_is_killed_although_the_run_that_took_too_long_stays_silent() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(call("silent")))
         await begin(pool.submit(call("neighbour")))
@@ -172,7 +172,7 @@ def test_nobody_waits_for_ever_for_who_ran_too_long() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
-def test_all_have_told_and_nobody_ran_for_too_long() -> None:
+def test_a_worker_is_replaced_when_all_runs_report_the_loss_and_none_ran_too_long() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for name in ("one", "other"):
             await begin(pool.submit(call(name)))

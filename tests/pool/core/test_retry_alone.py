@@ -98,7 +98,7 @@ class Careful:
 
 
 @pytest.fixture(autouse=True)
-def nothing_heard() -> None:
+def no_events() -> None:
     Careful.heard = []
 
 
@@ -106,14 +106,14 @@ def careful(scenario: Any, **config: Any) -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=Careful, **config)
 
 
-@pytest.mark.parametrize("both_are_told", [False, True])
-def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_own(both_are_told: bool) -> None:
+@pytest.mark.parametrize("both_report_it", [False, True])
+def test_neighbours_of_a_fault_run_again_alone_and_the_request_at_fault_gets_the_error(both_report_it: bool) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         innocent = await begin(pool.submit(call("innocent", retries=0)))
         poison = await begin(pool.submit(call("poison", retries=3)))
         bystander = await begin(pool.submit(call("bystander")))
         workers.reply(WorkerReply(error=LOST))
-        if both_are_told:
+        if both_report_it:
             workers.runs[0][2].set_result(WorkerReply(error=LOST))
         await settle()
         assert Careful.heard == [(0, 1, False), (1, 1, False), (2, 1, False), (0, 2, True), (1, 2, True)]
@@ -137,7 +137,7 @@ def test_who_ran_beside_a_fault_runs_again_alone_and_the_fault_stays_with_its_ow
     careful(scenario)
 
 
-def test_a_death_beside_others_costs_no_retry_and_one_alone_does() -> None:
+def test_a_death_in_parallel_with_others_costs_no_retry_and_a_death_alone_does() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call(name, retries=1))) for name in "ab"]
         for worker in range(4):  # in parallel, and then one by one
@@ -188,7 +188,7 @@ class Dedicated:
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_an_etask_is_not_run_again_unless_asked(retries: int) -> None:
+def test_an_etask_runs_again_only_as_often_as_its_retries_allow(retries: int) -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(replace(call(retries=retries), kind=WorkerKind.ETASK)))
         for worker in range(retries + 1):
@@ -201,7 +201,7 @@ def test_an_etask_is_not_run_again_unless_asked(retries: int) -> None:
     play(scenario, policy=Dedicated)
 
 
-def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
+def test_a_request_with_faults_by_others_only_does_not_run_for_ever() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call(retries=0)))
         for _ in range(2):
@@ -245,7 +245,7 @@ def test_suspects_of_a_function_in_quarantine_are_not_run_again() -> None:
     careful(scenario)
 
 
-def test_what_ran_elsewhere_when_its_function_came_into_quarantine_may_end_but_not_run_again() -> None:
+def test_runs_on_other_workers_may_end_but_not_run_again_when_their_function_is_quarantined() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(poison())) for _ in range(3)]
         workers.runs[0][2].set_result(WorkerReply(error=LOST))
@@ -259,7 +259,7 @@ def test_what_ran_elsewhere_when_its_function_came_into_quarantine_may_end_but_n
     play(scenario, devices=3, faults_allowed=0)
 
 
-def test_what_waits_and_what_comes_later_is_told_the_story() -> None:
+def test_waiting_queued_and_later_requests_of_a_quarantined_function_get_its_faults() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await faults(pool, workers)
         second = await begin(pool.submit(poison()))
@@ -307,7 +307,7 @@ def test_a_hang_alone_counts_as_a_fault() -> None:
     careful(scenario, faults_allowed=0)
 
 
-def test_processes_that_end_without_a_fault_are_nobodys() -> None:
+def test_a_process_that_ends_without_a_fault_quarantines_no_function() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(poison(retries=1)))
         for worker in range(2):
@@ -416,7 +416,7 @@ def charged(pool: Pool, each: WorkerCall) -> tuple[asyncio.Task[Any], list[float
     return asyncio.get_running_loop().create_task(end()), found
 
 
-def test_who_ends_the_device_pays_for_all_its_runs_and_the_bystander_for_its_own() -> None:
+def test_the_request_that_lost_the_device_is_charged_and_its_neighbour_only_for_its_own_run() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         (good, good_s), (bad, bad_s) = charged(pool, call("good")), charged(pool, call("bad"))
         await settle()
@@ -433,7 +433,7 @@ def test_who_ends_the_device_pays_for_all_its_runs_and_the_bystander_for_its_own
     careful(scenario)
 
 
-def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
+def test_a_request_that_fails_or_runs_too_long_is_charged_its_time() -> None:
     too_long = DeadlineExceeded("ran longer than the run limit", kernels=("spin",))
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -448,7 +448,7 @@ def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
     careful(scenario)
 
 
-def test_nobody_pays_for_a_process_that_was_killed_beside_another() -> None:
+def test_a_request_is_charged_for_a_process_that_died_only_if_it_ran_alone_or_was_abandoned() -> None:
     case = Case(others=1, reported=False, alone=True, pure=True, retries=0)
     assert charged_s(case, Verdict.DIED, 2.0, 1.0, abandoned=False) == 0.0
     assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, abandoned=True) == 2.0
@@ -507,7 +507,7 @@ def test_everything_is_released_when_the_pool_ends_workers(monkeypatch: pytest.M
     careful(scenario, run_limit_s=0.02, faults_allowed=0)
 
 
-def test_a_fault_told_by_two_is_nobodys_own() -> None:
+def test_a_fault_that_two_requests_report_fails_neither() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call(name))) for name in "ab"]
         for _, _, answer in workers.runs[:2]:

@@ -21,7 +21,7 @@ def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
     play(scenario, devices=2, policy=WorkerForEachFlow, run_limit_s=1e-3)
 
 
-def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
+def test_a_request_that_reported_a_lost_device_no_longer_counts_as_running() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         for label in ("first", "second"):
             await begin(pool.submit(WorkerCall(label, "a", None, 0)))
@@ -32,7 +32,7 @@ def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
-def test_what_ended_just_before_its_device_was_lost_has_its_record() -> None:
+def test_a_request_that_ended_just_before_its_device_was_lost_has_its_record() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         request = pool.begin(WorkerCall("f", "a", None, 0))
         records: list[object] = []

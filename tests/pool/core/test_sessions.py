@@ -43,7 +43,7 @@ def of(session: str, client: str, deadline_s: float | None = None) -> WorkerCall
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_a_program_had_goes_with_it(times: int) -> None:
+def test_the_requests_and_clients_of_a_session_end_with_it(times: int) -> None:
     Listening.heard = []
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
@@ -86,7 +86,7 @@ def test_what_a_program_had_goes_with_it(times: int) -> None:
     play(scenario, policy=Listening, clients={"alice": ClientSettings(weight=2.0)})
 
 
-def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> None:
+def test_a_run_of_a_client_whose_session_ended_leaves_no_account(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(str(tmp_path / "store"))
         store.open()
@@ -107,7 +107,7 @@ def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> Non
     asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
-def test_a_session_of_nobody_knows_no_clients_and_ends_with_nothing() -> None:
+def test_the_end_of_an_unknown_session_ends_no_request() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call()))
         pool.session_ended("1")

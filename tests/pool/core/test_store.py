@@ -59,7 +59,7 @@ def test_a_loss_of_power_damages_nothing(store: SqliteStore) -> None:
     assert connection.execute("PRAGMA synchronous").fetchone() == (1,), "NORMAL"
 
 
-def test_what_fails_changes_nothing_and_the_next_change_works(store: SqliteStore) -> None:
+def test_a_failed_change_changes_nothing_and_the_next_change_works(store: SqliteStore) -> None:
     store.put("a", {"x": b"1"})
     with pytest.raises(sqlite3.Error):
         store.put("a", {"x": b"2", "y": object()})  # type: ignore[dict-item]
@@ -85,7 +85,7 @@ def register(known: Registry, task_key: str, task: bytes, *bindings: specs.Bindi
     return spec.key
 
 
-def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
+def test_functions_are_known_after_a_restart(store: SqliteStore) -> None:
     first, add = Registry(store), add_task()
     plain = register(first, add.key, add.to_msgpack())
     bound = register(first, add.key, add.to_msgpack(), specs.Binding("a", 0))
@@ -101,7 +101,9 @@ def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
     assert second.get(scale_task().key) is None
 
 
-def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_may_be_registered_after_it_is_requested(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scale = scale_task()
 
     async def main() -> None:
@@ -117,7 +119,7 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
     asyncio.run(main())
 
 
-def test_what_is_no_function_is_not_kept(store: SqliteStore) -> None:
+def test_a_malformed_function_is_not_stored(store: SqliteStore) -> None:
     known, add, scale = Registry(store), add_task(), scale_task()
     for key, task, *bindings in (
         (add.key, b"no kTask"),
@@ -142,7 +144,7 @@ def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
 # --- accounts
 
 
-def test_accounts_go_on_in_the_next_life(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounts_continue_after_a_restart(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "WRITE_EVERY_S", 0)
 
     async def main() -> None:
@@ -173,7 +175,7 @@ def test_a_client_that_is_forgotten_is_not_written(store: SqliteStore) -> None:
     asyncio.run(main())
 
 
-def test_what_is_said_of_a_client() -> None:
+def test_client_known_has_the_settings_and_the_charges_of_a_client() -> None:
     assert client_known(1.0, "alice", None, 0.5) == ClientKnown(1.0, "alice", charged_s=0.5)
     settings = ClientSettings(2.0, 1, 3, 0.5, 7)
     assert client_known(1.0, "bob", settings, 0.0) == ClientKnown(1.0, "bob", 2.0, 1, 3, 0.5)

@@ -39,7 +39,7 @@ def test_each_answer_of_a_worker_gives_the_others_time() -> None:
     asyncio.run(main())
 
 
-def test_silence_is_told_from_an_answer_that_is_an_error() -> None:
+def test_silence_differs_from_a_reply_that_is_an_error() -> None:
     async def times_out() -> None:
         raise TimeoutError("its own")
 

@@ -32,7 +32,7 @@ def test_an_order_introduces_its_functions() -> None:
     play(scenario)
 
 
-def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
+def test_a_cache_decision_names_each_object_once() -> None:
     async def scenario(stage: Stage) -> None:
         invocation = specs.Invocation(
             "f", "alice", None, 0, True, {}, [], [specs.ObjectInput("x", 0, None, True)], constants=None
@@ -53,7 +53,7 @@ def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
     play(scenario)
 
 
-def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
+def test_outputs_are_written_back_before_their_order_is_done() -> None:
     async def scenario(stage: Stage) -> None:
         stage.hosts.deferred_results[1] = ["array"]
         stage.residents.expect(b"kept", None)
@@ -71,7 +71,7 @@ def test_outputs_that_are_written_back_come_before_the_order_is_done() -> None:
     play(scenario)
 
 
-def test_a_worker_whose_outputs_cannot_be_had_is_ended() -> None:
+def test_a_worker_whose_outputs_cannot_be_read_is_ended() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.say(WrittenBack(b"kept", 1))
@@ -82,7 +82,7 @@ def test_a_worker_whose_outputs_cannot_be_had_is_ended() -> None:
     play(scenario)
 
 
-def test_a_worker_that_must_go_writes_back_what_it_keeps() -> None:
+def test_a_worker_that_stops_writes_back_the_outputs_it_keeps() -> None:
     async def scenario(stage: Stage) -> None:
         assert await stage.executors.stop(3) == ""
         stage.residents.expect(b"kept", small(keep={0: b"kept"}, frames=[INVOCATION]))

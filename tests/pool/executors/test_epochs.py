@@ -22,7 +22,7 @@ from tests.pool.fake_workers import INFO, settle
 # --- workers
 
 
-def test_a_worker_has_started_when_its_process_and_its_line_are_there() -> None:
+def test_a_worker_has_started_when_its_process_and_its_connection_exist() -> None:
     async def scenario(stage: Stage) -> None:
         stage.greet(FakePeer("early"), worker=5)
         starting = await begin(stage.executors.start(START))
@@ -36,7 +36,7 @@ def test_a_worker_has_started_when_its_process_and_its_line_are_there() -> None:
     play(scenario, opened=False)
 
 
-def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
+def test_all_calls_to_a_worker_fail_when_it_ends() -> None:
     async def scenario(stage: Stage) -> None:
         waits = [await stage.run(small()), await stage.run(Survived()), await begin(stage.executors.evict(3, [b"x"]))]
         stage.executors.kill(3)
@@ -52,7 +52,7 @@ def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
     play(scenario)
 
 
-def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
+def test_a_new_connection_fails_pending_calls_and_registers_functions_again() -> None:
     again = FakePeer("again")
 
     async def scenario(stage: Stage) -> None:
@@ -79,7 +79,7 @@ def adoption(**running: Orphan) -> Adoption:
     return Adoption(START, INFO, slots, frozenset({FUNCTION.key}), (b"x",))
 
 
-def test_survivors_bring_what_they_run_and_know() -> None:
+def test_survivors_report_their_runs_and_the_functions_they_know() -> None:
     async def scenario(stage: Stage) -> None:
         stage.hosts.adoptions = [adoption(slot1=Orphan("bob", "f", "f of bob"))]
         finding = await begin(stage.executors.survivors())
@@ -109,7 +109,7 @@ def test_an_orphan_is_waited_for() -> None:
     play(scenario)
 
 
-def test_a_survivor_without_a_line_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survivor_without_a_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "GREETING_LIMIT_S", 0)
 
     async def scenario(stage: Stage) -> None:

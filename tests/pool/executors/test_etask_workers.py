@@ -100,7 +100,7 @@ def test_an_etask_ends_right_at_the_run_limit() -> None:
     play(scenario, run_limit_s=1e-3)
 
 
-def test_calls_that_come_before_their_etask_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_arrive_before_their_etask_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         known, order = ETasks(), list[int]()
 

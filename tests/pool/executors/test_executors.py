@@ -98,7 +98,7 @@ def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(mo
     play(scenario)
 
 
-def test_outputs_come_in_frames_and_become_arrays_where_they_arrive() -> None:
+def test_outputs_arrive_in_frames_and_become_arrays_when_unpickled() -> None:
     array = np.arange(np.prod(SHAPE), dtype=DTYPE).reshape(SHAPE)
 
     async def scenario(stage: Stage) -> None:
@@ -114,7 +114,7 @@ def test_outputs_come_in_frames_and_become_arrays_where_they_arrive() -> None:
     play(scenario)
 
 
-def test_who_wants_frames_gets_them_as_they_came() -> None:
+def test_a_caller_that_wants_frames_gets_them_unchanged() -> None:
     data = bytearray(1 << 20)
 
     async def scenario(stage: Stage) -> None:
@@ -160,7 +160,7 @@ def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
     play(scenario)
 
 
-def test_a_device_that_is_lost_is_told_of() -> None:
+def test_a_reply_reports_a_lost_device() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.say(ExecutorReply(1, None, "an illegal address", failed=True), encode_error(KaasError("it failed")))
@@ -170,7 +170,7 @@ def test_a_device_that_is_lost_is_told_of() -> None:
     play(scenario)
 
 
-def test_answers_to_nobody_mean_nothing() -> None:
+def test_replies_without_a_waiting_call_are_ignored() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.say(ExecutorReply(9, RECORD))
@@ -188,7 +188,7 @@ def test_answers_to_nobody_mean_nothing() -> None:
 # --- inputs
 
 
-def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
+def test_attachments_of_an_invocation_are_sent_unchanged() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
         await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
@@ -197,7 +197,7 @@ def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     play(scenario)
 
 
-def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
+def test_a_clients_memory_is_sent_to_an_executor_as_an_open_file() -> None:
     outbox = Outbox()
     two, one = outbox.put_all([b"a" * 64, b"b" * 8]), outbox.put(b"c")
     gone = Block(one.block.pid, 1 << 20, 0, 8)

@@ -34,7 +34,7 @@ def keep(residents: Residents, key: bytes, worker: int = 0) -> asyncio.Task[obje
     return asyncio.get_running_loop().create_task(residents.value(key))
 
 
-def test_an_array_comes_back_once() -> None:
+def test_an_array_is_written_back_once() -> None:
     async def scenario(residents: Residents) -> None:
         one, other = keep(residents, b"1"), keep(residents, b"2", worker=1)
         assert (residents.ask(b"1"), residents.ask(b"2"), residents.ask(b"3")) == (0, 1, None)
@@ -51,7 +51,7 @@ def test_an_array_comes_back_once() -> None:
     play(scenario)
 
 
-def test_who_waits_for_arrays_hears_when_they_have_come_or_are_lost() -> None:
+def test_a_wait_for_arrays_ends_when_all_have_arrived_or_are_lost() -> None:
     async def scenario(residents: Residents) -> None:
         values = [keep(residents, b"1"), keep(residents, b"2", worker=1)]
         coming = asyncio.get_running_loop().create_task(residents.come([b"1", b"2", b"nobody's"]))
@@ -67,7 +67,7 @@ def test_who_waits_for_arrays_hears_when_they_have_come_or_are_lost() -> None:
     play(scenario)
 
 
-def test_an_array_may_come_before_its_invocation_has_ended() -> None:
+def test_an_array_may_arrive_before_its_invocation_has_ended() -> None:
     async def scenario(residents: Residents) -> None:
         residents.expect(b"1", Invocation())
         assert residents.ask(b"1") is None
@@ -79,7 +79,7 @@ def test_an_array_may_come_before_its_invocation_has_ended() -> None:
     play(scenario)
 
 
-def test_what_a_worker_had_is_lost_with_it() -> None:
+def test_the_arrays_of_a_worker_are_lost_with_it() -> None:
     async def scenario(residents: Residents) -> None:
         one, other = keep(residents, b"1"), keep(residents, b"2", worker=1)
         residents.worker_left(0)
@@ -91,7 +91,7 @@ def test_what_a_worker_had_is_lost_with_it() -> None:
     play(scenario)
 
 
-def test_what_failed_is_forgotten() -> None:
+def test_outputs_of_a_failed_invocation_are_forgotten() -> None:
     async def scenario(residents: Residents) -> None:
         residents.expect(b"1", Invocation())
         residents.forget([b"1"])
@@ -102,7 +102,7 @@ def test_what_failed_is_forgotten() -> None:
     play(scenario)
 
 
-def test_what_nobody_can_name_is_forgotten() -> None:
+def test_arrays_that_no_client_can_name_are_forgotten() -> None:
     async def scenario(residents: Residents) -> None:
         values = [keep(residents, bytes([number]), number % 2) for number in range(6)]
         for number in range(5):
@@ -120,7 +120,7 @@ def test_what_nobody_can_name_is_forgotten() -> None:
     play(scenario)
 
 
-def test_too_many_are_asked_for_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surplus_arrays_are_requested_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LEFT", 3)
 
     async def scenario(residents: Residents) -> None:
@@ -141,7 +141,7 @@ def test_too_many_are_asked_for_in_their_order(monkeypatch: pytest.MonkeyPatch) 
     play(scenario)
 
 
-def test_a_worker_that_must_go_is_done_when_all_that_it_had_is_here_or_lost() -> None:
+def test_the_rescue_of_a_worker_ends_when_all_its_arrays_have_arrived_or_are_lost() -> None:
     async def scenario(residents: Residents) -> None:
         asked: list[tuple[int, list[bytes]]] = []
 

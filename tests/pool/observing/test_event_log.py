@@ -25,7 +25,7 @@ def test_a_device_that_cannot_start_is_an_error_with_its_cause() -> None:
     asyncio.run(scenario())
 
 
-def test_a_device_that_is_lost_later_says_why_until_it_is_there_again() -> None:
+def test_a_device_that_is_lost_after_the_start_reports_its_cause() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await pool.started()
         workers.refuse_to_start = DeviceUnavailable("the driver is gone")

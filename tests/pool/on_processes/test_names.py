@@ -39,7 +39,7 @@ def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
     assert seen == [None]
 
 
-def test_what_a_killed_pool_says_is_no_pool(runtime: Path) -> None:
+def test_the_notice_of_a_killed_pool_is_ignored(runtime: Path) -> None:
     long, short = notice(runtime / ("long" * 20)), notice(runtime / "short")
     os.close(PoolName("same").announce(long))  # its process ends: nothing is locked
     assert PoolName("same").running() is None

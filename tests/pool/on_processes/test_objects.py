@@ -58,7 +58,7 @@ def gone(objects: HeldObjects, *keys: bytes) -> bool:
     return True
 
 
-def test_a_value_is_there_once_for_all_and_goes_with_the_last() -> None:
+def test_a_value_is_held_once_and_freed_with_its_last_reference() -> None:
     objects = HeldObjects()
     key = keep(objects, "a", SMALL)
     first = objects.ref("a", Named(key))
@@ -89,7 +89,7 @@ def test_constants_are_held_together() -> None:
     assert gone(objects, together, own, key_of(OTHER), key_of(LARGE))
 
 
-def test_values_come_in_shared_memory_too() -> None:
+def test_values_may_arrive_in_shared_memory() -> None:
     objects, outbox = HeldObjects(), Outbox()
     lease = outbox.put(LARGE)
     key = keep(objects, "a", LARGE, block=lease.block)
@@ -98,13 +98,13 @@ def test_values_come_in_shared_memory_too() -> None:
     assert values(objects, key) == [LARGE]
 
 
-def test_what_nobody_holds_cannot_be_named() -> None:
+def test_an_object_that_no_client_holds_cannot_be_named() -> None:
     objects = HeldObjects()
     with pytest.raises(InvalidRequest, match="holds no object"):
         keep(objects, "a", Named(key_of(SMALL)))
 
 
-def test_executors_get_the_blocks_of_what_they_lack() -> None:
+def test_executors_get_the_blocks_of_objects_they_lack() -> None:
     objects = HeldObjects()
     ref = objects.ref("a", Named(keep(objects, "a", SMALL)))
     hosts = ProcessHosts(Config(devices=(Device(),)), "here")
@@ -132,7 +132,7 @@ def test_each_executor_sees_its_own_gpu(
     assert [visible_gpu(devices, index) for index in range(len(devices))] == seen
 
 
-def test_what_is_held_travels_by_ray_too() -> None:
+def test_a_held_object_may_travel_by_ray() -> None:
     """An executor of Ray gets held objects too, if a call has objects of both kinds."""
     objects, inbox = HeldObjects(), Inbox()
     one = asyncio.run(objects.hold(key_of(SMALL), SMALL))

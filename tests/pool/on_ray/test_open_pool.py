@@ -43,21 +43,21 @@ async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | N
 
 
 @given(st.permutations(range(8)), st.lists(st.booleans(), min_size=8, max_size=8))
-def test_calls_go_on_in_the_order_of_their_numbers(order: list[int], pauses: list[bool]) -> None:
+def test_calls_continue_in_the_order_of_their_numbers(order: list[int], pauses: list[bool]) -> None:
     assert asyncio.run(taken(order, pauses)) == sorted(order)
 
 
-def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_call_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(taken([3, 1, 2], [False] * 3)) == [1, 2, 3]
 
 
-def test_several_that_never_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_missing_calls_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), TIMEOUT_S)) == [1, 3, 5, 7]
 
 
-def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_pool, "HOLD_S", 0.0)
     assert asyncio.run(taken([2, 1, 3], [False] * 3, cancelled=1)) == [2, 3]
 
