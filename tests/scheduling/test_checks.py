@@ -150,7 +150,7 @@ BETWEEN_WORKERS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
 
 
 @pytest.mark.parametrize("broken", BETWEEN_WORKERS)
-def test_what_workers_may_run(broken: str) -> None:
+def test_a_dispatch_that_a_worker_may_not_run_is_refused(broken: str) -> None:
     events, answers = BETWEEN_WORKERS[broken]
     with pytest.raises(PolicyError, match=re.escape(broken)):
         run(Scripted(answers), events)
@@ -168,7 +168,7 @@ def test_workers_that_share_a_device_take_turns() -> None:
         checked.handle(second)
 
 
-def test_slots_may_be_kept_for_what_must_run_alone_and_for_limits() -> None:
+def test_slots_may_be_kept_for_requests_that_run_alone_and_for_limits() -> None:
     class Holding(Scripted):
         def holds(self, request: int) -> bool:
             return request == 5
@@ -181,7 +181,7 @@ def test_slots_may_be_kept_for_what_must_run_alone_and_for_limits() -> None:
         run(Scripted(answers, work_conserving=True), [TICK, WIDE, first, NEW])
 
 
-def test_idle_slot_beside_a_ready_request() -> None:
+def test_an_idle_slot_while_a_request_is_ready_is_refused_if_work_conserving() -> None:
     with pytest.raises(PolicyError, match="free while requests"):
         run(Scripted([START], work_conserving=True), [TICK, UP, NEW])
     run(Scripted([START]), [TICK, UP, NEW])
@@ -196,7 +196,7 @@ def test_decisions_may_come_from_a_generator() -> None:
     assert CheckedPolicy(Yielding(), DEVICES).handle(TICK) == START  # type: ignore[arg-type]
 
 
-def test_error_of_the_policy_comes_with_the_story() -> None:
+def test_an_error_of_the_policy_has_the_last_events() -> None:
     class Failing:
         def handle(self, event: Event) -> list[Decision]:
             if event.time_s < 99:
@@ -226,9 +226,9 @@ class Machine:
         self.starting: dict[int, int] = {}
         self.workers: set[int] = set()
         self.time_s = 0.0
-        self.tell(Tick(0.0))
+        self.feed(Tick(0.0))
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         for decision in self.policy.handle(event):
             match decision:
                 case StartWorker():
@@ -247,14 +247,14 @@ class Machine:
         ready = self.draw(3) > 0
         (self.queued if ready else self.waiting).add(self.next_request)
         self.next_request += 1
-        self.tell(RequestArrived(self.time_s, self.next_request - 1, "c", "f", ready=ready))
+        self.feed(RequestArrived(self.time_s, self.next_request - 1, "c", "f", ready=ready))
 
     def inputs(self) -> None:
         if self.waiting:
             request = self.pick(self.waiting)
             self.waiting.remove(request)
             self.queued.add(request)
-            self.tell(InputsReady(self.time_s, request))
+            self.feed(InputsReady(self.time_s, request))
 
     def cancel(self) -> None:
         alive = self.waiting | self.queued | set(self.running)
@@ -262,20 +262,20 @@ class Machine:
             request = self.pick(alive)
             self.waiting.discard(request)
             self.queued.discard(request)
-            self.tell(RequestCancelled(self.time_s, request))
+            self.feed(RequestCancelled(self.time_s, request))
 
     def finish(self) -> None:
         if self.running:
             request = self.pick(self.running)
             worker, slot = self.running.pop(request)
-            self.tell(RequestDone(self.time_s, request, worker, slot, Outcome.SUCCEEDED, 0.0))
+            self.feed(RequestDone(self.time_s, request, worker, slot, Outcome.SUCCEEDED, 0.0))
 
     def ready(self) -> None:
         if self.starting:
             worker = self.pick(self.starting)
             device = self.starting.pop(worker)
             self.workers.add(worker)
-            self.tell(WorkerReady(self.time_s, worker, EXECUTOR, device, 1 + self.draw(3), 1))
+            self.feed(WorkerReady(self.time_s, worker, EXECUTOR, device, 1 + self.draw(3), 1))
 
     def die(self) -> None:
         alive = self.workers | set(self.starting)
@@ -286,15 +286,15 @@ class Machine:
             lost = sorted(request for request, place in self.running.items() if place[0] == worker)
             for request in lost:
                 del self.running[request]
-            self.tell(WorkerGone(self.time_s, worker, "killed"))
+            self.feed(WorkerGone(self.time_s, worker, "killed"))
             for request in lost[: self.draw(len(lost) + 1)]:
                 self.queued.add(request)
-                self.tell(RequestArrived(self.time_s, request, "c", "f", attempt=2))
+                self.feed(RequestArrived(self.time_s, request, "c", "f", attempt=2))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 3))
-def test_fcfs_keeps_every_invariant_and_serves_everybody(data: st.DataObject, devices: int) -> None:
+def test_fcfs_keeps_every_invariant_and_serves_every_request(data: st.DataObject, devices: int) -> None:
     machine = Machine(lambda n: data.draw(st.integers(0, n - 1)), devices)
     actions = [
         machine.arrive,

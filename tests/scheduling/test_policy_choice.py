@@ -53,7 +53,7 @@ def test_options_are_the_policy_s_own() -> None:
         (f"{__name__}:", "pool.policy", "module:function"),
     ],
 )
-def test_what_is_wrong_is_named(said: str, field: str, words: str) -> None:
+def test_an_invalid_policy_is_refused_with_its_field(said: str, field: str, words: str) -> None:
     with pytest.raises(InvalidConfig, match=words) as caught:
         choose_policy("pool.policy", said)
     assert caught.value.field == field

@@ -162,7 +162,7 @@ EVENTS = (
 )
 
 
-def test_what_a_line_looks_like(tmp_path: Path) -> None:
+def test_a_record_has_a_header_and_then_one_event_a_line(tmp_path: Path) -> None:
     record(tmp_path / "r", *EVENTS)
     first, second, *_, last = (tmp_path / "r").read_text().splitlines()
     assert first.startswith('{"version":1,"policy":"fcfs","options":{},"devices":[{"index":0,')
@@ -183,7 +183,7 @@ class Other(FirstComeFirstServed):
         return [decision for decision in decided if not isinstance(decision, Dispatch)]
 
 
-def test_the_first_difference_is_told(tmp_path: Path) -> None:
+def test_a_replay_reports_the_first_difference(tmp_path: Path) -> None:
     path = tmp_path / "r"
     record(path, *EVENTS)
     found = replay(path, Other).difference
@@ -192,7 +192,7 @@ def test_the_first_difference_is_told(tmp_path: Path) -> None:
     assert replay(path, Other).events == 3
 
 
-def test_the_command_tells_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r"
     record(path, *EVENTS)
     monkeypatch.setitem(POLICIES, "other", Other)
@@ -203,7 +203,7 @@ def test_the_command_tells_the_difference(tmp_path: Path, monkeypatch: pytest.Mo
     assert "expected: (Dispatch(request=0, worker=0, slot=0),)" in ended.stdout
 
 
-def test_a_policy_without_a_name_is_said_anew(tmp_path: Path) -> None:
+def test_a_policy_without_a_name_has_to_be_given_for_a_replay(tmp_path: Path) -> None:
     record(tmp_path / "r", *EVENTS, policy=Other, make=Other)
     with pytest.raises(InvalidRecord, match="without a name"):
         replay(tmp_path / "r")
@@ -272,7 +272,7 @@ def test_a_later_epoch_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
         (['{"version":1,"policy":"fcfs"}', '{"event":["Tick",{"time":0.0}],"decisions":[]}', "{}"], 2),
     ],
 )
-def test_what_is_no_record(lines: list[str], line: int, tmp_path: Path) -> None:
+def test_a_malformed_record_is_refused_with_its_line(lines: list[str], line: int, tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(InvalidRecord) as caught:
@@ -281,7 +281,7 @@ def test_what_is_no_record(lines: list[str], line: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "nonsense", '{"versi'])
-def test_a_record_has_a_life(text: str, tmp_path: Path) -> None:
+def test_a_record_without_an_epoch_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text(text)
     with pytest.raises(InvalidRecord, match="no epoch"):
@@ -309,7 +309,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 5])
-def test_a_pool_whose_record_has_no_room_tells_everybody(
+def test_a_pool_whose_record_has_no_room_fails_every_request(
     room: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Full(io.BytesIO):

@@ -38,9 +38,9 @@ def figure_6a(runtimes_s: tuple[float, float, float]) -> Dispatch:
         world.known(client, charged_s=charged_s, mean_s=1.0, devices=(device,), present=True)
     for device in range(3):
         busy = (Running(-1 - device, 0, "", "", ends_s=5.0),)
-        world.tell(WorkerAdopted(0.0, device, EXECUTOR, device, 1, 1, running=busy))
-    world.tell(WorkerAdopted(0.0, 3, EXECUTOR, 3, 1, 1, running=(Running(-4, 0, "", ""),)))
-    world.tell(Tick(0.0))
+        world.feed(WorkerAdopted(0.0, device, EXECUTOR, device, 1, 1, running=busy))
+    world.feed(WorkerAdopted(0.0, 3, EXECUTOR, 3, 1, 1, running=(Running(-4, 0, "", ""),)))
+    world.feed(Tick(0.0))
     for client in "012":
         world.arrive(client)
     world.running[-4] = (3, 0)
@@ -58,7 +58,7 @@ def test_figure_6a_the_least_weighted_runtime_goes_to_the_idle_device() -> None:
 # --- decisions
 
 
-def test_equal_clients_go_by_their_oldest_requests_to_the_lowest_device() -> None:
+def test_equal_clients_run_in_the_order_of_their_oldest_requests_on_the_lowest_device() -> None:
     world = World(CfsAffinity, 2)
     world.tick()
     for client in "bab":
@@ -85,7 +85,7 @@ def test_weights_divide_and_the_estimate_counts_at_once() -> None:
 
 
 @pytest.mark.parametrize(("device_s", "first"), [(0.0, "fault"), (1.0, "other")])
-def test_a_client_whose_request_ended_its_worker_has_had_that_time(device_s: float, first: str) -> None:
+def test_a_client_whose_request_ended_its_worker_is_charged_that_time(device_s: float, first: str) -> None:
     world = idle(1)
     world.known("fault", present=True)
     world.known("other", charged_s=0.5, present=True)
@@ -110,7 +110,7 @@ def test_the_penalty_is_not_divided_by_the_weight() -> None:
     assert 1.0 / 2 + PENALTY * 0.1 > 1.4 > (1.0 + PENALTY * 0.1) / 2
 
 
-def test_a_client_goes_where_most_of_its_bytes_are() -> None:
+def test_a_client_runs_on_the_device_with_most_of_its_bytes() -> None:
     world = idle(3)
     world.known("a", mean_s=1.0)
     world.resident(1, (b"small",))
@@ -128,7 +128,7 @@ def test_a_client_goes_where_most_of_its_bytes_are() -> None:
     assert last(world).worker == 1
 
 
-def test_objects_without_bytes_hold_nobody() -> None:
+def test_objects_without_bytes_give_no_affinity() -> None:
     """Of two devices that know an empty object, the one that ran the client last is the affine one."""
     world = idle(2)
     inputs = (ObjectUse(b"empty", 0),)
@@ -149,7 +149,7 @@ def test_a_dead_worker_holds_nothing() -> None:
     assert last(world).worker == 0
 
 
-def test_what_moves_while_a_request_waits_counts() -> None:
+def test_objects_that_move_while_a_request_waits_count() -> None:
     world = idle(2)
     world.known("a", mean_s=1.0)
     first, second = world.arrive("x"), world.arrive("y")
@@ -197,7 +197,7 @@ def test_idle_devices_before_second_slots() -> None:
     assert [dispatch.worker for dispatch in world.dispatched] == [0, 1, 0, 1]
 
 
-def test_higher_priority_goes_first_whatever_it_has_had() -> None:
+def test_a_request_of_higher_priority_runs_first_whatever_its_client_was_charged() -> None:
     world = idle(1)
     world.known("high", priority=1, charged_s=1000.0)
     blocker = world.arrive("low")
@@ -207,7 +207,7 @@ def test_higher_priority_goes_first_whatever_it_has_had() -> None:
     assert last(world).request == high
 
 
-def test_what_ran_on_a_dead_worker_is_not_charged() -> None:
+def test_a_run_on_a_dead_worker_is_not_charged() -> None:
     world = idle(1)
     world.known("a", mean_s=5.0, devices=(0,), present=True)
     world.known("b", mean_s=1.0, charged_s=1.0, devices=(0,), present=True)
@@ -319,7 +319,7 @@ def test_weights_two_to_one_give_two_to_one(devices: int, slots: int, double: li
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.floats(0.0, 500.0), st.booleans(), st.integers(1, 3))
-def test_who_comes_back_gains_nothing_from_its_absence(
+def test_a_client_that_returns_gains_nothing_from_its_absence(
     devices: int, absence_s: float, known_before: bool, slots: int
 ) -> None:
     """From its return on it gets no more than the other, but for what runs already and the penalty."""
@@ -348,7 +348,7 @@ def test_who_comes_back_gains_nothing_from_its_absence(
     assert mine <= others + 1 + devices * slots + PENALTY
 
 
-def test_absence_of_everybody_gives_nobody_credit() -> None:
+def test_the_absence_of_all_clients_gives_no_client_credit() -> None:
     world = idle(1)
     world.finish(world.arrive("long"), 1000.0)
     newcomer = world.arrive("new")

@@ -44,7 +44,7 @@ class Chaos:
             inputs=inputs,
         )
 
-    def goes_on(self) -> None:
+    def time_passes(self) -> None:
         self.world.time_s += self.draw(3)
         self.world.step(self.draw, self.draw(4) / 2)
 
@@ -91,7 +91,7 @@ def test_every_request_is_answered_once(
     world = World(FACTORIES[name], devices, slots, etask_workers)
     world.tick()
     chaos = Chaos(world, draw)
-    usual = [chaos.arrive, chaos.arrive, chaos.goes_on, chaos.goes_on]
+    usual = [chaos.arrive, chaos.arrive, chaos.time_passes, chaos.time_passes]
     rare = [chaos.cancel, chaos.die, chaos.fail_to_start, chaos.settings, chaos.residency]
     for action in data.draw(st.lists(st.sampled_from(usual + rare), min_size=10, max_size=60)):
         action()

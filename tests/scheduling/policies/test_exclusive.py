@@ -36,7 +36,7 @@ def adopted(
     world.workers[worker] = StartWorker(worker, ETASK, device, client, "f")
     world.running |= {each.request: (worker, 0) for each in running}
     world.left |= {each.request for each in running}
-    world.tell(WorkerAdopted(world.time_s, worker, ETASK, device, 1, 1, client, "f", running))
+    world.feed(WorkerAdopted(world.time_s, worker, ETASK, device, 1, 1, client, "f", running))
 
 
 def test_figure_6b_the_idle_device_of_the_largest_pool_is_taken() -> None:
@@ -46,7 +46,7 @@ def test_figure_6b_the_idle_device_of_the_largest_pool_is_taken() -> None:
         adopted(world, device, device, client)
     adopted(world, 2, 2, "2")
     adopted(world, 3, 3, "2", busy=False)
-    world.tell(Tick(0.0))
+    world.feed(Tick(0.0))
     world.raw._placement.groups[(ETASK, "0", "f")].shrank_at = 1  # type: ignore[attr-defined]
     world.arrive("1", "f", ETASK)
     assert world.decided == [StopWorker(3)]
@@ -56,7 +56,7 @@ def test_figure_6b_the_idle_device_of_the_largest_pool_is_taken() -> None:
     assert world.decided[2:] == [Dispatch(0, 4, 0)]
 
 
-def test_nothing_starts_before_somebody_asks() -> None:
+def test_no_worker_starts_before_the_first_request() -> None:
     world = World(Exclusive, 2)
     world.tick()
     assert world.decided == []
@@ -75,7 +75,7 @@ def test_repeated_calls_keep_their_worker() -> None:
     assert [type(decision) for decision in world.decided] == [StartWorker, Dispatch, Dispatch]
 
 
-def test_one_worker_on_its_way_is_enough_for_the_request_it_was_begun_for() -> None:
+def test_a_request_has_one_worker_starting_for_it() -> None:
     world = World(Exclusive, 3)
     world.tick()
     world.arrive("a", "f", ETASK)
@@ -111,7 +111,7 @@ def test_a_pool_among_the_largest_waits() -> None:
     assert world.running[waits] == (0, 0)
 
 
-def test_idle_workers_go_before_busy_ones() -> None:
+def test_idle_workers_are_stopped_before_busy_ones() -> None:
     world = World(Exclusive, 3)
     adopted(world, 0, 0, "a", ends_s=0.5)
     adopted(world, 1, 1, "a", busy=False)
@@ -121,7 +121,7 @@ def test_idle_workers_go_before_busy_ones() -> None:
     assert world.decided == [StopWorker(1)]
 
 
-def test_a_busy_worker_finishes_what_it_runs() -> None:
+def test_a_busy_worker_finishes_its_run() -> None:
     world = World(Exclusive, 1)
     world.tick()
     first = world.arrive("a", "f", ETASK)
@@ -136,7 +136,7 @@ def test_a_busy_worker_finishes_what_it_runs() -> None:
     assert world.decided[-1] == StartWorker(1, ETASK, 0, "b", "f")
 
 
-def test_what_was_taken_is_not_taken_back_before_it_was_used() -> None:
+def test_a_device_that_was_taken_is_not_taken_back_before_it_was_used() -> None:
     """Two requests and one device: without a reservation their groups take it from each other for ever."""
     world = World(Exclusive, 1)
     world.tick()
@@ -210,7 +210,7 @@ def test_the_worker_that_was_idle_for_longest_makes_room() -> None:
     assert world.decided[-1] == StopWorker(1)
 
 
-def test_a_function_whose_worker_never_starts() -> None:
+def test_requests_of_a_function_whose_worker_never_starts_are_rejected() -> None:
     """Its requests are rejected; the devices are good for others."""
     world = World(Exclusive, 1)
     world.tick()
@@ -238,7 +238,7 @@ def test_workers_of_a_client_that_is_gone_end() -> None:
     adopted(world, 0, 0, "a")
     adopted(world, 1, 1, "b", busy=False)
     world.tick()
-    world.tell(ClientGone(0.0, "a"))
+    world.feed(ClientGone(0.0, "a"))
     assert world.decided == [StopWorker(0)]
 
 

@@ -62,7 +62,7 @@ def test_max_running(name: str) -> None:
     assert requests[2] in world.running
 
 
-def test_max_share_holds_back_until_the_time_it_says() -> None:
+def test_max_share_holds_a_request_back_until_its_time() -> None:
     """A quarter of two devices: half a second of device time a second, after what was saved up."""
     world = idle(FirstComeFirstServed, 2)
     world.known("a", max_share=0.25, mean_s=1.0)
@@ -190,7 +190,7 @@ def test_a_request_whose_deadline_has_passed_is_not_begun(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "cfs_affinity"])
-def test_an_etask_gets_a_device_of_the_executors_and_gives_it_back(name: str) -> None:
+def test_an_etask_takes_a_device_of_the_executors_and_returns_it(name: str) -> None:
     world = idle(SHARING[name], 2)
     busy = world.arrive("a")
     task = world.arrive("b", "train", ETASK)
@@ -226,7 +226,7 @@ def test_backlogged_etasks_and_ktasks_share_by_weight(name: str) -> None:
         assert kinds.count(ETASK) == devices
 
 
-def test_the_last_executor_stays_while_nobody_else_has_less() -> None:
+def test_the_last_executor_stays_although_etasks_wait() -> None:
     world = idle(FirstComeFirstServed, 3)
     for _ in range(6):
         world.arrive("b", "train", ETASK)
@@ -256,7 +256,7 @@ def test_each_client_has_its_own_devices() -> None:
     assert task in world.queued
 
 
-def test_a_client_without_a_device_is_told() -> None:
+def test_a_request_of_a_client_without_a_device_is_rejected() -> None:
     world = World(partial(Static, shares={"a": 2, "none": 0}), 2)
     world.tick()
     stranger, none = world.arrive("stranger"), world.arrive("none")
@@ -294,9 +294,9 @@ def test_adopted_executors_are_used_and_not_started_again(name: str) -> None:
     world = World(POLICIES[name], 2)
     running = (Running(-1, 1, "a", "f"),)
     world.workers[4] = StartWorker(4, EXECUTOR, 1)
-    world.tell(WorkerAdopted(0.0, 4, EXECUTOR, 1, 2, 1, running=running))
+    world.feed(WorkerAdopted(0.0, 4, EXECUTOR, 1, 2, 1, running=running))
     assert world.decided == []
-    world.tell(Tick(0.0))
+    world.feed(Tick(0.0))
     assert world.decided == [StartWorker(5, EXECUTOR, 0)]
     first, second = world.arrive("b"), world.arrive("b")
     assert world.decided[1:] == [Dispatch(first, 4, 0)]
@@ -307,23 +307,23 @@ def test_adopted_executors_are_used_and_not_started_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "cfs_affinity"])
-def test_one_that_is_adopted_late_ends_the_start_on_its_device(name: str) -> None:
+def test_a_worker_that_is_adopted_late_ends_the_start_on_its_device(name: str) -> None:
     world = World(POLICIES[name], 1)
     world.tick()
     world.workers[7] = StartWorker(7, EXECUTOR, 0)
-    world.tell(WorkerAdopted(0.0, 7, EXECUTOR, 0, 1, 1))
+    world.feed(WorkerAdopted(0.0, 7, EXECUTOR, 0, 1, 1))
     assert world.decided[-1:] == [StopWorker(0)]
     world.gone(0, "stopped")
     assert world.arrive() in world.running
     assert len(world.decided) == 3
 
 
-def test_a_client_is_charged_for_what_an_earlier_life_began() -> None:
+def test_a_client_is_charged_for_a_run_that_an_earlier_pool_began() -> None:
     world = World(CfsAffinity, 1)
     world.known("a", mean_s=1.0, devices=(0,))
     world.known("b", mean_s=1.0, devices=(0,))
     world.workers[0] = StartWorker(0, EXECUTOR, 0)
-    world.tell(WorkerAdopted(0.0, 0, EXECUTOR, 0, 1, 1, running=(Running(-1, 0, "a", "f"),)))
+    world.feed(WorkerAdopted(0.0, 0, EXECUTOR, 0, 1, 1, running=(Running(-1, 0, "a", "f"),)))
     world.tick()
     mine, other = world.arrive("a"), world.arrive("b")
     world.running[-1] = (0, 0)
@@ -339,7 +339,7 @@ def test_a_worker_that_another_policy_started_ends(name: str) -> None:
     serves = ("", "") if name == "exclusive" else ("a", "f")
     world = World(POLICIES[name], 1)
     world.workers[3] = StartWorker(3, EXECUTOR, 0, *serves)
-    world.tell(WorkerAdopted(0.0, 3, EXECUTOR, 0, 1, 1, *serves))
+    world.feed(WorkerAdopted(0.0, 3, EXECUTOR, 0, 1, 1, *serves))
     assert world.decided == [StopWorker(3)]
     world.tick()
     request = world.arrive("a", "f")

@@ -48,7 +48,7 @@ def run(world: World, sizes: dict[str, int], *, evicted: tuple[bytes, ...] = (),
     return worker
 
 
-def test_what_lies_nowhere_goes_where_it_drives_nothing_out(factory: PolicyFactory) -> None:
+def test_a_new_object_is_loaded_where_it_evicts_nothing(factory: PolicyFactory) -> None:
     world = idle(factory)
     homes = {name: run(world, {name: 40}) for name in "abc"}
     assert sorted(homes.values()) == [0, 1, 2]
@@ -57,7 +57,7 @@ def test_what_lies_nowhere_goes_where_it_drives_nothing_out(factory: PolicyFacto
             assert run(world, {name: 40}) == device
 
 
-def test_a_full_device_whose_data_is_older_gives_way(factory: PolicyFactory) -> None:
+def test_of_full_devices_the_one_with_the_oldest_data_is_used(factory: PolicyFactory) -> None:
     """All devices are full: each new function drives out what was used longest ago, and none of the new ones."""
     world = idle(factory)
     old = [run(world, {name: 60}) for name in "xyz"]
@@ -67,7 +67,7 @@ def test_a_full_device_whose_data_is_older_gives_way(factory: PolicyFactory) -> 
     assert homes == old
 
 
-def test_what_a_running_request_brings_counts_as_there(factory: PolicyFactory) -> None:
+def test_objects_that_a_running_request_loads_count_as_cached(factory: PolicyFactory) -> None:
     world = idle(factory, devices=2, slots=2)
     first, second = (world.arrive(inputs=reads({name: 40})) for name in "ab")
     assert {world.running[first][0], world.running[second][0]} == {0, 1}
@@ -81,7 +81,7 @@ def test_an_idle_device_is_used_before_a_second_slot_if_nothing_is_lost(factory:
     assert {world.running[request][0] for request in requests} == {0, 1}
 
 
-def test_what_never_came_is_not_there(factory: PolicyFactory) -> None:
+def test_objects_of_a_failed_request_do_not_count_as_cached(factory: PolicyFactory) -> None:
     """A request that fails has loaded nothing: its device is as empty as the others, and near to no client."""
     world = idle(factory)
     request = world.arrive(inputs=reads({"a": 40}))
@@ -91,12 +91,12 @@ def test_what_never_came_is_not_there(factory: PolicyFactory) -> None:
     assert not world.raw._locality._holders  # type: ignore[attr-defined]
 
 
-def test_a_small_object_that_all_share_draws_nobody(factory: PolicyFactory) -> None:
+def test_a_small_object_that_all_share_attracts_no_request(factory: PolicyFactory) -> None:
     world = idle(factory)
     assert sorted(run(world, {"shared": 1, name: 40}) for name in "abc") == [0, 1, 2]
 
 
-def test_a_large_part_that_is_there_counts_unless_it_drives_out_what_is_in_use(factory: PolicyFactory) -> None:
+def test_a_large_cached_part_counts_unless_the_rest_evicts_objects_in_use(factory: PolicyFactory) -> None:
     """Two functions share 36 of their 60 bytes: on one device each would drive out the other's rest for ever."""
     world = idle(factory)
     homes = [run(world, {"shared": 36, name: 24}) for name in "ab"]
@@ -110,7 +110,7 @@ def test_a_request_that_no_device_can_hold_runs_somewhere(factory: PolicyFactory
     run(world, {"a": MEMORY_BYTES + 1}, loads=False)
 
 
-def test_an_executor_that_ends_takes_its_cache_with_it(factory: PolicyFactory) -> None:
+def test_the_cache_of_an_executor_ends_with_it(factory: PolicyFactory) -> None:
     world = idle(factory)
     home = run(world, {"a": 40})
     world.gone(next(worker for worker, start in world.workers.items() if start.device == home))
@@ -138,7 +138,7 @@ def test_cfs_counts_no_penalty_for_data_that_lies_nowhere() -> None:
 
 
 @pytest.mark.parametrize(("queueing", "first"), [(False, "away"), (True, "here")])
-def test_the_penalty_is_of_mean_latency_with_queueing_if_told(queueing: bool, first: str) -> None:
+def test_the_penalty_includes_queueing_if_so_configured(queueing: bool, first: str) -> None:
     """Away from its data a client counts 10 x 0.1 s of device time, or 10 x 5 s of which most is queueing."""
     world = idle(partial(CfsAffinity, queueing=queueing), devices=2)
     world.resident(0, (b"a",))
@@ -154,7 +154,7 @@ def test_the_penalty_is_of_mean_latency_with_queueing_if_told(queueing: bool, fi
     assert world.arrivals[world.dispatched[-1].request].client == first
 
 
-def test_an_etask_does_not_run_beside_another_one_for_the_sake_of_what_lies_there(factory: PolicyFactory) -> None:
+def test_an_etask_does_not_share_a_device_for_the_sake_of_cached_objects(factory: PolicyFactory) -> None:
     """The device that has what it reads is taken by another function's eTask: it runs on the device that is free."""
     world = World(factory, 2, etask_workers=2, memory_bytes=MEMORY_BYTES)
     world.tick()

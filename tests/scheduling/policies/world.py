@@ -70,7 +70,7 @@ class World:
         self.raw = self.factory(self.places)
         self.policy = CheckedPolicy(self.raw, self.places)
 
-    def tell(self, event: Event) -> list[Decision]:
+    def feed(self, event: Event) -> list[Decision]:
         decisions = self.policy.handle(event)
         self.decided += decisions
         for decision in decisions:
@@ -95,7 +95,7 @@ class World:
         return decisions
 
     def known(self, client: str, **facts: float | int | bool | tuple[int, ...] | None) -> None:
-        self.tell(ClientKnown(self.time_s, client, **facts))  # type: ignore[arg-type]
+        self.feed(ClientKnown(self.time_s, client, **facts))  # type: ignore[arg-type]
 
     def arrive(
         self,
@@ -115,13 +115,13 @@ class World:
         )
         self.arrivals[request] = event
         (self.queued if ready else self.waiting).add(request)
-        self.tell(event)
+        self.feed(event)
         return request
 
     def inputs(self, request: int) -> None:
         self.waiting.remove(request)
         self.queued.add(request)
-        self.tell(InputsReady(self.time_s, request))
+        self.feed(InputsReady(self.time_s, request))
 
     def cancel(self, request: int) -> None:
         if request not in self.left:
@@ -129,19 +129,19 @@ class World:
         self.left.add(request)
         self.waiting.discard(request)
         self.queued.discard(request)
-        self.tell(RequestCancelled(self.time_s, request))
+        self.feed(RequestCancelled(self.time_s, request))
 
     def finish(self, request: int, device_s: float = 0.0, outcome: Outcome = Outcome.SUCCEEDED) -> list[Decision]:
         worker, slot = self.running.pop(request)
         if request not in self.left:
             self.answered[request] += 1
-        return self.tell(RequestDone(self.time_s, request, worker, slot, outcome, device_s))
+        return self.feed(RequestDone(self.time_s, request, worker, slot, outcome, device_s))
 
     def up(self, worker: int) -> None:
         started = self.starting.pop(worker)
         self.workers[worker] = started
         slots = self.slots if started.kind is EXECUTOR else 1
-        self.tell(WorkerReady(self.time_s, worker, started.kind, started.device, slots, self.memory_bytes))
+        self.feed(WorkerReady(self.time_s, worker, started.kind, started.device, slots, self.memory_bytes))
 
     def gone(
         self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False, device_s: float = 0.0
@@ -154,7 +154,7 @@ class World:
         for request in lost:
             del self.running[request]
         charged = tuple((request, device_s) for request in lost if device_s)
-        self.tell(WorkerGone(self.time_s, worker, reason, charged))
+        self.feed(WorkerGone(self.time_s, worker, reason, charged))
         for request in lost:
             if request in self.left or again <= 0:
                 self.answered[request] += request not in self.left
@@ -162,7 +162,7 @@ class World:
             again -= 1
             old = self.arrivals[request]
             self.queued.add(request)
-            self.tell(
+            self.feed(
                 RequestArrived(
                     self.time_s,
                     request,
@@ -176,11 +176,11 @@ class World:
             )
 
     def resident(self, worker: int, loaded: tuple[bytes, ...], evicted: tuple[bytes, ...] = ()) -> None:
-        self.tell(Residency(self.time_s, worker, loaded, evicted))
+        self.feed(Residency(self.time_s, worker, loaded, evicted))
 
     def tick(self, by_s: float = 0.0) -> None:
         self.time_s += by_s
-        self.tell(Tick(self.time_s))
+        self.feed(Tick(self.time_s))
 
     def stopped(self) -> list[int]:
         """Return the stopping workers without requests."""
@@ -205,7 +205,7 @@ class World:
         """Let the first time pass at which the policy wants a Tick."""
         self.time_s = max(self.time_s, min(self.wakes))
         self.wakes.remove(min(self.wakes))
-        self.tell(Tick(self.time_s))
+        self.feed(Tick(self.time_s))
 
     def settle(self, pick: Callable[[int], int], device_s: float = 1.0) -> int:
         """Take steps without failures until each request has ended, once; return their number."""

@@ -77,7 +77,7 @@ def record(path: Path, *told: Event) -> Path:
     return path
 
 
-def test_requests_keep_their_times_and_functions_learn_what_they_take(tmp_path: Path) -> None:
+def test_requests_keep_their_times_and_functions_get_their_measured_times(tmp_path: Path) -> None:
     told = recorded(record(tmp_path / "r", *LIFE))
     scenario = told.scenario(3)
     assert scenario.policy == PolicyChoice("fcfs")
@@ -103,7 +103,7 @@ def test_epochs_follow_one_another(tmp_path: Path) -> None:
     assert [request.at_s for request in recorded(path).scenario(1).requests] == [0.0, 4.0, 6.0, 9.0, 13.0, 15.0]
 
 
-def test_what_is_no_record_is_said(tmp_path: Path) -> None:
+def test_a_malformed_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r").write_text('{"event":["Tick",{"time_s":0.0}],"decisions":[]}\n\n')
     with pytest.raises(InvalidRecord):
         recorded(tmp_path / "r")

@@ -170,6 +170,6 @@ def test_functions_of_a_client_that_is_not_listed_agree_about_its_weight() -> No
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"seed": 1e999}', '{"requests": [{"at_s": NaN}]}'])
-def test_what_is_no_scenario(text: str) -> None:
+def test_a_malformed_scenario_is_refused(text: str) -> None:
     with pytest.raises(InvalidScenario):
         parse(text)

@@ -78,12 +78,12 @@ def test_decimal_times_do_not_drift() -> None:
     assert result.summary.mean_latency_s == pytest.approx(0.1)
 
 
-def test_arrivals_of_one_time_come_in_the_scenario_order_and_earlier_ones_first() -> None:
+def test_arrivals_are_ordered_by_time_and_then_as_in_the_scenario() -> None:
     result = run(functions={"A": {"run_s": 1}}, requests=requests((2, "A"), (0, "A"), (0, "A")))
     assert [each.request for each in result.dispatches] == [1, 2, 0]
 
 
-def test_completions_come_before_arrivals_by_device() -> None:
+def test_completions_precede_arrivals_and_are_ordered_by_device() -> None:
     """Both devices end at 1, first the lower one; what arrives then finds both free, and takes the one freed last."""
     result = run(devices=[{}, {}], functions={"A": {"run_s": 1}}, requests=requests((0, "A"), (0, "A"), (1, "A")))
     assert sorted(each.device for each in result.dispatches[:2]) == [0, 1]
@@ -97,7 +97,7 @@ def test_run_times_of_requests_and_speeds_of_devices() -> None:
     assert result.summary.per_client["default"].charged_s == 3.0
 
 
-def test_a_busy_device_is_free_when_it_says_and_nobody_is_charged() -> None:
+def test_a_busy_device_is_free_at_its_time_and_no_client_is_charged() -> None:
     devices = [{"busy_until_s": 5, "cached": ["A"], "slots": 2}]
     result = run(devices=devices, functions={"A": {"run_s": 1}}, requests=requests((0, "A"), (0, "A")))
     assert places(result) == [(0, 0, 5.0, "hit"), (1, 0, 5.0, "hit")]
@@ -110,7 +110,7 @@ def test_a_busy_device_is_free_when_it_says_and_nobody_is_charged() -> None:
 FOUR = {name: {"memory_mb": 4, "load_s": 1} for name in "ABCD"}
 
 
-def test_cached_entries_count_as_used_twice_so_what_was_used_once_goes_first() -> None:
+def test_cached_entries_count_as_used_twice_and_those_used_once_are_evicted_first() -> None:
     told = requests((0, "C"), (2, "D"), (4, "B"), (6, "A"))
     result = run(devices=[{"memory_mb": 12, "cached": ["A", "B"]}], functions=FOUR, requests=told)
     assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 2.0, "load"), (2, 0, 4.0, "hit"), (3, 0, 6.0, "hit")]
@@ -123,14 +123,14 @@ def test_cached_is_least_recently_used_first() -> None:
     assert evicted(result) == [("B",)]
 
 
-def test_several_leave_for_a_large_one_in_order() -> None:
+def test_several_objects_are_evicted_in_order_for_a_large_one() -> None:
     functions = FOUR | {"E": {"memory_mb": 12}}
     told = requests((0, "D"), (2, "A"), (4, "E"))
     result = run(devices=[{"memory_mb": 16, "cached": ["A", "B", "C"]}], functions=functions, requests=told)
     assert evicted(result) == [(), (), ("D", "B", "C")]
 
 
-def test_what_is_larger_than_every_device_is_rejected_when_it_comes() -> None:
+def test_a_function_larger_than_every_device_is_rejected_on_arrival() -> None:
     functions = {"A": {"memory_mb": 9}, "B": {"memory_mb": 8}}
     result = run(devices=[{"memory_mb": 8}], functions=functions, requests=requests((1, "A"), (1, "B")))
     assert places(result) == [(1, 0, 1.0, "load")]
@@ -138,7 +138,7 @@ def test_what_is_larger_than_every_device_is_rejected_when_it_comes() -> None:
     assert result.summary.per_client["default"].requests == 2
 
 
-def test_what_is_larger_than_its_device_is_rejected_there() -> None:
+def test_a_function_larger_than_a_device_does_not_run_there() -> None:
     functions = {"A": {"memory_mb": 9, "run_s": 1}, "B": {"run_s": 1}}
     told = requests((0, "A"), (0, "A"), (0, "B"))
     result = run(devices=[{"memory_mb": 9}, {"memory_mb": 8}], functions=functions, requests=told)
@@ -147,7 +147,7 @@ def test_what_is_larger_than_its_device_is_rejected_there() -> None:
     assert {each.reason for each in result.rejected} <= {"memory"}
 
 
-def test_slots_run_beside_each_other_and_a_dispatch_waits_for_room() -> None:
+def test_slots_run_in_parallel_and_a_dispatch_waits_for_room() -> None:
     """A runs to 3, B needs its room; the second A, which came after B, does not pass it."""
     functions = {"A": {"memory_mb": 6, "load_s": 1, "run_s": 2}, "B": {"memory_mb": 6, "run_s": 1}}
     told = requests((0, "A"), (1, "B"), (1.5, "A"))
@@ -156,7 +156,7 @@ def test_slots_run_beside_each_other_and_a_dispatch_waits_for_room() -> None:
     assert evicted(result) == [(), ("A",), ("B",)]
 
 
-def test_what_is_being_loaded_counts_as_there_and_is_waited_for() -> None:
+def test_an_object_being_loaded_counts_as_cached_and_is_waited_for() -> None:
     told = requests((0, "A"), (1, "A"), (2.5, "B"))
     functions = {"A": {"memory_mb": 4, "load_s": 2, "run_s": 1}, "B": {"memory_mb": 8}}
     result = run(devices=[{"memory_mb": 8, "slots": 2}], functions=functions, requests=told)
@@ -175,7 +175,7 @@ def test_a_deadline_in_the_queue() -> None:
     assert [(each.request, each.at_s, each.reason) for each in result.rejected] == [(1, 1.5, "deadline")]
 
 
-def test_a_deadline_while_it_runs_leaves_its_slot_taken() -> None:
+def test_a_request_past_its_deadline_keeps_its_slot_while_it_runs() -> None:
     told: list[Told] = [{"function": "A", "deadline_s": 1}, {"function": "A"}]
     result = run(functions={"A": {"run_s": 2}}, requests=told)
     assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 2.0, "hit")]
@@ -184,12 +184,12 @@ def test_a_deadline_while_it_runs_leaves_its_slot_taken() -> None:
     assert result.summary.per_client["default"].charged_s == 4.0
 
 
-def test_what_ends_at_its_deadline_has_ended() -> None:
+def test_a_request_that_ends_at_its_deadline_succeeds() -> None:
     result = run(functions={"A": {"run_s": 2}}, requests=[{"function": "A", "deadline_s": 2}])
     assert not result.rejected
 
 
-def test_a_deadline_while_it_waits_for_room() -> None:
+def test_a_request_waiting_for_room_is_rejected_at_its_deadline() -> None:
     functions = {"A": {"memory_mb": 8, "run_s": 3}, "B": {"memory_mb": 8, "run_s": 1}}
     told: list[Told] = [
         {"function": "A"},
@@ -227,7 +227,7 @@ def test_prefetch_loads_ahead_and_evict_drops() -> None:
     assert result.summary.device_busy_s == (6.0,)
 
 
-def test_a_prefetch_is_of_all_or_none_and_keeps_what_it_asks_for() -> None:
+def test_a_prefetch_loads_all_or_none_and_evicts_none_of_its_objects() -> None:
     """Of 8 MB B and C have 4 each, B for longer: with A and B it is C that leaves; A, B and C do not fit."""
     functions = {name: {"memory_mb": 4, "load_s": 2} for name in "ABC"}
     told = {"devices": [{"memory_mb": 8, "cached": ["B", "C"]}], "functions": functions}
@@ -242,7 +242,7 @@ def test_a_prefetch_is_of_all_or_none_and_keeps_what_it_asks_for() -> None:
     assert result.dispatches[0].evicted == (b"B".decode(),)
 
 
-def test_a_policy_that_loses_a_request_is_told() -> None:
+def test_a_policy_that_loses_a_request_is_an_error() -> None:
     class Idle:
         def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
             pass
@@ -296,7 +296,7 @@ def test_quantiles_are_by_nearest_rank() -> None:
     assert (summary.p50_latency_s, summary.p99_latency_s) == (50.0, 99.0)
 
 
-def test_the_seed_goes_to_a_policy_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_takes_a_seed_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Seeded(FirstComeFirstServed):
         seen: ClassVar[list[int]] = []
 

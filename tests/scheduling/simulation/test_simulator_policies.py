@@ -39,7 +39,7 @@ TWO = {"A": {"client": "a", "run_s": 1}, "B": {"client": "b", "run_s": 1}}
 
 
 @pytest.mark.parametrize("policy", [LAST, "cfs_affinity"])
-def test_who_has_had_least_comes_first_and_ties_go_to_the_oldest_request(policy: Told | str) -> None:
+def test_the_least_charged_client_runs_first_and_ties_go_to_the_oldest_request(policy: Told | str) -> None:
     """b has had 3, 4, then 5 as a has, whose request is older."""
     clients = {"a": {"runtime_s": 5}, "b": {"runtime_s": 3}}
     told = requests((0, "A"), (0, "B"), (0, "B"), (0, "A"), (0, "B"))
@@ -47,7 +47,7 @@ def test_who_has_had_least_comes_first_and_ties_go_to_the_oldest_request(policy:
     assert [(each.request, each.at_s) for each in result.dispatches] == [(1, 1), (2, 2), (0, 3), (4, 4), (3, 5)]
 
 
-def test_weights_divide_what_was_charged() -> None:
+def test_weights_divide_charges() -> None:
     """a has had 4 by weight 4, then 1.25, 1.5 ...; b 1.1."""
     clients = {"a": {"runtime_s": 4, "weight": 4}, "b": {"runtime_s": 1.1}}
     told = requests((0, "B"), (0, "A"), (0, "A"), (0, "B"))
@@ -98,7 +98,7 @@ def test_of_idle_devices_the_affine_one_is_least() -> None:
     assert order(without) == [(0, 0), (1, 0)]
 
 
-def test_affine_is_where_the_bytes_are_or_where_it_ran_last() -> None:
+def test_the_affine_device_has_the_bytes_or_ran_the_client_last() -> None:
     functions = {"A": {"client": "a", "memory_mb": 4, "load_s": 1, "run_s": 1}}
     told: Told = {
         "devices": [{}, {"cached": ["A"]}],
@@ -110,7 +110,7 @@ def test_affine_is_where_the_bytes_are_or_where_it_ran_last() -> None:
     assert places(run(LAST, **told)) == [(0, 0, 0.0, "load"), (1, 0, 9.0, "hit")]
 
 
-def test_who_comes_later_gains_nothing_from_its_absence() -> None:
+def test_a_later_client_gains_nothing_from_its_absence() -> None:
     """At 5.5 a has had 5 and runs its sixth: b comes in where that one began, at 5, and they take turns."""
     told = requests(*[(0, "A")] * 10, *[(5.5, "B")] * 3)
     result = run(LAST, functions=TWO, requests=told)
@@ -205,7 +205,7 @@ def owned(*owners: str | None, **more: Any) -> list[Told]:
 FOUR = {name.upper(): {"client": name, "cold_s": 0.5, "load_s": 0.25, "run_s": 1} for name in ("c", "x", "y", "z")}
 
 
-def test_the_paper_figure_6b_an_idle_worker_of_the_largest_pool_goes() -> None:
+def test_the_paper_figure_6b_an_idle_worker_of_the_largest_pool_is_stopped() -> None:
     devices = [
         {"owner": "x", "busy_until_s": 9},
         {"owner": "y", "busy_until_s": 9, "cached": ["Y"]},
@@ -216,17 +216,17 @@ def test_the_paper_figure_6b_an_idle_worker_of_the_largest_pool_goes() -> None:
     assert [each.evicted for each in result.dispatches] == [(), ()]
 
 
-def test_a_device_without_a_worker_comes_before_anybodys() -> None:
+def test_a_device_without_a_worker_is_taken_before_one_with_an_owner() -> None:
     result = run("exclusive", devices=owned("c", "c", None), functions=FOUR, requests=requests((0, "X")))
     assert places(result) == [(0, 2, 0.5, "cold")]
 
 
-def test_who_is_among_the_largest_waits() -> None:
+def test_a_client_among_the_largest_waits() -> None:
     result = run("exclusive", devices=owned("c", "x"), functions=FOUR, requests=requests((0, "C"), (0, "C")))
     assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 1.25, "hit")]
 
 
-def test_who_has_less_takes_and_ties_go_to_who_lost_least_recently() -> None:
+def test_a_smaller_client_takes_a_device_and_ties_go_to_the_least_recent_loser() -> None:
     """c and x have two each. y takes from c, first by appearance; z from x, which is the largest. A second function of
     c's has nothing: of pools of one, y and z never lost; y came first, and its worker ends what it runs."""
     functions = FOUR | {"D": {"client": "c", "cold_s": 0.5}}
@@ -237,7 +237,7 @@ def test_who_has_less_takes_and_ties_go_to_who_lost_least_recently() -> None:
     assert places(result) == [(0, 0, 0.5, "cold"), (1, 2, 0.5, "cold"), (2, 0, 2.25, "cold")]
 
 
-def test_of_busy_workers_the_one_that_is_free_soonest_goes() -> None:
+def test_of_busy_workers_the_one_that_is_free_soonest_is_stopped() -> None:
     devices = [{"owner": "c", "busy_until_s": 5}, {"owner": "c", "busy_until_s": 2}]
     result = run("exclusive", devices=devices, functions=FOUR, requests=requests((0, "X")))
     assert places(result) == [(0, 1, 2.5, "cold")]
@@ -259,6 +259,6 @@ def test_two_functions_of_a_client_never_share_a_worker() -> None:
     assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 1.5, "cold"), (2, 0, 3.0, "cold")]
 
 
-def test_a_busy_device_of_nobody_starts_a_worker_when_it_is_free() -> None:
+def test_a_busy_device_without_an_owner_starts_a_worker_when_it_is_free() -> None:
     result = run("exclusive", devices=[{"busy_until_s": 4}], functions=FOUR, requests=requests((0, "C")))
     assert places(result) == [(0, 0, 4.5, "cold")]
