@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 @given(values, st.text())
-def test_values_come_back_as_what_they_were(value: Any, message: str) -> None:
+def test_values_are_decoded_as_they_were(value: Any, message: str) -> None:
     found = back(InvalidLiteral(message, value=value))
     assert repr(found.fields) == repr({"value": value})
     assert str(found) == message
@@ -64,7 +64,7 @@ class Shy:
         raise ValueError("no")
 
 
-def test_values_that_go_in_no_message() -> None:
+def test_values_that_cannot_be_encoded_become_text() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert "[...]" in repr(back(WrongScalar("wrong", value=endless)).fields)
@@ -97,7 +97,7 @@ def test_a_class_of_an_imported_module_is_found(monkeypatch: pytest.MonkeyPatch)
     assert found.fields == {"more": 3, "symbol": "x"}
 
 
-def test_where_a_class_is_unknown_one_above_it_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_class_is_replaced_by_a_known_base(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_error(foreign(monkeypatch, __annotations__={"more": "int"})("mine", more=3, symbol="x"))
     monkeypatch.delitem(sys.modules, "of_somebody")
     found = decode_error(data)
@@ -112,7 +112,7 @@ def test_a_class_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) ->
     assert type(back(foreign(monkeypatch, __init__=init)("a", "b"))) is UnknownSymbol
 
 
-def test_a_class_that_refuses_what_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_refuses_its_fields_is_replaced_by_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(self: KaasError, message: str, **fields: Any) -> None:
         if "symbol" not in fields:
             raise ValueError("no symbol")
@@ -145,7 +145,7 @@ def test_no_field_is_set_that_is_not_declared() -> None:
 
 
 @given(st.binary())
-def test_what_is_no_error_is_read_as_one(data: bytes) -> None:
+def test_malformed_bytes_are_decoded_as_an_error(data: bytes) -> None:
     assert "cannot be read" in str(decode_error(data))
 
 
@@ -172,7 +172,7 @@ def raised(error: KaasError, cause: BaseException) -> KaasError:
     return error
 
 
-def test_causes_of_ours_come_along() -> None:
+def test_causes_of_known_classes_are_kept() -> None:
     middle = raised(UnknownSymbol("middle", symbol="x"), ZeroDivisionError("deep"))
     for found in (
         back(raised(KaasError("top"), middle)),

@@ -88,7 +88,7 @@ def shaped(shape: list[int]) -> bytes:
         shaped([(1 << 64) - 1] * 1000),
     ],
 )
-def test_what_is_no_task_is_refused(data: bytes) -> None:
+def test_a_malformed_ktask_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidGraph):
         decode_task(data).built({STEPS.hash: STEPS})
 
@@ -116,7 +116,7 @@ def test_any_change_is_a_task_or_an_error_of_ours(data: st.DataObject) -> None:
 # --- libraries
 
 
-def test_a_library_is_encoded_as_what_its_hash_is_of() -> None:
+def test_a_library_is_encoded_as_the_bytes_of_its_hash() -> None:
     for library in (STEPS, OTHER | STEPS, Library.provided("kaas", "blas", "1")):
         data = encode_library(library)
         assert hashlib.sha256(data).hexdigest() == library.hash
@@ -127,7 +127,7 @@ kinds = st.text("abcdefgh", min_size=1, max_size=8)
 
 
 @given(st.lists(st.tuples(kinds, st.binary(max_size=20)), min_size=1, max_size=5))
-def test_images_of_whatever_bytes_come_back(parts: list[tuple[str, bytes]]) -> None:
+def test_images_of_any_bytes_are_decoded_unchanged(parts: list[tuple[str, bytes]]) -> None:
     data = b"".join(f"{kind}:{len(part)}:".encode() + part for kind, part in parts)
     assert decode_images(memoryview(data)) == tuple(Image(kind, part) for kind, part in parts)
 

@@ -44,7 +44,7 @@ def test_every_message_has_a_vector(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", READERS)
-def test_headers_are_read_and_written_as_the_vectors_say(stem: str) -> None:
+def test_headers_are_read_and_written_as_in_the_vectors(stem: str) -> None:
     for vector in stored(stem):
         data = bytes.fromhex(vector["hex"])
         message = READERS[stem](data)
@@ -62,7 +62,7 @@ def test_other_ways_to_write_a_message_are_read_as_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("refused"))
-def test_what_is_no_message_is_refused(name: str) -> None:
+def test_a_malformed_message_is_refused(name: str) -> None:
     vector = next(vector for vector in stored("refused") if vector["name"] == name)
     with pytest.raises(msgspec.DecodeError):
         protocol.decode_from_client(bytes.fromhex(vector["hex"]))

@@ -71,7 +71,7 @@ def test_after_a_short_wait_the_next_spins(epoll: Epoll, waiting: AdaptivePoll) 
     assert epoll.slept == 1
 
 
-def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> None:
+def test_a_wait_that_finds_nothing_soon_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> None:
     began_s = epoll.now_s
     waiting.wait(idle=True)
     assert epoll.slept == 2
@@ -81,7 +81,7 @@ def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> N
     assert epoll.slept == 3, "that one had not been short"
 
 
-def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: AdaptivePoll) -> None:
+def test_a_wait_sleeps_at_once_while_the_process_is_not_idle(epoll: Epoll, waiting: AdaptivePoll) -> None:
     epoll.looks = 0
     waiting.wait(idle=False)
     assert epoll.slept == 2
@@ -89,7 +89,7 @@ def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: AdaptivePoll) 
     assert epoll.slept == 2, "a short wait asleep counts too"
 
 
-def test_one_spins_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None:
+def test_one_wait_spins_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None:
     epoll.looks = 0
     slept = []
 
@@ -105,7 +105,7 @@ def test_one_spins_and_others_sleep(epoll: Epoll, waiting: AdaptivePoll) -> None
 
 
 @pytest.mark.parametrize("looks", [0, 9], ids=["poll came meanwhile", "none did"])
-def test_who_had_to_yield_for_long_sleeps_for_a_while(epoll: Epoll, waiting: AdaptivePoll, looks: int) -> None:
+def test_a_wait_that_yielded_for_long_sleeps_for_a_while(epoll: Epoll, waiting: AdaptivePoll, looks: int) -> None:
     epoll.looks, epoll.look_s = looks, 1.1 * AWAY_S
     until_s = epoll.now_s + epoll.look_s + ASLEEP_S
     waiting.wait(idle=True)

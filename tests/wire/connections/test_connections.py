@@ -76,7 +76,7 @@ class Raw:
             self._got += self.stream.read()
         return self._got.pop(0)
 
-    def put_out(self) -> bool:
+    def is_closed(self) -> bool:
         """Return True if the pool ends this connection."""
         try:
             while True:
@@ -89,12 +89,12 @@ class Raw:
 def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
     with ExitStack() as stack:
 
-        def come() -> Raw:
+        def open_raw() -> Raw:
             stranger = Raw(pool.address.path)
             stack.callback(stranger.stream.close)
             return stranger
 
-        yield come
+        yield open_raw
 
 
 def arrived(pool: Running) -> Any:
@@ -110,7 +110,7 @@ def echo(pool: Running) -> None:
     pool.on_receive = reply
 
 
-def test_messages_go_both_ways(pool: Running, connection: Connection) -> None:
+def test_messages_are_sent_both_ways(pool: Running, connection: Connection) -> None:
     peer, hello = pool.greeted.get(timeout=TIMEOUT_S)
     assert (peer.role, peer.name, peer.incarnation, peer.pid) == ("client", "a name", "first", os.getpid())
     assert hello.version == messages.VERSION
@@ -143,7 +143,7 @@ def test_many_messages_keep_their_order(pool: Running, connection: Connection) -
     assert replies == [(CallResult(number), [b"%d" % number]) for number in range(count)]
 
 
-def test_threads_send_over_one_line(pool: Running, connection: Connection) -> None:
+def test_threads_send_over_one_connection(pool: Running, connection: Connection) -> None:
     def send(first: int) -> None:
         for number in range(first, first + 100):
             connection.send(Submit(number), [b"%d" % number, b"x"])
@@ -156,7 +156,7 @@ def test_threads_send_over_one_line(pool: Running, connection: Connection) -> No
     assert all(frames == [b"%d" % header.number, b"x"] for _, header, frames in got)
 
 
-def test_several_peers_are_told_apart(pool: Running, connection: Connection) -> None:
+def test_several_peers_are_distinguished(pool: Running, connection: Connection) -> None:
     echo(pool)
     other = pool.connect("executor")
     other.send(Submit(2))
@@ -181,7 +181,7 @@ def test_a_peer_may_be_refused(pool: Running) -> None:
     assert caught.value.limit == 3
 
 
-def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
+def test_a_message_that_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
     pool.on_greet = lambda peer, _hello: pool.router.send(peer, Release(3))
     connection = pool.connect()
     assert connection.receive(TIMEOUT_S) == (Release(3), [])
@@ -220,7 +220,7 @@ def test_memory_is_shared_where_the_pool_can_read_it(
 # --- what makes no sense
 
 
-def test_what_makes_no_sense_is_dropped(pool: Running, connection: Connection, raw: Callable[[], Raw]) -> None:
+def test_malformed_messages_are_dropped(pool: Running, connection: Connection, raw: Callable[[], Raw]) -> None:
     strangers = [raw(), raw()]
     hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
     bad = [
@@ -249,12 +249,12 @@ def test_what_makes_no_sense_is_dropped(pool: Running, connection: Connection, r
     "said",
     [b"\0\0\0\0", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", pack("<IQ", 1, 2**63), pack("<I2Q", 2, 2**63, 2**63)],
 )
-def test_who_sends_no_messages_is_put_out(
+def test_a_peer_that_sends_no_messages_is_disconnected(
     pool: Running, connection: Connection, raw: Callable[[], Raw], said: bytes
 ) -> None:
     stranger = raw()
     stranger.socket.sendall(said)
-    assert stranger.put_out()
+    assert stranger.is_closed()
     echo(pool)
     connection.send(Submit(1))
     assert connection.receive(TIMEOUT_S) == (CallResult(1), [])
@@ -273,7 +273,7 @@ def test_an_error_of_the_receiver_keeps_no_message_waiting(pool: Running, connec
     assert "of mine" in str(pool.faults.get(timeout=TIMEOUT_S)["exception"])
 
 
-def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, connection: Connection) -> None:
+def test_a_peer_that_has_ended_is_sent_nothing_and_received_from_no_more(pool: Running, connection: Connection) -> None:
     peer, _ = pool.greeted.get(timeout=TIMEOUT_S)
     other = pool.connect("executor")
     pool.do(lambda: pool.router.forget(peer))
@@ -291,7 +291,7 @@ def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, connecti
     until(noticed)
 
 
-def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: subprocess.Popen[str]) -> None:
+def test_no_peer_is_accepted_while_no_descriptor_is_left_and_then_again(process: subprocess.Popen[str]) -> None:
     path = address_of(process).path
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
     waiting = Raw(path)
@@ -321,7 +321,7 @@ def test_a_peer_that_takes_nothing_delays_no_other(pool: Running, connection: Co
 
 def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
     """Small messages stay behind the large ones that wait."""
-    connection = line_to(process)
+    connection = connection_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(0, 64, 2):
         connection.send(Submit(number), [bytes(LARGE_BYTES)])
@@ -333,7 +333,7 @@ def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[st
 
 
 def test_a_connection_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
-    connection = line_to(process)
+    connection = connection_to(process)
     os.kill(process.pid, signal.SIGSTOP)
     for number in range(64):
         connection.send(Submit(number), [bytes(LARGE_BYTES)])
@@ -341,7 +341,7 @@ def test_a_connection_is_closed_while_much_is_left_to_send(process: subprocess.P
     until(lambda: all(thread.name != "kaas-sends" for thread in threading.enumerate()))
 
 
-def _ask(connection: Connection) -> None:
+def _round_trip(connection: Connection) -> None:
     connection.send(Submit(1))
     connection.receive(TIMEOUT_S)
 
@@ -362,7 +362,7 @@ def test_an_interrupted_connection_is_lost(
 
     monkeypatch.setattr(MessageStream, during, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _ask(connection)
+        _round_trip(connection)
     for use in (lambda: connection.send(CancelCall(1)), connection.receive):
         with pytest.raises(ConnectionLost, match="interrupted"):
             use()
@@ -371,7 +371,7 @@ def test_an_interrupted_connection_is_lost(
 # --- ends
 
 
-def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
+def test_a_peer_that_ends_with_unread_messages_is_forgotten(pool: Running) -> None:
     """The pool gets one event for the peer's unread messages and its end together."""
     before = connections_on(pool.address.path)
     stranger = Raw(pool.address.path)
@@ -396,7 +396,7 @@ def test_receiving_ends_in_time(connection: Connection) -> None:
     assert connection.receive(0.01) is None
 
 
-def test_who_waits_is_woken(pool: Running, connection: Connection) -> None:
+def test_a_waiting_receiver_is_woken(pool: Running, connection: Connection) -> None:
     connection.wake()
     assert connection.receive() is None
     got: list[Any] = []
@@ -431,7 +431,7 @@ def test_a_closed_connection_is_lost(connection: Connection) -> None:
             use()
 
 
-def test_nobody_at_an_address(tmp_path: Path) -> None:
+def test_connecting_to_an_address_without_a_pool_fails(tmp_path: Path) -> None:
     pool = Running(LOCAL, str(tmp_path))
     address = pool.address
     pool.close()
@@ -483,12 +483,12 @@ def address_of(process: subprocess.Popen[str]) -> Address:
     return msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=Address)
 
 
-def line_to(process: subprocess.Popen[str]) -> Connection:
+def connection_to(process: subprocess.Popen[str]) -> Connection:
     return connect(address_of(process), NODE, "client", "a name", "first", TIMEOUT_S)
 
 
 def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str]) -> None:
-    connection = line_to(process)
+    connection = connection_to(process)
     connection.send(Submit(1), [b"x"])
     assert connection.receive(TIMEOUT_S) == (CallResult(1), [b"x"])
     process.kill()
@@ -500,8 +500,8 @@ def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str])
     connection.close()
 
 
-def test_who_only_sends_notices_it_too(process: subprocess.Popen[str]) -> None:
-    connection = line_to(process)
+def test_a_peer_that_only_sends_notices_the_end_of_the_pool(process: subprocess.Popen[str]) -> None:
+    connection = connection_to(process)
     process.kill()
     process.wait()
     with pytest.raises(ConnectionLost, match="has ended"):
@@ -515,7 +515,7 @@ def send_for_ever(connection: Connection) -> None:
 
 
 def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None:
-    connection = line_to(process)
+    connection = connection_to(process)
     for number in range(100):
         connection.send(Submit(number), [b"x" * LARGE_BYTES])
     connection.send(Submit(-1))
@@ -526,7 +526,7 @@ def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None
     connection.close()
 
 
-def test_the_local_socket_is_for_its_user_only_and_goes_with_the_router() -> None:
+def test_the_local_socket_is_for_its_user_only_and_is_removed_with_the_router() -> None:
     pool = Running()
     folder = Path(pool.address.path).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -534,7 +534,7 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_router() -> Non
     assert not folder.exists()
 
 
-def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, connection: Connection) -> None:
+def test_a_pool_that_hides_keeps_its_connections(pool: Running, connection: Connection) -> None:
     echo(pool)
     pool.do(pool.router.hide)
     assert not Path(pool.address.path).parent.exists()
@@ -544,7 +544,7 @@ def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, connection: Con
         pool.connect()
 
 
-def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
+def test_the_folder_of_a_killed_pool_is_removed_by_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
     left, lives = (Path(each.path).parent for each in (address_of(process), pool.address))
     process.kill()
     process.wait()

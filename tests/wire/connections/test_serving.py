@@ -100,7 +100,7 @@ def test_messages_are_taken_in_order_one_at_a_time(pool: Running, connection: Co
     assert sorted(got(served.given, count * 2 // 3)) == [number for number in range(count) if number % 3]
 
 
-def test_others_go_on_while_some_are_busy(pool: Running, connection: Connection) -> None:
+def test_a_free_thread_takes_messages_while_others_are_busy(pool: Running, connection: Connection) -> None:
     """All threads but one get a message, and the last one takes the following messages."""
     done = threading.Event()
     served = Served(connection, lambda number: number < THREADS - 1, lambda _: done.wait(TIMEOUT_S))
@@ -112,7 +112,7 @@ def test_others_go_on_while_some_are_busy(pool: Running, connection: Connection)
     done.set()
 
 
-def test_what_came_while_all_were_busy_is_taken_then(pool: Running, connection: Connection) -> None:
+def test_messages_that_arrive_while_all_threads_are_busy_are_taken_later(pool: Running, connection: Connection) -> None:
     done = threading.Event()
     served = Served(connection, lambda _: True, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(THREADS))
@@ -170,7 +170,7 @@ def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
     connection.close()
 
 
-def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> None:
+def test_an_end_that_arrives_with_the_last_message_is_noticed(pool: Running) -> None:
     """All threads are busy meanwhile, so that both are one event."""
     connection = pool.connect("executor")
     done = threading.Event()
@@ -190,7 +190,9 @@ def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> No
     connection.close()
 
 
-def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, connection: Connection) -> None:
+def test_a_thread_that_is_busy_when_the_connection_closes_ends_afterwards(
+    pool: Running, connection: Connection
+) -> None:
     done = threading.Event()
     served = Served(connection, lambda _: True, lambda _: done.wait(TIMEOUT_S))
     send(pool, range(THREADS))

@@ -33,7 +33,7 @@ def open_files() -> int:
     return len(memory_files())
 
 
-def test_who_reads_sees_what_was_put(outbox: Outbox) -> None:
+def test_a_reader_sees_the_written_values(outbox: Outbox) -> None:
     inbox = Inbox()
     values: tuple[Any, ...] = (b"some bytes", b"", np.arange(100_000, dtype=np.float64), memoryview(bytearray(70_000)))
     for data in values:
@@ -53,7 +53,7 @@ def test_several_values_in_one_file(outbox: Outbox) -> None:
     assert [inbox.view(block) for block in lease.blocks] == [memoryview(value).cast("B") for value in values]
 
 
-def test_a_reader_cannot_write_what_it_reads(outbox: Outbox) -> None:
+def test_a_reader_cannot_write_the_memory_it_reads(outbox: Outbox) -> None:
     lease = outbox.put(b"as it was put" * 10_000)
     file = open_file(lease.block)
     writable = os.open(f"/proc/self/fd/{file}", os.O_RDWR)  # the kernel lets the owner of a memory file open it anew
@@ -173,7 +173,7 @@ def test_a_number_that_means_another_file_now() -> None:
 # --- what is no block
 
 
-def test_what_is_no_shared_memory_is_not_read(tmp_path: Path) -> None:
+def test_files_that_are_no_sealed_memory_are_not_read(tmp_path: Path) -> None:
     pid, inbox = os.getpid(), Inbox()
     (tmp_path / "file").write_bytes(b"x" * 100)
     reading, writing = os.pipe()
@@ -200,7 +200,7 @@ def test_memory_of_others_cannot_be_made_smaller(outbox: Outbox) -> None:
         os.ftruncate(outbox.put(b"x").block.fd, 0)
 
 
-def test_small_files_of_many_senders_do_not_use_up_the_descriptors_of_who_reads() -> None:
+def test_small_files_of_many_senders_do_not_use_up_a_readers_descriptors() -> None:
     inbox, before = Inbox(), open_files()
     for number in range(2 * MAPPED_AT_MOST):
         sender = Outbox()

@@ -68,7 +68,7 @@ def content_of(file: int) -> memoryview:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.lists(SIZES, max_size=3), st.integers(0, 3)), min_size=1, max_size=6))
-def test_files_come_with_their_message(plan: list[tuple[list[int], int]]) -> None:
+def test_files_arrive_with_their_message(plan: list[tuple[list[int], int]]) -> None:
     files_before = memory_files()
     near, far = socket.socketpair()
     one, other = MessageStream(near), MessageStream(far, content_of)
@@ -96,7 +96,7 @@ def test_files_that_never_went_out_are_closed(ends: Ends) -> None:
         os.fstat(file)
 
 
-def test_files_that_no_one_wants_are_not_kept(ends: Ends) -> None:
+def test_files_that_the_receiver_does_not_take_are_not_kept(ends: Ends) -> None:
     one, other = ends
     files_before = memory_files()
     one.send(b"header", [], [memory_file(b"unwanted")])
@@ -105,7 +105,7 @@ def test_files_that_no_one_wants_are_not_kept(ends: Ends) -> None:
     assert memory_files() == files_before
 
 
-def test_bytes_may_come_one_by_one() -> None:
+def test_bytes_may_arrive_one_by_one() -> None:
     near, far = socket.socketpair()
     end = MessageStream(far)
     frames = [b"header", b"", b"x" * 300]
@@ -130,7 +130,7 @@ def test_small_frames_are_bytes_and_large_ones_views(ends: Ends) -> None:
     np.testing.assert_array_equal(np.frombuffer(large, np.float32).reshape(4, -1), array)
 
 
-def test_what_finds_no_room_is_left_in_order(ends: Ends) -> None:
+def test_messages_beyond_the_socket_buffer_are_sent_later_in_order(ends: Ends) -> None:
     one, other = ends
     count = 0
     while one.send(b"%d" % count, [bytes(1000)]):
@@ -142,7 +142,7 @@ def test_what_finds_no_room_is_left_in_order(ends: Ends) -> None:
     assert one.flush()
 
 
-def test_the_end_comes_after_all_that_was_sent(ends: Ends) -> None:
+def test_the_end_arrives_after_all_messages(ends: Ends) -> None:
     one, other = ends
     other.send(b"never read")
     one.send(b"last words")
@@ -155,7 +155,7 @@ def test_the_end_comes_after_all_that_was_sent(ends: Ends) -> None:
         other.send(b"x")
 
 
-def test_the_end_may_come_within_a_message() -> None:
+def test_the_end_may_arrive_within_a_message() -> None:
     for size in (100, 10 * CHUNK_BYTES):
         near, far = socket.socketpair()
         end = MessageStream(far)
@@ -168,7 +168,7 @@ def test_the_end_may_come_within_a_message() -> None:
 
 
 @pytest.mark.parametrize("head", [pack("<I", 0), pack("<I", FRAMES_AT_MOST + 1), pack("<IQ", 1, 2**63), b"GET /"])
-def test_what_is_no_message_is_refused(head: bytes) -> None:
+def test_a_malformed_head_is_refused(head: bytes) -> None:
     near, far = socket.socketpair()
     end = MessageStream(far)
     near.send(head)
@@ -180,7 +180,7 @@ def test_what_is_no_message_is_refused(head: bytes) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_nothing_that_comes_does_harm(data: bytes) -> None:
+def test_no_received_bytes_do_harm(data: bytes) -> None:
     near, far = socket.socketpair()
     end = MessageStream(far)
     near.send(data + b"x")

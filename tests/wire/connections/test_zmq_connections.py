@@ -1,4 +1,4 @@
-"""Connections from other nodes to the pool's router, over tcp: only peers with the key come in; breaks are mended."""
+"""Connections from other nodes to the pool's router, over tcp: only peers with the key are accepted; breaks mend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
     """Return sockets of a peer with the key that follows no rule, by their identities."""
     context, address = zmq.Context(), open_pool.address
 
-    def come(identity: bytes) -> zmq.Socket[bytes]:
+    def open_raw(identity: bytes) -> zmq.Socket[bytes]:
         dealer = context.socket(zmq.DEALER)
         if identity:
             dealer.identity = identity
@@ -48,7 +48,7 @@ def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
         dealer.connect(address.tcp)
         return dealer
 
-    yield come
+    yield open_raw
     context.destroy(linger=0)
 
 
@@ -77,7 +77,7 @@ def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running
         connection.receive()
 
 
-def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+def test_malformed_messages_are_dropped(open_pool: Running, raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
     senders = [raw(b"no token" + INWARD), raw(b""), raw(b"another" + OUTWARD)]
     hello = messages.encode(PeerHello(messages.VERSION, "client", "", "", 1))
     bad = [b"", b"\xc1", b"\x91" * 100_000, os.urandom(100), messages.encode(Submit(1)), bytes(LARGE_BYTES)]
@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes
     assert open_pool.faults.empty()
 
 
-def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
+def test_a_peer_that_has_gone_is_sent_nothing(open_pool: Running) -> None:
     connection = open_pool.connect(node="elsewhere")
     peer, _ = open_pool.greeted.get(timeout=TIMEOUT_S)
     connection.send(CancelCall(1))
@@ -107,7 +107,7 @@ def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
     until(noticed)
 
 
-def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> None:
+def test_a_peer_over_tcp_shares_no_memory(open_pool: Running) -> None:
     outbox, address, context = Outbox(), open_pool.address, zmq.Context()
     secret = os.urandom(PROBE_BYTES)
     peer = context.socket(zmq.DEALER)
@@ -122,7 +122,7 @@ def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> Non
     outbox.close()
 
 
-def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
+def test_a_peer_on_another_node_needs_the_key(open_pool: Running) -> None:
     echo(open_pool)
     connection = open_pool.connect(node="elsewhere")
     assert not connection.shares
@@ -139,7 +139,7 @@ def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
     assert open_pool.greeted.qsize() == 1
 
 
-def test_nothing_that_is_not_encrypted_comes_in(open_pool: Running) -> None:
+def test_unencrypted_connections_are_refused(open_pool: Running) -> None:
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
     events = plain.get_monitor_socket(

@@ -46,7 +46,7 @@ def test_a_resting_call_is_abandoned_without_a_word_to_the_server() -> None:
     assert half.failed() == ([], [])
 
 
-def test_an_abandoned_call_holds_what_it_held_until_its_reply() -> None:
+def test_an_abandoned_call_keeps_its_leases_until_its_reply() -> None:
     half, (first, _) = opened(1, 2)
     assert half.abandon(1, 1, 10) == (first, True)
     assert half.abandon(2, 2, None)[1]
@@ -56,14 +56,14 @@ def test_an_abandoned_call_holds_what_it_held_until_its_reply() -> None:
     assert half.replied(2) == (None, None)
 
 
-def test_what_the_server_still_reads_is_held_after_the_reply() -> None:
+def test_memory_that_the_server_still_reads_is_held_after_the_reply() -> None:
     half, (first,) = opened(1)
     assert half.held(1, lambda _: 10) is first
     assert half.released(1) == 10
     assert half.released(1) is None
 
 
-def test_an_abandoned_call_holds_the_same_after_its_reply_and_one_that_has_its_reply_holds_nothing() -> None:
+def test_an_abandoned_call_keeps_its_lease_when_held_and_a_call_with_its_reply_has_none() -> None:
     half, _ = opened(1, 2)
     half.abandon(1, 1, 10)
     half.replied(2)

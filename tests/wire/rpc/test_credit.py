@@ -26,7 +26,7 @@ def test_before_the_server_has_sent_its_limits_there_is_no_room() -> None:
     assert found.take(0)
 
 
-def test_requests_and_bytes_are_bounded_and_come_back() -> None:
+def test_requests_and_bytes_are_bounded_and_given_back() -> None:
     found = credit()
     assert all(found.take(1) for _ in range(4))
     assert not found.take(1)

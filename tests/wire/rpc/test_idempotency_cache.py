@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
 
 
-def test_the_oldest_go_first() -> None:
+def test_the_oldest_replies_are_evicted_first() -> None:
     finished: IdempotencyCache[str] = IdempotencyCache(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 1.0)
@@ -27,7 +27,7 @@ def test_they_are_kept_for_a_time() -> None:
     assert len(finished) == 1
 
 
-def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
+def test_the_callback_receives_each_reply_that_is_evicted() -> None:
     gone: list[tuple[str, str]] = []
     finished = IdempotencyCache[str](10, 100.0, lambda key, ended: gone.append((key, ended)))
     for number, (key, nbytes) in enumerate((("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11))):
@@ -37,7 +37,7 @@ def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
     assert gone[3:] == [("a", "a2")]
 
 
-def test_one_that_is_too_large_is_not_kept() -> None:
+def test_a_reply_that_is_too_large_is_not_kept() -> None:
     finished: IdempotencyCache[str] = IdempotencyCache(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 11, 0.0)
@@ -46,7 +46,7 @@ def test_one_that_is_too_large_is_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 12), st.integers(0, 30))))
-def test_it_never_keeps_more(entries: list[tuple[str, int, int]]) -> None:
+def test_the_cache_never_keeps_more_than_its_bytes(entries: list[tuple[str, int, int]]) -> None:
     finished: IdempotencyCache[int] = IdempotencyCache(20, 10.0)
     sizes: dict[str, int] = {}
     now_s = 0.0

@@ -68,7 +68,7 @@ CALL_EVENTS: dict[CallEvent, Callable[[Half, Call], Any]] = {
 
 
 @pytest.mark.parametrize(("state", "event"), [*product(CallState, CallEvent)], ids=lambda each: each.name)
-def test_calls_move_as_the_table_says(state: CallState, event: CallEvent) -> None:
+def test_calls_move_as_in_the_table(state: CallState, event: CallEvent) -> None:
     reached = set()
     for holding, repeatable in product((10, None), (True, False)):
         half, call = Half(), Call(holding, repeatable)
@@ -173,7 +173,7 @@ ENDS_ONCE = ((WaitState.READY, WaitEvent.ENDED), (WaitState.SENT, WaitEvent.ENDE
     [each for each in product(WaitState, WaitEvent) if each not in ENDS_ONCE],
     ids=lambda each: each.name,
 )
-def test_waits_move_as_the_table_says(state: WaitState, event: WaitEvent) -> None:
+def test_waits_move_as_in_the_table(state: WaitState, event: WaitEvent) -> None:
     reached = set()
     for key, act in product(("", "key"), WAIT_EVENTS[event]):
         for found in waits_in(state, key):

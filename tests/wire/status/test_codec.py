@@ -28,7 +28,7 @@ def policy(devices: object, *, patience: int) -> None:
     """A policy, in place of a program's own."""
 
 
-def test_a_status_arrives_as_it_was() -> None:
+def test_a_status_arrives_unchanged() -> None:
     sent = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
     assert codec.decode(codec.encode(sent), Status) == sent
 
@@ -52,7 +52,7 @@ def test_a_value_of_another_class_is_refused() -> None:
         codec.decode(codec.encode(WORKER), Status)
 
 
-def test_a_wish_is_compared_with_a_configuration_as_it_was_described() -> None:
+def test_a_configuration_is_compared_with_the_description_of_a_running_one() -> None:
     running = Config(devices=(DEVICE,), policy=partial(policy, patience=3)).resolved(0)
     described = running.described()
     assert Config(devices=(DEVICE,), policy=partial(policy, patience=3)).differences_from(described) == ()

@@ -39,7 +39,7 @@ def tiers(hits: int) -> dict[str, TierUse]:
     return {"device": device, "store": TierUse(4 - hits)}
 
 
-def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_names_of_a_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kaas.pool.observing.ledger.FUNCTIONS_PER_CLIENT", 2)
     ledger = Ledger(0.0)
     for epoch in range(2):
@@ -85,7 +85,7 @@ def test_ledger() -> None:
     assert ledger.read(13.0).outcomes == ()
 
 
-def test_what_kernels_took_adds_up_by_client_function_and_place() -> None:
+def test_kernel_times_add_up_by_client_function_and_place() -> None:
     ledger = Ledger(0.0)
     for client, seconds in (("a", 0.5), ("b", 1.0), ("a", 1.5)):
         kernels = [KernelTime("scale", 1, seconds, 2), KernelTime("scale", 0, 2 * seconds, 2)]
