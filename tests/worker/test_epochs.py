@@ -81,7 +81,7 @@ def test_a_wait_ends_with_a_later_epoch() -> None:
     assert Call(epochs.wait, "second").pending
 
 
-def test_runs_go_on_and_are_adopted() -> None:
+def test_runs_continue_and_are_adopted() -> None:
     epochs, first, second = Epochs(), new_epoch("first"), new_epoch("second")
     assert epochs.begin(first) == {}
     runs = [started(epochs, first, slot) for slot in range(3)]

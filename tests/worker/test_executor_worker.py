@@ -28,7 +28,7 @@ __all__ = ["setting", "two_slots"]
 # --- values
 
 
-def test_small_values_come_and_go_in_frames(setting: Setting) -> None:
+def test_small_values_are_sent_in_frames_both_ways(setting: Setting) -> None:
     pool, x = setting.pool, numbers()
     pool.register(SCALE)
     for factor in (2.0, 3.0):
@@ -40,7 +40,7 @@ def test_small_values_come_and_go_in_frames(setting: Setting) -> None:
         assert header.record.stages["total"] > 0
 
 
-def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
+def test_several_outputs_are_sent_in_declared_order(setting: Setting) -> None:
     pool, x, both = setting.pool, numbers(), FunctionSignature.of(both_task())
     pool.register(both)
     quadruple, double = pool.outputs(pool.run(packed(both, {"x": x})[0]))
@@ -48,7 +48,7 @@ def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
     np.testing.assert_array_equal(double, x + x)
 
 
-def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
+def test_large_values_arrive_in_frames_or_shared_memory(setting: Setting) -> None:
     n = specs.INLINE_INPUT_BYTES // 4
     pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), FunctionSignature.of(add_task(n))
     pool.register(large)
@@ -78,7 +78,7 @@ def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
 # --- objects
 
 
-def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting) -> None:
+def test_objects_are_requested_once_and_then_named(setting: Setting) -> None:
     pool, a, b = setting.pool, named(1, numbers()), named(2, numbers(seed=1))
     pool.register(ADD)
     message, attached, refs = packed(ADD, {"a": a, "b": b})
@@ -90,7 +90,7 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
     assert setting.executor.cached() == {a.key, b.key}
 
 
-def test_objects_come_over_the_line(setting: Setting) -> None:
+def test_objects_arrive_over_the_connection(setting: Setting) -> None:
     weights, x = numbers(seed=1), numbers()
     pool, constants = setting.pool, named(1, (weights,))
     bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
@@ -100,7 +100,7 @@ def test_objects_come_over_the_line(setting: Setting) -> None:
     assert pool.next() == (RequestObjects(number), [])
     lease = Outbox().put(weights)
     provide = messages.ProvideObjects(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
-    pool.tell(provide, x, files=[open_file(lease.block)])
+    pool.send(provide, x, files=[open_file(lease.block)])
     np.testing.assert_array_equal(pool.outputs(number)[0], x + weights)
     assert setting.executor.cached() == {named(2, x).key, constant_key(constants, 0)}
     lease.release()
@@ -118,7 +118,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
     assert isinstance(error.__cause__, ValueError)
     number = pool.run(message, attached)
     pool.next()
-    pool.tell(messages.ProvideObjects(number, error=True), encode_error(KaasError("nobody holds it")))
+    pool.send(messages.ProvideObjects(number, error=True), encode_error(KaasError("nobody holds it")))
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert "nobody holds it" in error.reason
@@ -159,7 +159,7 @@ def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None
     header, _ = pool.done(pool.run(message, keep=[b"kept"], deferred=True))
     assert header.deferred is not None
     assert len(setting.worker.collect(pool.address.epoch, header.deferred)) == 1
-    pool.tell(messages.WriteBackOutput(9, [b"kept"]))
+    pool.send(messages.WriteBackOutput(9, [b"kept"]))
     written, _ = pool.next()
     assert isinstance(written, WrittenBack)
     assert written.key == b"kept"
@@ -167,27 +167,27 @@ def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None
     np.testing.assert_array_equal(setting.worker.collect(pool.address.epoch, written.deferred)[0], x + x)
 
 
-def test_kept_outputs_may_come_too(setting: Setting) -> None:
+def test_the_reply_has_kept_outputs_that_are_not_deferred(setting: Setting) -> None:
     pool, x = setting.pool, numbers()
     pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0}, keep=True)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, keep=[b"kept"]))[0], x * 2)
-    pool.tell(messages.WriteBackOutput(9, [b"kept"]))
+    pool.send(messages.WriteBackOutput(9, [b"kept"]))
     pool.done(9)  # the reply has come already
-    pool.tell(messages.Discard(10, [b"kept"]))
+    pool.send(messages.Discard(10, [b"kept"]))
     header, _ = pool.done(10)
     assert header.record is not None
     assert header.record.evicted == [b"kept"]
 
 
-def test_nothing_comes_if_all_stays(setting: Setting) -> None:
+def test_the_reply_has_no_frames_if_all_outputs_stay(setting: Setting) -> None:
     setting.pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0}, keep=True)
     header, frames = setting.pool.done(setting.pool.run(message, keep=[b"kept"], deferred=True))
     assert (header.deferred, header.failed, list(frames)) == (None, False, [])
 
 
-def test_outputs_of_no_bytes_come_too(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_no_bytes_are_sent(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"some": np.arange(6, dtype=np.uint8), "empty": np.empty(0, np.uint8)}
     result = RunResult(scale_task(), data, RunStats({"plan": 0.0, "total": 0.0}, {}, (), (), 0.0))
     monkeypatch.setattr(setting.executor, "run", lambda *_: result)
@@ -204,7 +204,7 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
     pool = setting.pool
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
     assert isinstance(pool.error(pool.run(message)), KaasError)
-    pool.tell(messages.RegisterFunction(), specs.encode(SCALE.spec), b"no kTask")
+    pool.send(messages.RegisterFunction(), specs.encode(SCALE.spec), b"no kTask")
     assert isinstance(pool.error(pool.run(message)), KaasError)
 
     class Theirs(ProviderFailed):
@@ -225,19 +225,19 @@ def test_a_function_is_forgotten_once_it_does_not_run(two_slots: Setting) -> Non
     message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     running = pool.run(message, attached, slot=1)
     pool.next()
-    pool.tell(messages.ForgetFunction(SCALE.key))
+    pool.send(messages.ForgetFunction(SCALE.key))
     small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
     pool.outputs(pool.run(small))
     two_slots.worker.provide(pool.address.epoch, running, refs)
     pool.outputs(running)
-    pool.tell(messages.ForgetFunction(ADD.key))
+    pool.send(messages.ForgetFunction(ADD.key))
     assert isinstance(pool.error(pool.run(small)), KaasError)
     pool.register(SCALE)
-    pool.tell(messages.ForgetFunction(ADD.key))
+    pool.send(messages.ForgetFunction(ADD.key))
     np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)
 
 
-def test_whatever_fails_fails_its_request_only(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_fails_its_request_only(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, x = setting.pool, numbers()
     pool.register(SCALE)
     message, _, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
@@ -260,14 +260,14 @@ threading.Event().wait()
 
 
 @pytest.mark.processes
-def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
+def test_a_process_whose_device_is_lost_reports_it_and_ends_by_itself() -> None:
     pool, crash = Pool(), FunctionSignature.of(crash_task())
     address = pool.address
     process = subprocess.Popen([sys.executable, "-c", PROCESS, address.epoch, address.node, address.path])
     assert pool.came.wait(TIMEOUT_S)
     pool.register(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]
-    pool.tell(messages.CacheCommand(90), order("flush"))
+    pool.send(messages.CacheCommand(90), order("flush"))
     answers.append(pool.done(90))
     for header, (frame,) in answers:
         error = decode_error(frame)

@@ -23,21 +23,21 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
     message, attached, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     number = pool.run(message, attached)
     assert pool.next() == (RequestObjects(number), [])
-    pool.tell(messages.CacheCommand(90), order("flush"))
+    pool.send(messages.CacheCommand(90), order("flush"))
     pool.done(90)
-    pool.tell(messages.WriteBackOutput(91, []))
+    pool.send(messages.WriteBackOutput(91, []))
     pool.done(91)
     setting.worker.provide(pool.address.epoch, number, refs)
     pool.outputs(number)
 
 
-def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) -> None:
+def test_objects_and_constants_are_loaded_pinned_and_unpinned(setting: Setting) -> None:
     pool, weights = setting.pool, numbers(seed=1)
     bound = FunctionSignature.of(add_task(), [specs.Binding("b", 0)])
     pool.register(bound)
     constants, x = named(1, (named(2, weights),)), named(3, numbers())
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
-        pool.tell(messages.CacheCommand(number, [Named(ref.key)]), order("pin", *functions, objects=True))
+        pool.send(messages.CacheCommand(number, [Named(ref.key)]), order("pin", *functions, objects=True))
         assert pool.next() == (RequestObjects(number), [])
         setting.worker.provide(pool.address.epoch, number, [ref])
         header, _ = pool.done(number)
@@ -45,26 +45,26 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
         assert len(header.record.loaded) == 1
     keys = {constant_key(constants, 0), x.key}
     assert setting.executor.cached() == keys
-    pool.tell(messages.CacheCommand(92), order("flush"))
+    pool.send(messages.CacheCommand(92), order("flush"))
     pool.done(92)
     assert setting.executor.cached() == keys
-    pool.tell(messages.CacheCommand(93), order("unpin"))
-    pool.tell(messages.CacheDecision(94), specs.encode(specs.CacheDecisionSpec([], [x.key])))
+    pool.send(messages.CacheCommand(93), order("unpin"))
+    pool.send(messages.CacheDecision(94), specs.encode(specs.CacheDecisionSpec([], [x.key])))
     pool.done(93)
     header, _ = pool.done(94)
     assert header.record is not None
     assert header.record.evicted == [x.key]
 
 
-def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
+def test_objects_of_a_cache_decision_are_loaded(setting: Setting) -> None:
     pool, x, constants = setting.pool, named(1, numbers()), named(2, (numbers(seed=1),))
     loads = [specs.KeyedObject(x.key, 0, None), specs.KeyedObject(constant_key(constants, 0), 1, 0)]
-    pool.tell(
+    pool.send(
         messages.CacheDecision(90, [Named(x.key), Named(constants.key)]),
         specs.encode(specs.CacheDecisionSpec(loads, [])),
     )
     assert pool.next() == (RequestObjects(90), [])
-    pool.tell(messages.ProvideObjects(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
+    pool.send(messages.ProvideObjects(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
     pool.done(90)
     assert setting.executor.cached() == {x.key, constant_key(constants, 0)}
 
@@ -82,7 +82,7 @@ def test_slots_run_in_parallel(two_slots: Setting) -> None:
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 2)
 
 
-def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Setting) -> None:
+def test_runs_outlive_their_pool_and_the_next_pool_receives_their_end(two_slots: Setting) -> None:
     former, x = two_slots.pool, named(1, numbers())
     watch = threading.Thread(target=two_slots.worker.wait, args=(former.address.epoch,), daemon=True)
     watch.start()
@@ -132,7 +132,7 @@ def test_late_objects_of_an_earlier_epoch_are_ignored(setting: Setting) -> None:
     np.testing.assert_array_equal(setting.worker.collect(pool.address.epoch, header.deferred)[1], x.value + x.value)
 
 
-def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:
+def test_a_run_that_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:
     former, x = setting.pool, named(1, numbers())
     former.register(SCALE)
     message, attached, _ = packed(SCALE, {"x": x}, {"factor": 2.0})

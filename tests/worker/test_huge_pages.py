@@ -28,7 +28,7 @@ print(moved)
 """
 
 
-def test_what_is_on_the_heap_stays_as_it_is() -> None:
+def test_the_contents_of_the_heap_stay_unchanged() -> None:
     """Kernels before 6.1 move nothing, which passes too."""
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -82,7 +82,7 @@ def test_a_child_is_ready_in_a_session_of_its_own() -> None:
     ("orders", "error", "told"),
     [("fail", DeviceUnavailable, "no such"), ("die", KaasError, "5"), ("mute", KaasError, "killed by SIGKILL")],
 )
-def test_a_child_that_cannot_start_says_why(orders: str, error: type[KaasError], told: str) -> None:
+def test_a_child_that_cannot_start_reports_its_error(orders: str, error: type[KaasError], told: str) -> None:
     with pytest.raises(error, match=told) as raised:
         Child("a_child", orders).wait_ready()
     assert type(raised.value) is error
@@ -91,7 +91,7 @@ def test_a_child_that_cannot_start_says_why(orders: str, error: type[KaasError],
 
 
 @pytest.mark.processes
-def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
+def test_a_child_is_ready_although_a_process_of_it_holds_its_files() -> None:
     async def ready(child: Child) -> bytes:
         return await child.ready()
 
@@ -103,7 +103,7 @@ def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
 
 
 @pytest.mark.processes
-def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_child_has_started_end_with_it(tmp_path: Path) -> None:
     """A compiler that a child started ends with it, in any order of ends."""
     (tmp_path / "a_compiling_child.py").write_text(COMPILING)
 
@@ -123,7 +123,7 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_so_is_the_end_of_one_that_was_never_ready_known() -> None:
+def test_the_end_of_a_child_that_was_never_ready_is_noticed() -> None:
     async def watch(waits: int) -> None:
         child = Child("a_child", f"hold {waits}", files=[waits])
         child.on_end(asyncio.get_running_loop(), lambda _: None)
@@ -151,7 +151,7 @@ def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch
     run(watch())
 
 
-def test_where_no_process_can_be_started_an_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_reports_that_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
@@ -161,7 +161,7 @@ def test_where_no_process_can_be_started_an_error_says_so(monkeypatch: pytest.Mo
 
 
 @pytest.mark.processes
-def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
+def test_a_loop_is_notified_of_an_end_before_or_after_it() -> None:
     async def watch() -> int:
         loop = asyncio.get_running_loop()
         child = Child("a_child", "stay", {"EXTRA": ""})
@@ -210,7 +210,7 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
 
 
 @pytest.mark.processes
-def test_a_process_has_as_many_files_as_it_may() -> None:
+def test_a_process_may_open_as_many_files_as_its_hard_limit() -> None:
     program = "from kaas.worker.processes import open_all_files; open_all_files(); print(*getrlimit(RLIMIT_NOFILE))"
     limits = "from resource import *; setrlimit(RLIMIT_NOFILE, (100, 200));"
     told = subprocess.run([sys.executable, "-c", limits + program], stdout=subprocess.PIPE, text=True, check=True)

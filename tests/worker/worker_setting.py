@@ -58,7 +58,7 @@ class Pool:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(TIMEOUT_S)
 
-    def tell(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
+    def send(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
         self._on_loop(lambda: self._router.send(self.peers[-1], header, frames, files))
 
     def number(self) -> int:
@@ -66,7 +66,7 @@ class Pool:
         return self._last
 
     def register(self, signature: FunctionSignature) -> None:
-        self.tell(messages.RegisterFunction(), specs.encode(signature.spec), signature.task.to_msgpack())
+        self.send(messages.RegisterFunction(), specs.encode(signature.spec), signature.task.to_msgpack())
 
     def run(
         self,
@@ -78,7 +78,7 @@ class Pool:
     ) -> int:
         number = self.number()
         header = messages.RunInvocation(number, options.pop("slot", 0), attached=attached, **options)
-        self.tell(header, message, *frames, files=files)
+        self.send(header, message, *frames, files=files)
         return number
 
     def next(self) -> tuple[FromPeer, Sequence[Any]]:
