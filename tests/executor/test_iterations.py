@@ -112,7 +112,7 @@ def read_by(launches: int, library: kaas.Library, n: int) -> kaas.KTask:
     ],
     ids=["often", "not often", "large", "constant"],
 )
-def test_a_small_object_that_many_launches_read_comes_to_them(
+def test_a_small_object_that_many_launches_read_is_copied_to_a_fixed_place(
     executor: Executor,
     library: kaas.Library,
     monkeypatch: pytest.MonkeyPatch,

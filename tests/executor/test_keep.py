@@ -104,7 +104,7 @@ def test_a_chain_copies_nothing(
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-def test_an_output_is_written_back_before_it_leaves(
+def test_an_output_is_written_back_before_it_is_evicted(
     make: Callable[..., Executor], double: kaas.KTask, written: Written, seed: int | None
 ) -> None:
     executor = make(4 * KIB, slots=2)
@@ -189,7 +189,7 @@ def test_discarded_outputs_are_forgotten(make: Callable[..., Executor], double: 
     assert not written
 
 
-def test_views_and_written_inputs_do_not_change_it(
+def test_views_and_written_inputs_do_not_change_a_kept_output(
     make: Callable[..., Executor], library: kaas.Library, double: kaas.KTask, written: Written
 ) -> None:
     executor = make(64 * KIB)
@@ -303,7 +303,7 @@ def test_an_output_without_memory_is_kept_nowhere(
     assert executor.cache.unsaved == {b"y", b"z"}
 
 
-def test_a_failed_copy_leaves_it_there(
+def test_a_failed_copy_leaves_the_output_on_the_device(
     make: Callable[..., Executor], double: kaas.KTask, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make(2 * KIB)
@@ -323,7 +323,9 @@ def test_a_failed_copy_leaves_it_there(
     np.testing.assert_array_equal(written[b"1"], full(2))
 
 
-def test_asked_for_while_it_is_leaving(make: Callable[..., Executor], double: kaas.KTask) -> None:
+def test_an_output_requested_during_its_eviction_is_copied_once(
+    make: Callable[..., Executor], double: kaas.KTask
+) -> None:
     """The request that needs the room and the thread that asks wait for one copy. Other calls work meanwhile."""
     delivered: list[bytes] = []
     copied, go_on = threading.Event(), threading.Event()

@@ -62,7 +62,7 @@ def test_one_kernel(executor: Executor, library: kaas.Library) -> None:
     assert result.stats.stages["total"] >= result.stats.device_s
 
 
-def test_outputs_come_in_declared_order(executor: Executor, library: kaas.Library) -> None:
+def test_outputs_have_their_declared_order(executor: Executor, library: kaas.Library) -> None:
     kernels = [launch(library, "scale", kaas.In(A), kaas.Out(x), kaas.i32(k), COUNT) for k, x in enumerate((B, C, D))]
     result = run(executor, kaas.KTask(kernels, ["d", "b", "c"]), {"a": ints(5)})
     assert list(result.outputs) == ["d", "b", "c"]
@@ -81,7 +81,7 @@ def test_chain_and_diamond(executor: Executor, library: kaas.Library) -> None:
     run(executor, diamond, {"a": ints(1)})
 
 
-def test_an_input_that_is_written_stays_as_it_was(executor: Executor, library: kaas.Library) -> None:
+def test_an_input_that_is_written_stays_unchanged(executor: Executor, library: kaas.Library) -> None:
     task = kaas.KTask([launch(library, "axpy", kaas.i32(3), kaas.In(A), kaas.InOut(B), COUNT)], [B])
     a, b = ints(0), ints(100)
     inputs = {"a": InputSource(a, key=b"stays-a"), "b": InputSource(b, key=b"stays-b")}

@@ -54,7 +54,7 @@ def test_as_many_run_at_a_time_as_there_are_slots(
     assert sorted(running[:3]) == sorted(running[3:]) == [0, 1, 2]
 
 
-def test_a_request_takes_the_slot_it_is_given(
+def test_a_request_runs_in_its_slot(
     make_executor: MakeExecutor,
     task: kaas.KTask,
     threads: ThreadPoolExecutor,
@@ -229,7 +229,7 @@ def test_a_failure_leaves_the_other_slot_alone(
     check(first, 17)
 
 
-def test_a_driver_without_memory_is_asked_again_when_others_have_ended(
+def test_an_allocation_that_failed_is_repeated_when_other_requests_have_ended(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)

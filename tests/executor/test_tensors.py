@@ -82,7 +82,7 @@ def no_trip(*_: Any) -> None:
     raise AssertionError("an array that lies on the device went through host memory")
 
 
-def test_read_where_it_lies(
+def test_a_tensor_is_read_in_place(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(1 << 20)
@@ -134,7 +134,7 @@ class Producer(DeviceArray):
 
 
 @pytest.mark.parametrize("seed", [None, *range(6)])
-def test_read_after_the_work_that_makes_it(
+def test_a_tensor_is_read_after_the_work_that_makes_it(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
 ) -> None:
     executor = make_executor(1 << 20)

@@ -36,7 +36,7 @@ def test_a_loaded_object_is_a_hit() -> None:
     assert cache.used_bytes == 2 * KIB + 512
 
 
-def test_used_once_goes_first_and_constants_last() -> None:
+def test_objects_used_once_are_evicted_first_and_constants_last() -> None:
     cache: ObjectCache[str, str] = ObjectCache(3 * KIB)
     for key in (b"a", b"b", b"c", b"a"):
         load(cache, {key: KIB}, constants=b"c")
@@ -57,7 +57,7 @@ def test_pinned_objects_stay() -> None:
     assert load(cache, {b"f": 3 * KIB}).victims == (b"a", b"e")
 
 
-def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
+def test_an_arena_takes_room_from_objects_and_returns_it() -> None:
     cache: ObjectCache[str, str] = ObjectCache(4 * KIB)
     load(cache, {b"a": KIB, b"b": KIB})
     grown = load(cache, {b"b": KIB}, arena_bytes=3 * KIB)
@@ -225,7 +225,7 @@ def test_host_memory_evicts_by_itself() -> None:
     assert (set(cache.device.sizes), set(cache.host.sizes)) == ({b"a", b"b", b"c"}, {b"b", b"c"})
 
 
-def test_an_object_beyond_host_memory_goes_to_the_device_only() -> None:
+def test_an_object_beyond_host_memory_is_loaded_on_the_device_only() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 2 * KIB)
     load(cache, {b"a": KIB})
     loaded = load(cache, {b"big": 3 * KIB, b"b": KIB, b"c": KIB, b"d": KIB})

@@ -27,23 +27,23 @@ def order(eviction: TwoSets, count: int) -> bytes:
     return b"".join(eviction.victims(10 * count, SIZES, ()) or ())
 
 
-def test_victims_come_all_or_none() -> None:
+def test_victims_are_enough_or_none() -> None:
     eviction = after(b"a", b"b", b"c")
     assert eviction.victims(0, SIZES, ()) == ()
     assert eviction.victims(15, SIZES, {b"a"}) == (b"b", b"c")
     assert eviction.victims(21, SIZES, {b"a"}) is None
 
 
-def test_objects_used_once_go_first() -> None:
+def test_objects_used_once_are_evicted_first() -> None:
     eviction = after(b"a", b"b", b"a", b"c", b"d")
     assert order(eviction, 4) == b"bcda"
 
 
-def test_the_longest_unused_goes_first_in_each_set() -> None:
+def test_the_longest_unused_object_of_each_set_is_evicted_first() -> None:
     assert order(after(b"ab", b"c", b"ab", b"c", b"a"), 3) == b"bca"
 
 
-def test_constants_go_last() -> None:
+def test_constants_are_evicted_last() -> None:
     eviction = after(b"ax", b"ay", b"bz", b"bz", constants=b"xy")
     assert order(eviction, 5) == b"abzxy"
 
@@ -58,7 +58,7 @@ def test_constants_of_functions_out_of_use_are_like_the_rest() -> None:
     assert order(eviction, 3) == b"ayx"
 
 
-def test_an_object_that_comes_back_counts_as_new() -> None:
+def test_an_object_that_is_loaded_again_counts_as_new() -> None:
     eviction = after(b"a", b"b", b"a", b"c")
     eviction.removed(b"a")
     eviction.used((b"a",), ())

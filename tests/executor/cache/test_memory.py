@@ -169,7 +169,7 @@ def test_the_shape_of_a_fetched_and_of_a_cached_object_is_checked(
     )
 
 
-def test_larger_than_the_device_says_by_how_much(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_an_error_reports_by_how_much_a_request_is_too_large(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB)
     add(executor, task, 1, 2)
     before = state(executor)
@@ -213,7 +213,7 @@ def test_an_input_that_cannot_be_had(make_executor: MakeExecutor, task: kaas.KTa
         assert state(executor) == before
 
 
-def test_a_failure_on_the_way_leaves_everything_as_it_was(
+def test_a_failed_copy_leaves_the_state_unchanged(
     make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = make_executor(64 * KIB)
@@ -268,7 +268,7 @@ def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.K
 # --- the host tier
 
 
-def test_an_evicted_object_comes_back_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_an_evicted_object_is_loaded_again_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB, 64 * KIB)  # the arena and two objects
     fetched: list[int] = []
 
@@ -400,7 +400,7 @@ def test_a_whole_object_replaces_its_parts(make_executor: MakeExecutor, task: ka
     assert executor.run(RunRequest(task, views(0, KIB, whole=whole), {})).stats.hits == 1
 
 
-def test_parts_leave_and_come_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+def test_parts_are_evicted_and_loaded_again(make_executor: MakeExecutor, task: kaas.KTask) -> None:
     executor = make_executor(3 * KIB, whole_object_bytes=KIB)
     whole = np.arange(8 * N, dtype=np.int32)
     for a, b in ((0, 1), (2, 3), (0, 1), (7, 0)):

@@ -143,7 +143,7 @@ def test_without_memory_for_the_copy_the_library_is_loaded_anew(own: Executor) -
     assert [library.known for library in own.prepare(task).globals] == [True]
 
 
-def test_memory_is_back_when_libraries_go(
+def test_memory_of_evicted_libraries_is_freed(
     own: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [peeking(kaas.Library.from_ptx(f"{PTX}// {number}")) for number in range(2)]

@@ -72,7 +72,7 @@ def test_declarations_in_ptx(declaration: str, expected: list[Variable]) -> None
         ".global .u32 a; .global .u32 5;",
     ],
 )
-def test_ptx_that_hides_a_variable_says_so(declaration: str) -> None:
+def test_the_variables_of_ptx_that_hides_one_are_incomplete(declaration: str) -> None:
     assert not of_ptx(declaration).complete
 
 
@@ -128,7 +128,7 @@ def test_a_fatbin_has_the_variables_of_all_its_images() -> None:
     [(1, 0x2011, b"\x13\n\x01\0"), (8, 0x11, b"BC"), (1, 0x8011, b"(\xb5/\xfd no"), (1, 0x11, b"\xff"), (2, 17, b"?")],
     ids=["corrupt for speed", "intermediate", "corrupt", "not text", "no cubin"],
 )
-def test_a_fatbin_with_an_unreadable_image_says_so(entry: tuple[int, int, bytes]) -> None:
+def test_the_variables_of_a_fatbin_with_an_unreadable_image_are_incomplete(entry: tuple[int, int, bytes]) -> None:
     variables = variables_of(fatbin((2, 0x11, CUBIN), entry))
     assert not variables.complete
     assert {variable.name for variable in variables.found} == OF_THE_KERNELS
@@ -148,7 +148,7 @@ def symbols_of(cubin: bytes) -> list[tuple[int, str]]:
     ]
 
 
-def test_a_stripped_cubin_says_so() -> None:
+def test_the_variables_of_a_stripped_cubin_are_incomplete() -> None:
     assert {name for _, name in symbols_of(CUBIN)} == OF_THE_KERNELS
     for names in (ZEROS, OF_THE_KERNELS - ZEROS):
         stripped = bytearray(CUBIN)
@@ -160,7 +160,7 @@ def test_a_stripped_cubin_says_so() -> None:
         assert {variable.name for variable in variables.found} == OF_THE_KERNELS - names
 
 
-def test_a_cubin_with_two_variables_of_one_name_says_so() -> None:
+def test_the_variables_of_a_cubin_with_two_of_one_name_are_incomplete() -> None:
     (first, _), (second, name) = symbols_of(CUBIN)[:2]
     renamed = bytearray(CUBIN)
     renamed[first : first + 4] = renamed[second : second + 4]
