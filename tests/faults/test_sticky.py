@@ -80,7 +80,7 @@ def test_a_fault_in_a_later_iteration(opened: Open, library: kaas.Library) -> No
     assert "kernel axpy" in loses(opened(), RunRequest(task, {"a": cached(64, 0)}, {})).message
 
 
-def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> None:
+def test_a_hung_kernel_that_is_ended_loses_the_device(opened: Open, library: kaas.Library) -> None:
     executor, case = opened(), chain(library)
     software.inject(software.Fault("hang", at=2), ORDINAL)
     ended: list[Any] = []
@@ -98,7 +98,7 @@ def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> No
     right(case, opened().run)
 
 
-def test_an_endless_kernel_ends_when_it_is_cancelled(opened: Open, library: kaas.Library) -> None:
+def test_an_endless_kernel_that_is_cancelled_loses_the_device(opened: Open, library: kaas.Library) -> None:
     started, go = kaas.Buffer("started", 1, "int32"), kaas.Buffer("go", 64, "int32")
     endless = kaas.Kernel(kaas.Library.from_file(ENDLESS), "together", 1, 32, [kaas.InOut(started), kaas.InOut(go)])
     zeros = {"started": InputSource(np.zeros(1, np.int32)), "go": InputSource(np.zeros(64, np.int32))}

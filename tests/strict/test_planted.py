@@ -92,7 +92,7 @@ def test_a_missing_edge_is_found(
     assert all(found), found
 
 
-def test_without_strict_mode_it_would_not_be(
+def test_a_missing_edge_does_not_show_without_strict_mode(
     opened: Open, strict: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask
 ) -> None:
     executor = opened(0)

@@ -109,7 +109,7 @@ def test_no_client_finds_bytes_that_another_left(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 7), programs=st.lists(st.lists(steps(), min_size=2, max_size=8), min_size=2, max_size=2))
-def test_nor_bytes_that_another_leaves_meanwhile(
+def test_a_client_finds_no_bytes_that_another_leaves_in_parallel(
     opened: Open, library: kaas.Library, seed: int, programs: list[list[Step]]
 ) -> None:
     """Two slots, two threads. A request may get either slot, and so may find its client's own bytes."""
