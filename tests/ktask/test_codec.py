@@ -182,7 +182,7 @@ def test_malformed_json_is_refused_by_type(text: str | bytes) -> None:
         ('{"kaas":1,"buffers":[{"name":"a"}],"kernels":[],"outputs":[],"libraries":{}}', "'shape' is missing"),
     ],
 )
-def test_what_is_missing_is_said(text: str, words: str) -> None:
+def test_a_malformed_file_is_refused_with_its_missing_fields(text: str, words: str) -> None:
     with pytest.raises(InvalidGraph, match=words):
         kaas.KTask.from_json(text)
 

@@ -32,7 +32,7 @@ def test_the_same_memory_in_either_version(old: bool) -> None:
     assert (bytes(view), address_of(view), view.readonly) == (SIX.tobytes(), SIX.ctypes.data, True)
 
 
-def test_what_numpy_will_not_write_to() -> None:
+def test_a_read_only_array_is_read() -> None:
     frozen = SIX.copy()
     frozen.flags.writeable = False
     assert bytes(input_bytes(FLOATS, Exporter(frozen))) == SIX.tobytes()
@@ -82,7 +82,7 @@ def test_bfloat16_that_numpy_will_not_export() -> None:
     assert wrong.value.fields["given"] == "bfloat16"
 
 
-def test_a_dtype_of_nobody_fits_plain_bytes_only() -> None:
+def test_an_unknown_dtype_fits_plain_bytes_only() -> None:
     exported = Exporter(np.arange(24, dtype=np.uint8), dtype_code=17, dtype_bits=4, dtype_lanes=2)
     assert bytes(input_bytes(kaas.Buffer("b", 24), exported)) == bytes(range(24))
     assert on_host("b", exported).dtype == np.uint8
@@ -114,7 +114,7 @@ class Strange(Exporter):
         (Strange(SIX), NotContiguous, "no DLPack tensor"),
     ],
 )
-def test_what_does_not_fit_is_a_typed_error(value: Any, error: type[Exception], words: str) -> None:
+def test_an_array_that_does_not_fit_is_a_typed_error(value: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         input_bytes(FLOATS, value)
 
@@ -152,12 +152,12 @@ def test_an_offset_in_bytes_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [SIX, SIX.tobytes(), bytearray(24), 5, None, np.ma.masked_array(SIX)])
-def test_what_is_not_taken_by_this_protocol_stays_as_it_is(value: Any) -> None:
+def test_values_without_the_protocol_stay_unchanged(value: Any) -> None:
     assert not is_exporter(value)
     assert on_host("x", value) is value
 
 
-def test_a_view_of_what_stays_is_itself() -> None:
+def test_a_view_of_an_array_stays_unchanged_and_a_view_of_an_exporter_is_read() -> None:
     view = kaas.View(SIX, 4)
     assert on_host("x", view) is view
     kept = on_host("x", kaas.View(Exporter(SIX), 4))

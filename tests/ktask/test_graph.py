@@ -89,7 +89,7 @@ def closure(pairs: set[tuple[int, int]], count: int) -> set[tuple[int, int]]:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(task=ktasks())
-def test_edges_order_exactly_what_conflicts(task: kaas.KTask) -> None:
+def test_edges_order_exactly_the_kernels_that_conflict(task: kaas.KTask) -> None:
     kernels = task.kernels
     conflicts = {
         (earlier, later)
@@ -180,7 +180,7 @@ def test_a_type_of_numpy_is_answered_with_the_kind_that_is_meant(given: str, mea
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_refused_with_its_fields(case: str) -> None:
+def test_an_invalid_graph_is_refused_with_its_fields(case: str) -> None:
     make, kind, fields = WRONG[case]
     with pytest.raises(InvalidGraph) as caught:
         make()

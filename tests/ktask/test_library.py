@@ -45,7 +45,7 @@ def test_files_of_one_name_do_not_collide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "data"), [("ptx", PTX.encode()), ("cubin", cubin()), ("fatbin", fatbin())])
-def test_from_file_tells_kinds_apart(kind: str, data: bytes, tmp_path: Path) -> None:
+def test_from_file_recognises_the_kind_of_an_image(kind: str, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(data)
     library = kaas.Library.from_file(path)
@@ -80,7 +80,7 @@ def test_truncated_fatbins_are_refused(cut: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", PTX[: PTX.index("}")].encode(), b"int main() {}", b".version 9.0"])
-def test_what_is_no_ptx_is_refused(data: bytes) -> None:
+def test_malformed_ptx_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptImage):
         kaas.Library.from_ptx(data)
 
@@ -134,6 +134,6 @@ def test_names_of_provided_code_are_plain(names: tuple[str, str, str]) -> None:
         kaas.Library.provided(*names)
 
 
-def test_missing_file_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kaas.Library.from_file(tmp_path / "nothing.ptx")

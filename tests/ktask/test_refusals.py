@@ -58,7 +58,7 @@ def test_integers_of_numpy_are_integers() -> None:
     assert kaas.View(b"", four).offset_bytes == 4
 
 
-def test_what_follows_from_a_ktask_cannot_be_changed() -> None:
+def test_the_scalars_of_a_ktask_cannot_be_changed() -> None:
     scalars: Any = kaas.KTask([kernel(args=[kaas.InOut(A), kaas.Scalar("f", "f32")])], [A]).scalars
     with pytest.raises(TypeError):
         scalars["g"] = "f32"

@@ -93,7 +93,7 @@ def test_kernels_of_cubins_and_ptx_are_the_same() -> None:
     assert set(kernels_of(cubin.images)) == set(kernels_of(ptx.images)) == {"plain", "_ZN4deep4downEi"}
 
 
-def test_a_corrupt_cubin_says_so() -> None:
+def test_a_corrupt_cubin_is_refused() -> None:
     (whole,) = (image.data for image in kaas.Library.from_cuda('extern "C" __global__ void k() {}', "sm_80").images)
     assert kernels_of(kaas.Library.from_cubin(whole).images) == ("k",)
     broken = whole[:62] + b"\xff\xff" + whole[64:]  # the number of the section that holds the names of sections
@@ -104,7 +104,7 @@ def test_a_corrupt_cubin_says_so() -> None:
 # --- launches
 
 
-def test_what_the_code_fixes_may_be_left_out_or_repeated() -> None:
+def test_values_that_the_code_fixes_may_be_left_out_or_repeated() -> None:
     fixed = library(block=(128, 1, 1), shared_bytes=64)
     kernel = fixed.kernel(grid=3, args=[])
     assert (kernel.block, kernel.shared_bytes) == ((128, 1, 1), 64)
@@ -185,7 +185,7 @@ SCALAR = kaas.Scalar("n", "i32")
         (ComplexParameter("c", "c128"), kaas.c128(3j), (kaas.f64(0), kaas.f64(3))),
     ],
 )
-def test_what_fits(parameter: Parameter, argument: Any, expanded: tuple[Any, ...]) -> None:
+def test_arguments_that_fit_are_expanded(parameter: Parameter, argument: Any, expanded: tuple[Any, ...]) -> None:
     assert launch(parameter, argument) == expanded
 
 
@@ -210,7 +210,7 @@ def test_what_fits(parameter: Parameter, argument: Any, expanded: tuple[Any, ...
         (ArrayParameter("it", "float32", 2), kaas.Null, "In, Out or InOut"),
     ],
 )
-def test_what_does_not_fit(parameter: Parameter, argument: Any, words: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(parameter: Parameter, argument: Any, words: str) -> None:
     with pytest.raises(InvalidGraph, match=words) as raised:
         launch(parameter, argument)
     assert "kernel 'mine': parameter 'it'" in raised.value.message
@@ -233,7 +233,7 @@ def test_numbers_that_a_parameter_cannot_hold(parameter: Parameter, argument: An
     dtype=st.sampled_from(["float32", "int8", "complex128", "bool"]),
     data=st.data(),
 )
-def test_arrays_are_told_as_numpy_tells_them(shape: list[int], dtype: str, data: st.DataObject) -> None:
+def test_arrays_are_described_as_by_numpy(shape: list[int], dtype: str, data: st.DataObject) -> None:
     whole = np.empty(shape, dtype)
     rows = data.draw(st.integers(0, max(0, shape[0] - 1))) if whole.size else 0
     array = whole[rows:]

@@ -42,7 +42,7 @@ def test_integers_cover_exactly_their_range(kind: str) -> None:
      ("f16", 65520.0), ("f32", 1e39), ("bf16", 3.4e38), ("bf16", 1e39), ("c64", 1e39j), ("c64", "1"), ("c128", None),
      ("boolean", 2), ("boolean", "yes"), ("boolean", None), ("boolean", np.zeros(2)), ("i31", 1)],
 )  # fmt: skip
-def test_what_a_kind_cannot_hold_is_refused(kind: str, value: Any) -> None:
+def test_a_value_that_a_kind_cannot_hold_is_refused(kind: str, value: Any) -> None:
     with pytest.raises(InvalidLiteral) as caught:
         encode(kind, value)
     assert caught.value.fields["kind"] == kind
