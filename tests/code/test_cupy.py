@@ -71,6 +71,6 @@ def test_a_module_of_a_file_is_that_file(tmp_path: Path) -> None:
         (lambda: SOURCE, "neither"),
     ],
 )
-def test_what_is_refused(kernel: Any, words: str) -> None:
+def test_an_unsupported_kernel_is_refused(kernel: Any, words: str) -> None:
     with pytest.raises(CompileFailed, match=words):
         kaas.Library.from_cupy(kernel())

@@ -47,7 +47,7 @@ def test_python_packages(
     assert raised.value.install == package
 
 
-def test_without_cupy_nothing_is_a_kernel_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy_any_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     with pytest.raises(CompileFailed, match="neither a RawKernel nor a RawModule"):
         kaas.Library.from_cupy(kernel)

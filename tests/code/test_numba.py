@@ -57,7 +57,7 @@ def buffer(name: str, shape: Any, dtype: str = "float32") -> kaas.Buffer:
     return kaas.Buffer(name, shape, dtype)
 
 
-def test_what_the_library_knows() -> None:
+def test_the_library_has_the_name_and_the_parameters_of_the_kernel() -> None:
     (entry,) = kaas.Library.from_numba(spread, SPREAD).entries
     assert (entry.symbol, entry.name, entry.block) == ("spread", "spread", None)
     assert entry.parameters == (
@@ -160,7 +160,7 @@ def test_a_function_without_a_name_has_a_symbol() -> None:
         ("void(complex64, int32)", "refuses first"),
     ],
 )
-def test_what_is_refused(signature: str, words: str) -> None:
+def test_an_unsupported_signature_is_refused(signature: str, words: str) -> None:
     with pytest.raises(CompileFailed, match=words) as raised:
         kaas.Library.from_numba(first, signature)
     assert raised.value.compiler.startswith("numba-cuda ")
@@ -168,7 +168,7 @@ def test_what_is_refused(signature: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("given", [3, "first", int, np.sin])
-def test_what_is_no_function(given: Any) -> None:
+def test_a_value_that_is_no_function_is_refused(given: Any) -> None:
     with pytest.raises(CompileFailed, match="is no Python function"):
         kaas.Library.from_numba(given, "void(float32)")
 
@@ -179,6 +179,6 @@ def test_types_for_every_parameter() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_80+ptx"])
-def test_it_makes_ptx(arch: str) -> None:
+def test_a_target_without_ptx_is_refused(arch: str) -> None:
     with pytest.raises(InvalidTarget, match="PTX"):
         kaas.Library.from_numba(first, "void(int32[::1], int32)", arch=arch)

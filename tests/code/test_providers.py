@@ -28,10 +28,10 @@ def install_provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     monkeypatch.setattr(providers, "_provided", {})
     monkeypatch.setattr(providers, "_providers", {})
 
-    def install_it(images: Callable[[str, str], Any]) -> None:
+    def install_images(images: Callable[[str, str], Any]) -> None:
         install(monkeypatch, tmp_path, "shapes", images)
 
-    return install_it
+    return install_images
 
 
 class Recorder:
@@ -55,14 +55,14 @@ def test_other_images_are_themselves() -> None:
     assert providers.code(image) == (image,)
 
 
-def test_a_provider_is_asked_once(install_provider: Any) -> None:
+def test_a_provider_is_called_once(install_provider: Any) -> None:
     provider = Recorder()
     install_provider(provider)
     assert code(NAMED) == code(NAMED) == kaas.Library.from_ptx(PTX).images
     assert provider.requests == [("round", "2")]
 
 
-def test_threads_wait_for_one_that_asks(install_provider: Any) -> None:
+def test_threads_wait_for_one_call_of_the_provider(install_provider: Any) -> None:
     asked, started, go_on = [], threading.Event(), threading.Event()
 
     def images(name: str, _: str) -> kaas.Library:
@@ -102,7 +102,7 @@ def test_no_such_provider(install_provider: Any) -> None:
     assert "shapes" in error.installed
 
 
-def test_what_a_provider_does_not_know_is_told_with_what_was_asked(install_provider: Any) -> None:
+def test_an_error_of_a_provider_has_the_requested_name_and_version(install_provider: Any) -> None:
     def images(name: str, version: str) -> kaas.Library:
         raise errors.NotProvided(f"no {name} {version}", has=("1",))
 
@@ -137,7 +137,7 @@ def test_a_failure_of_a_provider_is_translated_and_not_kept(
 
 
 @pytest.mark.parametrize(("answer", "words"), [(NAMED, "another name"), (b"code", "gave bytes"), (None, "NoneType")])
-def test_what_is_no_code_is_refused(install_provider: Any, answer: Any, words: str) -> None:
+def test_a_provider_that_returns_no_code_is_refused(install_provider: Any, answer: Any, words: str) -> None:
     install_provider(lambda *_: answer)
     with pytest.raises(errors.ProviderFailed, match=words):
         code(NAMED)

@@ -44,7 +44,7 @@ def wrong(x, BLOCK: tl.constexpr):
 BLEND = "*fp32 *fp16 *fp32 i32 fp32"
 
 
-def test_what_the_library_knows() -> None:
+def test_the_library_has_the_name_and_the_parameters_of_the_kernel() -> None:
     library = kaas.Library.from_triton(blend, BLEND, {"BLOCK": 128}, num_warps=2)
     (entry,) = library.entries
     assert [image.kind for image in library.images] == ["cubin", "ptx"]
@@ -172,7 +172,7 @@ def test_kernels_that_do_not_compile() -> None:
         kaas.Library.from_triton(blend, BLEND, {"BLOCK": 100})
 
 
-def test_what_is_no_kernel() -> None:
+def test_a_value_that_is_no_kernel_is_refused() -> None:
     tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])(blend)
     for given in (tuned, test_promises_are_kept):
         with pytest.raises(CompileFailed, match="@triton"):
