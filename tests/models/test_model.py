@@ -17,7 +17,7 @@ from tests.models.models import LIBRARY, model, variant
 WEIGHTS = np.zeros((4, 2), np.float32)
 
 
-def test_what_it_holds() -> None:
+def test_a_model_has_variants_inputs_outputs_and_constants() -> None:
     made = model(8, 1)
     assert [one.inputs[0].shape for one in made.variants] == [(1, 4), (8, 4)]  # the smallest first
     assert (made.inputs, made.outputs) == (("x", "ids"), ("y",))
@@ -39,7 +39,7 @@ def test_constants_are_read_only_and_without_gaps() -> None:
     assert given.flags.writeable
 
 
-def test_it_travels() -> None:
+def test_a_model_survives_pickle() -> None:
     made = model()
     back = pickle.loads(pickle.dumps(made))
     assert (back.name, back.variants, back.about) == (made.name, made.variants, made.about)
@@ -80,7 +80,7 @@ def with_output(name: str) -> kaas.Variant:
         (lambda: kaas.CompiledModel("m", [scaled()], {}), "take scalars"),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[], object], words: str) -> None:
+def test_parts_that_do_not_fit_are_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(InvalidModel, match=words) as caught:
         make()
     assert caught.value.model == "m"
@@ -101,7 +101,9 @@ def test_a_model_needs_a_name() -> None:
         (("x",), "are kaas.Buffers"),
     ],
 )
-def test_a_variant_takes_what_its_kernels_read(inputs: tuple[kaas.Buffer, ...], words: str) -> None:
+def test_a_variant_with_inputs_that_its_kernels_do_not_read_is_refused(
+    inputs: tuple[kaas.Buffer, ...], words: str
+) -> None:
     with pytest.raises(InvalidModel, match=words):
         kaas.Variant(variant(1).task, inputs)
 

@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["folder"]  # and nothing half written
 
 
-def test_others_may_read_it(tmp_path: Path) -> None:
+def test_a_saved_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         model().save(tmp_path / "m.kaas")
@@ -180,17 +180,17 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said(saved: Path, change: Change, words: str) -> None:
+def test_a_damaged_file_is_refused_with_the_reason(saved: Path, change: Change, words: str) -> None:
     error = corrupt(saved, packed(change(entries_of(saved))))
     assert re.search(words, error.reason), error.reason
 
 
-def test_unchanged_it_is_none_of_these(saved: Path) -> None:
+def test_a_file_repacked_without_changes_is_loaded(saved: Path) -> None:
     saved.write_bytes(packed(entries_of(saved)))
     assert kaas.load(saved).name == "small"
 
 
-def test_what_is_no_zip(saved: Path) -> None:
+def test_a_file_that_is_no_whole_zip_is_refused(saved: Path) -> None:
     whole = saved.read_bytes()
     assert "it is empty" in corrupt(saved, b"").reason
     assert "no zip file" in corrupt(saved, b"{}").reason
@@ -216,12 +216,12 @@ def test_a_bit_that_changed(tmp_path: Path, at: float, bit: int) -> None:
     np.testing.assert_array_equal(back.constants["w"], model().constants["w"])
 
 
-def test_two_entries_of_one_name(saved: Path) -> None:
+def test_a_file_with_two_entries_of_one_name_is_refused(saved: Path) -> None:
     twice = packed(entries_of(saved) | {"manifest.jsom": b"{}"}).replace(b"manifest.jsom", b"manifest.json")
     assert "two entries have one name" in corrupt(saved, twice).reason
 
 
-def test_what_would_unpack_to_too_much(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_would_unpack_to_too_much_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = packed(entries_of(saved) | {"manifest.json": bytes(10_000_000)}, zipfile.ZIP_DEFLATED)
     assert len(bomb) < 100_000
     monkeypatch.setattr(model_file, "MANIFEST_BYTES", 1_000_000)
@@ -268,7 +268,7 @@ def test_constants_of_more_than_the_file(saved: Path) -> None:
 
 @given(arrays=st.dictionaries(tensor_names, constants, max_size=5))
 @once_a_function
-def test_arrays_come_back(tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+def test_arrays_are_read_back_unchanged(tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     constants_file.write(tmp_path / "tensors", arrays)
     back = constants_file.arrays_of((tmp_path / "tensors").read_bytes(), constants_file.foreign(arrays))
     assert list(back) == sorted(arrays)
