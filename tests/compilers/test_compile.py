@@ -80,7 +80,7 @@ def test_a_compiled_model_is_found_and_a_different_one_is_compiled(lowerings: li
 @pytest.mark.parametrize(
     "options", [{"name": "other"}, {"target": "compute_90"}, {"batch_sizes": (2,)}, {"example_inputs": np.ones((2, 4))}]
 )
-def test_keys_tell_options_apart(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_differ_by_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = perceptron(2)
     keys = set()
     for given in ({}, options, {"target": "sm_80+ptx"}):
@@ -120,7 +120,7 @@ def test_external_data_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(keys) == 2
 
 
-def test_another_process_finds_it_without_tvm(lowerings: list[str], tmp_path: Path) -> None:
+def test_another_process_finds_a_compiled_model_without_tvm(lowerings: list[str], tmp_path: Path) -> None:
     path = tmp_path / "network.onnx"
     onnx.save(perceptron(2), path)
     made = tvm_backend.compile(path, target="compute_80")

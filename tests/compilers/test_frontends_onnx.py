@@ -150,7 +150,7 @@ def shapes(made: Imported) -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-def test_sizes_come_from_batch_sizes_and_examples() -> None:
+def test_sizes_are_taken_from_batch_sizes_and_examples() -> None:
     nodes = [node("Add", ["a", "b"], ["y"])]
     made = model(nodes, [value("a", [None, "length"]), value("b", [None, "length"])], ["y"])
     given = imported(made, {"b": np.zeros((3, 7), np.float32)}, None, "sum")

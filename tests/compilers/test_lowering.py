@@ -172,7 +172,7 @@ def test_storage_is_planned_by_tvm() -> None:
     assert all(type(k.args[0]) is Out for k in compiled.kernels)
 
 
-def test_normalisation_goes_into_the_convolution() -> None:
+def test_normalisation_is_folded_into_the_convolution() -> None:
     scale, shift, mean, spread = noise(4, 8)
     spread = np.abs(spread) + 0.5
     filters = noise(8, 3, 3, 3)

@@ -53,7 +53,7 @@ def test_a_damaged_entry_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert models.get("a") is not None
 
 
-def test_those_longest_unused_go(tmp_path: Path) -> None:
+def test_the_longest_unused_models_are_evicted(tmp_path: Path) -> None:
     models = Store(tmp_path)
     for age, key in ((300, "a"), (200, "b"), (100, "c")):
         models.put(key, model(key))
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(
     assert "cannot store" in caplog.text
 
 
-def test_processes_share_it(tmp_path: Path) -> None:
+def test_processes_share_the_store(tmp_path: Path) -> None:
     """Several processes write and read one entry at once: each read gives the whole model or nothing."""
     program = (
         "import sys; from pathlib import Path; from tests.compilers.test_store import model; "
@@ -108,7 +108,7 @@ def test_processes_share_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["shared.kaas"]
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_is_in_the_cache_folder_unless_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(SWITCH, raising=False)
     found = store()

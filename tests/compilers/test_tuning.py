@@ -154,14 +154,14 @@ def test_without_a_gpu_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_device_s_result_is_not_taken_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(tune: int) -> str:
+    def options_with(tune: int) -> str:
         return str(Options.checked("model.onnx", "sm_80", None, None, tune))
 
     monkeypatch.delenv(TUNE_DEVICE, raising=False)
-    on_gpu, untuned = asked(4), asked(0)
+    on_gpu, untuned = options_with(4), options_with(0)
     monkeypatch.setenv(TUNE_DEVICE, "software")
-    assert asked(4) != on_gpu
-    assert asked(0) == untuned
+    assert options_with(4) != on_gpu
+    assert options_with(0) == untuned
 
 
 def test_records_that_are_damaged_are_thrown_away(tmp_path: Path) -> None:
