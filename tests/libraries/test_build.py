@@ -62,7 +62,7 @@ def survives(error: errors.KaasError) -> bool:
     return type(again) is type(error) and (again.message, again.fields) == (error.message, error.fields)
 
 
-def test_code_is_built_when_it_is_first_asked_for(folder: Path, write: Callable[[str], None]) -> None:
+def test_code_is_built_when_it_is_first_requested(folder: Path, write: Callable[[str], None]) -> None:
     write(KERNEL)
     made = provider.images("tiny", sources.version("tiny"))
     assert [image.kind for image in made.images] == ["fatbin"]
@@ -176,7 +176,7 @@ def test_a_built_file_that_cannot_be_read_is_an_error(folder: Path, write: Calla
     assert command.main(["build", "tiny"]) == 1
 
 
-def test_the_adapter_of_the_core_is_taken_as_soon_as_it_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_adapter_of_the_core_is_used_as_soon_as_it_exists(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "build_adapter", lambda instances: "+".join(each.name for each in instances).encode())
     alone, core = (folder / store.adapter_file(some) for some in (CORE[:1], CORE))
     assert store.adapter(CORE[0]) == alone
@@ -199,7 +199,7 @@ def test_an_adapter_s_version_depends_on_its_instances() -> None:
     assert len({sources.adapter_version(some) for some in (CORE, CORE[1:], CORE[:1])}) == 3
 
 
-def test_another_version_than_asked_for_is_not_given() -> None:
+def test_a_version_other_than_the_installed_one_is_not_provided() -> None:
     name = CORE[0].name
     with pytest.raises(errors.NotProvided) as raised:
         provider.images(name, "0" * 16)
@@ -242,7 +242,7 @@ def test_a_compiler_that_writes_nothing_is_an_error(
     assert not list(folder.glob("*"))
 
 
-def test_without_nvcc_the_error_says_how_to_install_it(
+def test_the_error_without_nvcc_explains_its_installation(
     folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(KERNEL)
@@ -272,7 +272,7 @@ def test_an_old_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         compiling.toolchain()
 
 
-def test_behind_an_old_nvcc_one_that_serves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recent_nvcc_is_found_behind_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's nvcc is too old, and the wheel is installed as the message says."""
     old, wheel = tmp_path / "old", tmp_path / "nvidia" / "cu13" / "bin"
     for folder, release in ((old, "11.2, V11.2.152"), (wheel, "13.9, V13.9.1")):
@@ -307,7 +307,7 @@ def test_a_chosen_nvcc_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
         compiling.toolchain()
 
 
-def test_without_a_compiler_for_the_host_the_error_says_how_to_install_it(
+def test_the_error_without_a_compiler_for_the_host_explains_its_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", 'echo "release 13.9, V13.9.1"')))

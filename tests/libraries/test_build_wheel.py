@@ -70,7 +70,7 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     assert not (home / "kaas" / "blas").exists()
 
 
-def test_files_packed_in_the_sources_go_into_a_wheel_only_if_named(tmp_path: Path) -> None:
+def test_a_wheel_contains_files_packed_in_the_sources_only_if_named(tmp_path: Path) -> None:
     """The folder has a kernel that was copied there for the editable package, and an older one."""
     source = tmp_path / "source"
     shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "packed"))

@@ -231,7 +231,7 @@ def test_the_chosen_kernel_fits(key: Key, split: int | None) -> None:
 
 @few
 @given(keys.map(possible))
-def test_the_core_comes_before_kernels_that_have_to_be_built(key: Key) -> None:
+def test_the_core_is_preferred_to_kernels_that_have_to_be_built(key: Key) -> None:
     instance, _ = choice.choose(key)
     fitting = [
         x for x in CORE if (x.kind, x.out, x.op_a, x.op_b, x.gelu) == (key.kind, key.out, key.op_a, key.op_b, key.gelu)
@@ -261,7 +261,7 @@ def test_k_is_split_where_few_tiles_have_a_long_one(arch: str) -> None:
         assert choice.choose(key_of(m, n, k, arch=arch))[1] == 1
 
 
-def test_measured_choices_come_first() -> None:
+def test_measured_choices_are_preferred() -> None:
     key = key_of(300, 300, 300)
     own, *others = choice.candidates(key)
     assert choice.choose(key) == own
@@ -361,13 +361,13 @@ def test_every_kind_of_misalignment_is_named() -> None:
 # --- launches
 
 
-def test_a_shape_that_is_known_asks_the_adapter_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_shape_needs_no_call_of_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     (first,) = gemm(*matrices(100, 90, 80), alpha=2)
 
-    def asked(*args: object) -> None:
+    def refuse(*args: object) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr(adapter, "launch", asked)
+    monkeypatch.setattr(adapter, "launch", refuse)
     (again,) = gemm(buffer("x", 100, 80), buffer("y", 80, 90), buffer("z", 100, 90), alpha=2)
     assert argument(first).blob == argument(again).blob
     assert accesses(again) == [("In", "x", 0), ("In", "y", 0), ("Out", "z", 0), ("Out", "z", 0)]
@@ -375,7 +375,7 @@ def test_a_shape_that_is_known_asks_the_adapter_for_nothing(monkeypatch: pytest.
         gemm(*matrices(100, 90, 80), alpha=3)
 
 
-def test_c_is_read_only_where_it_has_to_be() -> None:
+def test_c_is_read_only_where_the_product_needs_it() -> None:
     a, b, c = matrices(8, 8, 8)
     roles = {
         "whole": (gemm(a, b, c), "Out"),
@@ -486,7 +486,7 @@ def test_slices_are_a_number_that_a_grid_can_hold(slices: Any) -> None:
     assert (caught.value.option, caught.value.value) == ("split_k", repr(slices))
 
 
-def test_operands_of_a_list_go_into_tables_in_order() -> None:
+def test_operands_of_a_list_are_put_into_tables_in_order() -> None:
     a = [buffer(f"a{i}", 4, 4) for i in range(3)]
     c = buffer("c", 3, 4, 4)
     (kernel,) = gemm(a, buffer("b", 4, 4), c)

@@ -139,7 +139,7 @@ def test_any_vectors_in_any_memory(call: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("trans", ["n", "t"])
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_long_sums_are_shared_by_blocks_and_come_out_the_same_each_time(dtype: str, trans: str) -> None:
+def test_long_sums_are_shared_by_blocks_and_are_the_same_each_time(dtype: str, trans: str) -> None:
     rng = np.random.default_rng(1)
     shape = (3, 40_001) if trans == "n" else (40_001, 3)
     a, x = drawn(rng, shape, dtype), drawn(rng, 40_001, dtype)

@@ -47,7 +47,7 @@ def made(draw: st.DrawFn) -> Instance:
 
 
 @given(made())
-def test_a_name_says_all(instance: Instance) -> None:
+def test_a_name_determines_its_instance(instance: Instance) -> None:
     assert parse(instance.name) == instance
     assert re.fullmatch(r"\w+", instance.name)  # a C++ identifier
 
@@ -79,7 +79,7 @@ def test_names_are_apart(one: Instance, other: Instance) -> None:
         ("sgemm_nn_064x64x8_2", "it is 'sgemm_nn_64x64x8_2'"),
     ],
 )
-def test_the_error_of_an_impossible_kernel_says_why(name: str, why: str) -> None:
+def test_the_error_of_an_impossible_kernel_has_the_reason(name: str, why: str) -> None:
     with pytest.raises(errors.UnknownSymbol, match=why) as raised:
         parse(name)
     again = pickle.loads(pickle.dumps(raised.value))

@@ -149,7 +149,7 @@ def test_products_of_any_shapes(shapes: tuple[Shape, Shape], beta: int) -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [((300,), (300,)), ((2, 300), (300,)), ((300,), (300, 2)), ((4, 1, 300), (4, 300, 1))]
 )
-def test_vectors_go_through_gemv(a: Shape, b: Shape) -> None:
+def test_products_with_vectors_use_gemv(a: Shape, b: Shape) -> None:
     kernels = matmul(*buffers(a, b, np.matmul(np.zeros(a), np.zeros(b)).shape))
     assert all(kernel.symbol.startswith("gemv_") for kernel in kernels)
     np.testing.assert_array_equal(ran(integers(a, "float32"), integers(b, "float32")), integers(a) @ integers(b))
@@ -163,7 +163,7 @@ def test_an_epilogue_wants_a_matrix_product() -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [((3, 4), (4,)), ((2, 3, 4), (4,)), ((4,), (4, 3)), ((4,), (2, 4, 3)), ((0, 3, 4), (4,))]
 )
-def test_a_bias_goes_along_the_last_dimension_of_the_result(a: Shape, b: Shape) -> None:
+def test_a_bias_is_added_along_the_last_dimension_of_the_result(a: Shape, b: Shape) -> None:
     first, second, shift = integers(a, "float32"), integers(b, "float32"), integers((3,), "float32")
     epilogue = Epilogue(kaas.Buffer("bias", 3, "float32"), "relu")
     task = kaas.KTask(matmul(*buffers(a, b, (first @ second).shape), epilogue=epilogue), ["c"])

@@ -108,7 +108,7 @@ def test_sums_are_of_float32(dtype: str) -> None:
     assert (ones(8, 8, 4096, dtype, dtype) == 4096).all()
 
 
-def test_tf32_is_asked_for() -> None:
+def test_tf32_is_used_only_on_request() -> None:
     """With tf32, operands keep 10 bits of their fraction, and otherwise all 23."""
     a, b, c = np.full((8, 8), 1 + 2.0**-12, np.float32), np.eye(8, dtype=np.float32), np.empty((8, 8), np.float32)
     given = place("a", a), place("b", b), place("c", c)

@@ -137,7 +137,7 @@ def test_a_candidate_that_is_wrong_or_fails_is_not_taken(monkeypatch: pytest.Mon
     assert list(caught.value.reasons) == [LARGE]
 
 
-def test_a_device_that_is_lost_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: Any) -> float:
         raise DeviceLost("gone")
 
@@ -220,7 +220,7 @@ def test_a_choice_of_another_version_of_a_kernel_does_not_count(file: Path, monk
     [("slices", None), ("slices", "many"), ("slices", 2.5), ("slices", 0), ("slices", -3), ("instance", None),
      ("instance", b"\xff"), ("version", None)],
 )  # fmt: skip
-def test_a_row_that_says_nothing_does_not_count(file: Path, column: str, value: object) -> None:
+def test_a_malformed_row_does_not_count(file: Path, column: str, value: object) -> None:
     """SQLite keeps anything in any column."""
     before = taken()
     records.store(KEY, Choice(SMALL, 1), "device", 1.0)
@@ -243,7 +243,7 @@ def test_a_kernel_of_another_product_does_not_count(file: Path, other: str) -> N
     assert taken() == before
 
 
-def test_slices_go_into_a_workspace() -> None:
+def test_slices_are_written_to_a_workspace() -> None:
     """The kernel of a product with slices writes sums, in the dtype of sums."""
     shape = (64, 64), "float16"
     a, b, c = (kaas.Buffer(name, *shape) for name in "abc")
