@@ -24,7 +24,7 @@ RESULT = {
 }
 
 
-def test_the_page_is_what_the_results_make() -> None:
+def test_the_page_is_made_of_the_results() -> None:
     assert page.PAGE.read_text() == page.current()
 
 
@@ -51,7 +51,7 @@ def test_every_bar_is_explained() -> None:
     assert not unexplained
 
 
-def test_a_row_has_the_meaning_the_limit_and_what_was_measured() -> None:
+def test_a_row_has_the_meaning_the_limit_and_the_measurement() -> None:
     made = page.page({"launch": RESULT}, {"launch": {"replay": "a replay"}, "chaos": {"wrong": "wrong answers"}})
     assert "2026-01-02, commit `0123abc`, Abacus 9, 2 processors, load average 0.5." in made
     assert "| a replay | ≤ 1.5 | 1.25 |  |" in made
@@ -72,7 +72,7 @@ def test_stages_stand_in_their_order_with_the_sum_last() -> None:
 
 
 @pytest.mark.processes
-def test_a_result_replaces_the_last_one_and_says_where_it_was_measured(tmp_path: Path) -> None:
+def test_a_result_replaces_the_last_one_and_names_its_machine(tmp_path: Path) -> None:
     for replay in (1.0, 2.0):
         given = {"benchmark": "launch", "bars": {"replay": [replay, "<=", 1.5]}, "detail": {}}
         page.keep(given, page.machine(), tmp_path)

@@ -23,7 +23,7 @@ def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_root().is_dir()
 
 
-def test_chosen_folder_goes_first_whenever_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_chosen_folder_is_used_whenever_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("cache", "other"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         assert cache_root() == tmp_path / name / "kaas"

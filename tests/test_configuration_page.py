@@ -87,7 +87,7 @@ def _descriptions(kind: type) -> dict[str, str]:
     return found
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_is_made_of_the_code() -> None:
     assert PAGE.read_text() == page(), "python -m tests.test_configuration_page writes it again"
 
 

@@ -60,7 +60,7 @@ def test_undeclared_fields_are_a_mistake() -> None:
         UnknownSymbol("no kernel x", colour="red")
 
 
-def test_errors_are_also_what_python_calls_them() -> None:
+def test_errors_are_subclasses_of_pythons_errors() -> None:
     assert issubclass(errors.InvalidGraph, ValueError)
     assert issubclass(errors.InvalidRequest, ValueError)
     assert issubclass(errors.DeadlineExceeded, TimeoutError)

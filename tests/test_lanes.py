@@ -49,20 +49,20 @@ def folder(pytester: pytest.Pytester) -> pytest.Pytester:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("lane", "passed"), [("quick", 1 + 3), ("test", 3 + 3), ("all", 4 + 9 + 1)])
-def test_a_lane_has_what_is_marked_for_it(folder: pytest.Pytester, lane: str, passed: int) -> None:
+def test_a_lane_runs_the_tests_that_are_marked_for_it(folder: pytest.Pytester, lane: str, passed: int) -> None:
     ended = folder.runpytest_subprocess("--lane", lane, "-p", "no:cacheprovider")
     assert ended.parseoutcomes()["passed"] == passed
 
 
 @pytest.mark.processes
-def test_the_quick_lane_refuses_programs_and_says_how_to_mark_the_test(folder: pytest.Pytester) -> None:
+def test_the_quick_lane_refuses_programs_and_names_the_marker(folder: pytest.Pytester) -> None:
     folder.makepyfile(test_more="import subprocess\ndef test_it(): subprocess.run(['true'])\n")
     ended = folder.runpytest_subprocess("--lane", "quick", "-p", "no:cacheprovider")
     assert ended.parseoutcomes() == {"passed": 4, "failed": 1, "deselected": 9}
     ended.stdout.fnmatch_lines(["*test_it starts a program*mark it pytest.mark.processes*"])
 
 
-def test_what_is_not_installed_is_not_imported(tmp_path: Path) -> None:
+def test_files_of_packages_that_a_lane_lacks_are_not_imported(tmp_path: Path) -> None:
     file = tmp_path / "test_models.py"
     file.write_text("import numpy, tvm.relax\n")
     assert file_marks(file) == {"compilers"}

@@ -173,7 +173,7 @@ def test_foreign_packages_have_few_importers(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [module for module in OUR_MODULES if within(module, DECIDERS)])
-def test_what_decides_is_pure(module: str) -> None:
+def test_a_module_that_decides_is_pure(module: str) -> None:
     assert not {name for name in imports(module) if within(name, NOT_FOR_DECIDERS)}
     ours = {name for name in imports(module) if within(name, {"kaas"})}
     assert all(within(name, (*DECIDERS, *PURE)) for name in ours)

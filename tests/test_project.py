@@ -48,7 +48,7 @@ def test_locks_pin_with_hashes_and_name_no_address(path: Path) -> None:
     assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
 
 
-def test_locks_hold_what_the_project_asks_for() -> None:
+def test_locks_have_the_packages_that_the_project_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     extras = groups.pop("extras")
@@ -63,7 +63,7 @@ def test_locks_hold_what_the_project_asks_for() -> None:
 
 
 @pytest.mark.parametrize("folder", OTHERS)
-def test_the_other_distributions_go_with_this_version_of_kaas(folder: str) -> None:
+def test_the_other_distributions_have_the_version_of_kaas(folder: str) -> None:
     kaas = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert other(folder)["version"] == kaas["version"]
     assert other(folder)["requires-python"] == kaas["requires-python"]
@@ -71,7 +71,7 @@ def test_the_other_distributions_go_with_this_version_of_kaas(folder: str) -> No
     assert needs[folder] in other(folder)["dependencies"]
 
 
-def test_no_page_or_message_tells_to_install_by_a_name_that_is_not_ours() -> None:
+def test_no_page_or_message_installs_by_a_name_that_is_not_ours() -> None:
     """The index has a stranger's `kaas`, and nothing of ours: pages install from a clone or from wheels."""
     ours = r"kaas(?:-gpu)?(?:-[a-z]+)*"
     told = re.compile(rf"(?:pip|uv|uvx|pipx)[^\n`]*\binstall\b[^\n`]*(?<![\w./-]){ours}(?![\w./-])|`{ours}\[[a-z]+\]`")
@@ -126,13 +126,13 @@ def test_targets_are_there_and_listed() -> None:
 
 
 @pytest.mark.processes
-def test_wheels_without_kernels_are_made_before_what_needs_a_compiler_for_them() -> None:
+def test_wheels_without_kernels_are_made_before_those_that_need_a_compiler() -> None:
     told = subprocess.run(["make", "--dry-run", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert 0 < told.index("hatchling build") < told.index("tvm_backend &&") < told.index("cutlass_blas build")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.name))
-def test_documents_point_to_what_exists(path: Path) -> None:
+def test_documents_point_to_existing_files(path: Path) -> None:
     text = path.read_text()
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     assert not [link for link in links if not (path.parent / link).exists()]
@@ -141,7 +141,7 @@ def test_documents_point_to_what_exists(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_modules_say_what_they_are_for(path: Path) -> None:
+def test_modules_have_docstrings_and_future_imports(path: Path) -> None:
     tree = ast.parse((ROOT / path).read_text())
     assert ast.get_docstring(tree) or not tree.body
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

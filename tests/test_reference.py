@@ -12,7 +12,7 @@ def test_every_public_name_is_on_the_page() -> None:
     assert reference.listed() == {*kaas.__all__}
 
 
-def test_the_page_is_what_the_docstrings_make() -> None:
+def test_the_page_is_made_of_the_docstrings() -> None:
     pytest.importorskip("ray", reason="kaas.invoke and others need Ray")
     assert reference.PAGE.read_text() == reference.page(), "python -m tests.reference --write"
 
