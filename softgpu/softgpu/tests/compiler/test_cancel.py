@@ -16,30 +16,30 @@ ENDLESS = (Path(__file__).parent / "kernels" / "endless.ptx").read_text()
 
 
 class Launch(threading.Thread):
-    """A launch on a thread of its own; `said` is how it ended."""
+    """A launch on a thread of its own; `failure` is how it ended."""
 
     def __init__(self, gpu: Any, name: str, grid: int, block: int) -> None:
         super().__init__(daemon=True)
         self.started, self.go, self.stop = (np.zeros(n, np.uint32) for n in (1, 2048, 1))
         self._gpu, self._what = gpu, (name, grid, block)
-        self.said = ""
+        self.failure = ""
 
     def run(self) -> None:
         try:
             self._gpu.run(ENDLESS, *self._what, self.started, self.go, stop=self.stop)
         except RuntimeError as error:
-            self.said = str(error)
+            self.failure = str(error)
 
     def wait_until_started(self, threads: int) -> None:
         end = time.monotonic() + TIMEOUT_S
         while self.started[0] < threads:
             assert time.monotonic() < end
-            assert not self.said
+            assert not self.failure
 
     def finish(self) -> str:
         self.join(TIMEOUT_S)
         assert not self.is_alive()
-        return self.said
+        return self.failure
 
 
 @pytest.mark.parametrize("name", ["together", "apart", "barriers", "nested", "cases"])
@@ -53,7 +53,7 @@ def test_an_endless_kernel(gpu: Any, name: str, block: int) -> None:
 
 
 def test_threads_of_the_runner_stop_too(gpu: Any) -> None:
-    """Blocks that have to run beside each other to start are on threads of their own, if there are two cores."""
+    """Blocks that have to run in parallel to start are on threads of their own, if there are two cores."""
     launch = Launch(gpu, "together", 5000, 32)
     launch.start()
     launch.wait_until_started(32)
@@ -65,18 +65,18 @@ def test_a_kernel_without_loops_is_stopped_between_blocks(gpu: Any) -> None:
     launch = Launch(gpu, "straight", 100, 32)
     launch.stop[0] = 1
     launch.run()
-    assert launch.said.startswith("702: cancelled while block (0, 0, 0), warp 0")
+    assert launch.failure.startswith("702: cancelled while block (0, 0, 0), warp 0")
     assert launch.started[0] == 0
-    launch.stop[0], launch.said = 0, ""
+    launch.stop[0], launch.failure = 0, ""
     launch.run()
-    assert launch.said == ""
+    assert launch.failure == ""
     assert launch.started[0] == 3200
 
 
 @pytest.mark.parametrize("name", ["together", "barriers", "nested", "cases"])
-def test_they_end_by_themselves_when_told(gpu: Any, name: str) -> None:
+def test_kernels_end_by_themselves_when_their_flag_is_set(gpu: Any, name: str) -> None:
     launch = Launch(gpu, name, 3, 64)
     launch.go[:2] = 6
     launch.run()
-    assert launch.said == ""
+    assert launch.failure == ""
     assert launch.started[0] == 192

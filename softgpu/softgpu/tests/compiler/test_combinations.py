@@ -83,7 +83,7 @@ def operands(name: str, words: tuple[str, ...], types: tuple[str, ...], count: i
 
 
 def combinations(name: str) -> Iterator[str]:
-    """Lines of PTX: all types, pairs of types, and up to two modifiers beside one that is required."""
+    """Lines of PTX: all types, pairs of types, and up to two modifiers in addition to one that is required."""
     family = FAMILIES[name]
     base = name.split(".", 1)[0]
     types: list[tuple[str, ...]] = [(one,) for one in SCALARS if one in family.types]

@@ -36,5 +36,5 @@ def merges(branches: int) -> int:
 
 
 @pytest.mark.parametrize("branches", [25, 100])
-def test_a_branch_merges_what_it_changes(branches: int) -> None:
+def test_merges_grow_linearly_with_branches(branches: int) -> None:
     assert merges(branches) <= 4 * branches

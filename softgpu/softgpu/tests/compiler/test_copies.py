@@ -1,4 +1,4 @@
-"""cp.async against NumPy: what is copied, what becomes zero, and what is told of bad addresses."""
+"""cp.async against NumPy: what is copied, what becomes zero, and the errors of bad addresses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_copies(checked_gpu: Any, form: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(("form", "size"), FORMS)
-def test_what_is_not_read_becomes_zero(checked_gpu: Any, form: str, size: int) -> None:
+def test_bytes_that_are_not_read_become_zero(checked_gpu: Any, form: str, size: int) -> None:
     count = np.arange(32) % (size + 1)
     x, out = run(checked_gpu, f"cp.async.{form} [%to], [%from], {size}, %n;", count)
     column = np.arange(SLOT)
@@ -102,7 +102,7 @@ def test_what_is_not_read_becomes_zero(checked_gpu: Any, form: str, size: int) -
 
 
 @pytest.mark.parametrize("policy", ["", ", %policy"])
-def test_what_is_ignored_becomes_zero(checked_gpu: Any, policy: str) -> None:
+def test_bytes_that_are_ignored_become_zero(checked_gpu: Any, policy: str) -> None:
     count = np.arange(32) % 3
     hint = ".L2::cache_hint" if policy else ""
     x, out = run(checked_gpu, f"cp.async.ca.shared.global{hint} [%to], [%from], 8, %zero{policy};", count)

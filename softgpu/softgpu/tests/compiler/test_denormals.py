@@ -107,7 +107,7 @@ def lesser(a: Array, b: Array, sign: int) -> Any:
 
 
 @SCALARS
-def test_what_does_not_round(gpu: Any, uniform: bool) -> None:
+def test_instructions_that_do_not_round_flush_denormals(gpu: Any, uniform: bool) -> None:
     columns = [small_numbers("f32", seed) for seed in (9, 10, 11)]
     a, b, c = (flushed(column) for column in columns)
     answer = np.where(a > b, np.uint32(0xFFFFFFFF), np.uint32(0))

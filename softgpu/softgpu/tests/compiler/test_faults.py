@@ -1,4 +1,4 @@
-"""Kernels that touch memory nobody has: an error of the launch, told with its place, and the process lives on."""
+"""Kernels that touch unallocated memory: the launch fails with the place of the access, and the process continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DONE:
 
 
 @pytest.mark.parametrize(("blocks", "threads"), [(1, 32), (1, 256), (40_000, 64)])
-def test_a_bad_store_says_where(gpu: Any, blocks: int, threads: int) -> None:
+def test_the_error_of_a_bad_store_has_its_place(gpu: Any, blocks: int, threads: int) -> None:
     bad = blocks - 1
     gpu.know((0x2000, 256))
     place = rf"block \({bad}, 0, 0\), warp \d+: 0x1000, 4096 bytes before the nearest buffer \(256 bytes at 0x2000\)"
@@ -66,8 +66,8 @@ def test_behind_and_inside_the_nearest_buffer(gpu: Any) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("order", ["first", "last", "twice"])
-def test_other_crashes_go_to_the_handlers_of_others(runner: ctypes.CDLL, tmp_path: Path, order: str) -> None:
-    """Python's faulthandler, installed before or after the first launch, still tells of a crash that is Python's."""
+def test_other_crashes_are_passed_to_other_handlers(runner: ctypes.CDLL, tmp_path: Path, order: str) -> None:
+    """Python's faulthandler, installed before or after the first launch, still reports a crash that is Python's."""
     code = f"""
 import ctypes, faulthandler, pathlib, time
 import numpy as np

@@ -212,7 +212,7 @@ ret;
 """
 
 
-def test_threads_that_leave_a_loop_with_two_entries_meet_behind_it(gpu: Any) -> None:
+def test_threads_that_leave_a_loop_with_two_entries_meet_behind_the_loop(gpu: Any) -> None:
     out = np.zeros(32, np.uint32)
     gpu.run(HEADER + MEET_AGAIN, "k", 1, 32, out)
     assert set(out.tolist()) == {0xAAAAAAAA}

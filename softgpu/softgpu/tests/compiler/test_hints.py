@@ -73,7 +73,7 @@ done: st.global.u32 [%p], %r;
     assert out[32:].tolist() == [77] + [0] * 31
 
 
-def test_a_trap_says_where(gpu: Any) -> None:
+def test_the_error_of_a_trap_has_its_line(gpu: Any) -> None:
     text = f"""{HEADER}.visible .entry k() {{ .reg .b32 %t; .reg .pred %p;
 mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 40;
 @%p trap;

@@ -60,7 +60,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize(("make", "outcome"), ENORMOUS.values(), ids=ENORMOUS.keys())
-def test_what_is_enormous(worker: Worker, tmp_path: Path, make: Any, outcome: str) -> None:
+def test_enormous_images_are_refused_or_compiled_within_limits(
+    worker: Worker, tmp_path: Path, make: Any, outcome: str
+) -> None:
     path = tmp_path / "enormous.ptx"
     path.write_text(make())
     assert worker.verdict(str(path)) == outcome
@@ -140,7 +142,7 @@ SENSELESS = {
 
 
 @pytest.mark.parametrize(("text", "words"), SENSELESS.values(), ids=SENSELESS.keys())
-def test_what_makes_no_sense(gpu: Any, text: str | bytes, words: str) -> None:
+def test_senseless_images_are_refused(gpu: Any, text: str | bytes, words: str) -> None:
     refused(gpu, text, words)
 
 
@@ -164,7 +166,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_what_is_odd_runs(gpu: Any, text: str) -> None:
+def test_odd_images_run(gpu: Any, text: str) -> None:
     out = np.zeros(1, np.uint32)
     gpu.run(text, "k", 1, 32, out)
     assert out[0] == 7

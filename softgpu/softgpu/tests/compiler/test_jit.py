@@ -67,7 +67,7 @@ def test_a_directory_that_cannot_be_written_only_costs_time(runner: ctypes.CDLL,
     adds(Gpu(runner, blocked))
 
 
-def test_the_cache_is_bounded_and_keeps_what_was_read_last(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_keeps_the_entries_read_last(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 10_000)
     for number in range(8):
         cache.put(f"e{number}", bytes(1000))
@@ -303,7 +303,7 @@ if sys.argv[2] == "unload":
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ["unload", "exit"])
-def test_what_is_announced_is_given_up(way: str, tmp_path: Path) -> None:
+def test_announced_compilations_are_cancelled_at_the_end(way: str, tmp_path: Path) -> None:
     """When the module or the process ends, only compilations that have begun are finished."""
     done = subprocess.run(
         [sys.executable, "-c", ANNOUNCES, str(tmp_path), way], capture_output=True, text=True, check=True
@@ -326,7 +326,7 @@ print(any(name.startswith(("softgpu.ptx", "softgpu.codegen")) for name in sys.mo
 
 
 @pytest.mark.processes
-def test_who_finds_code_in_the_cache_imports_no_compiler(tmp_path: Path) -> None:
+def test_a_process_that_finds_code_in_the_cache_imports_no_compiler(tmp_path: Path) -> None:
     """An executor starts often where devices fail, and requests wait for it."""
     command = [sys.executable, "-c", FINDS, str(tmp_path)]
     compiled, found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))

@@ -484,7 +484,7 @@ def test_bfloats(gpu: Any, random: np.random.Generator) -> None:
     np.testing.assert_array_equal(out, expected.view(np.uint16))
 
 
-def test_a_trap_is_an_error_that_says_where(gpu: Any) -> None:
+def test_a_trap_is_an_error_with_its_place(gpu: Any) -> None:
     x = np.arange(64, dtype=np.int32)
     with pytest.raises(RuntimeError, match=r"719: trap at PTX line \d+, block \(0, 0, 0\), warp 0"):
         gpu.run(WARP, "fails", 1, 64, x)

@@ -86,7 +86,7 @@ def test_declarations_meet_definitions_and_private_names_stay_apart(gpu: Any, te
     np.testing.assert_array_equal(out, 10 * np.arange(32) + 1002)
 
 
-def test_one_text_stays_as_it_is(gpu: Any) -> None:
+def test_one_text_is_linked_unchanged(gpu: Any) -> None:
     joined = gpu.compiler.link([("one", OTHER.encode())])
     assert image.ptx_of(joined) == OTHER
 

@@ -49,7 +49,7 @@ def test_addresses_of_32_bits(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("align", [128, 256, 1024])
-def test_every_lane_has_the_alignment_that_a_variable_asks_for(gpu: Any, align: int) -> None:
+def test_every_lane_has_the_alignment_of_the_variable(gpu: Any, align: int) -> None:
     text = f"""{HEADER}
 .visible .entry k(.param .u64 out)
 {{

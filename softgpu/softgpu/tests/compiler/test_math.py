@@ -138,7 +138,7 @@ def test_functions(
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", [name for name in ONE if isinstance(ONE[name][0], np.ufunc)])
-def test_functions_of_what_is_no_ordinary_number(gpu: Any, name: str, kind: str) -> None:
+def test_functions_of_special_numbers(gpu: Any, name: str, kind: str) -> None:
     dtype = TYPES[kind]
     tiny = np.finfo(dtype).smallest_subnormal
     given = np.zeros(32, dtype)

@@ -1,4 +1,4 @@
-"""memcheck: accesses that a processor would let pass, found and told with line, thread and nearest buffer."""
+"""memcheck: accesses that a processor would let pass, found and reported with line, thread and nearest buffer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(gpu: Any, ptx: str, message: str, array: Any, number: int = 0, **sha
 
 STORE = text("st.global.u32 [%a], %t;")
 ROOM = np.zeros(64, np.uint32)
-"""Twice what the kernels are told they have, so that what they do wrong harms nobody."""
+"""Twice the size that the kernels get as theirs, so that their bad accesses do no harm."""
 
 
 def test_the_first_thread_outside(checked_gpu: Any) -> None:
@@ -137,7 +137,7 @@ def test_misaligned(checked_gpu: Any) -> None:
     )
 
 
-def test_code_with_and_without_checks_lives_side_by_side_in_the_cache(gpu: Any, checked_gpu: Any) -> None:
+def test_code_with_and_without_checks_has_different_cache_entries(gpu: Any, checked_gpu: Any) -> None:
     for one in (gpu, checked_gpu, gpu):
         run(one, STORE, ROOM)
     checked = set(checked_gpu.compiler._cache.directory.iterdir())

@@ -161,7 +161,7 @@ def test_denormals_of_sixteen_bits_count(gpu: Any) -> None:
     np.testing.assert_array_equal(multiply(gpu, HALF, a, b, c), np.full((16, 8), 2.0**-44, np.float32))
 
 
-def test_the_sum_may_be_where_the_result_goes_and_a_number(gpu: Any) -> None:
+def test_the_sum_may_be_the_result_register_or_a_number(gpu: Any) -> None:
     a, b, c = random(HALF, 5, small=5)
     expected = a.astype(np.float32) @ b.astype(np.float32)
     moved = "".join(f"mov.b32 %d{r}, %c{r};" for r in range(4))

@@ -55,7 +55,7 @@ def test_in_functions_and_loops(gpu: Any) -> None:
     assert gpu.printed() == "".join(f"told by {i}\n" for i in (0, 1, -1, 2, 3, -3))
 
 
-def test_a_text_that_nobody_has(gpu: Any) -> None:
+def test_printing_a_text_outside_memory_is_an_illegal_access(gpu: Any) -> None:
     with pytest.raises(RuntimeError, match=r"700: illegal access in block \(0, 0, 0\), warp 0: 0x10"):
         gpu.run(OUTPUT, "texts", 1, 1, np.uint64(16))
     assert gpu.printed() == ""

@@ -139,7 +139,7 @@ def test_managed_memory_is_a_variable(gpu: Any) -> None:
     assert gpu.read_global(POINTERS, "managed", np.int32, 2).tolist() == [39, 40]
 
 
-def test_an_alias_is_the_function_that_it_stands_for(gpu: Any) -> None:
+def test_an_alias_is_its_function(gpu: Any) -> None:
     """By name, and with the same address."""
     text = f"""{HEADER}
 .func (.reg .u32 r) other(.reg .u32 a);

@@ -1,4 +1,4 @@
-"""Threads that wait for others without a barrier go on once the others have done what they wait for."""
+"""Threads that wait for others without a barrier continue once the others have reached the awaited state."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_blocks_that_wait_for_later_ones(gpu: Any, grid: int, block: int) -> Non
 
 
 @pytest.mark.parametrize("space", [".local", ""])
-def test_what_a_loop_waits_for_may_pass_through_local_memory(gpu: Any, space: str) -> None:
+def test_the_flag_of_a_waiting_loop_may_pass_through_local_memory(gpu: Any, space: str) -> None:
     """As in code that is not optimised."""
     to_generic = "" if space else "cvta.local.u64 %l, %l;"
     text = f"""{HEADER}
@@ -103,7 +103,7 @@ ret;
 
 
 def test_a_barrier_whose_number_is_loaded(gpu: Any) -> None:
-    """Each pair of warps has its own; lanes that have ended are not asked for the number."""
+    """Each pair of warps has its own; lanes that have ended load no number."""
     text = f"""{HEADER}
 .visible .entry k(.param .u64 numbers, .param .u64 out) {{
 .reg .b32 %t, %n, %x, %s, %l; .reg .b64 %f, %o; .reg .pred %p;

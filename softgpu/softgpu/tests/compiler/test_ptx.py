@@ -78,7 +78,7 @@ def test_variables_and_their_initial_bytes() -> None:
     assert info.pointers == ((at["c"][0], at["a"][0]), (at["c"][0] + 8, at["b"][0] + 4))
 
 
-def test_shared_memory_counts_only_where_it_is_used() -> None:
+def test_only_used_shared_memory_counts() -> None:
     before = ".shared .align 4 .b8 one[100];\n.shared .align 16 .b8 two[64];\n.extern .shared .align 16 .b8 rest[];"
     body = ".reg .b32 %r; .shared .align 8 .b8 own[12];\nmov.u32 %r, two; mov.u32 %r, rest; ret;"
     module = ptx_parser.parse(entry(body, before=before))
@@ -136,13 +136,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "name"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_has_no_code_is_refused_by_name_and_line(line: str, name: str) -> None:
+def test_an_instruction_without_code_is_refused_by_name_and_line(line: str, name: str) -> None:
     declared = ".reg .b32 %r; .reg .f32 %f; .reg .b64 %a;\n"
     with pytest.raises(Unsupported, match=rf"line 7: .*{name}"):
         examine(entry(declared + line))
 
 
-def test_all_refusals_come_at_once() -> None:
+def test_one_error_has_all_refusals() -> None:
     body = ".reg .b32 %r;\nmbarrier.init.shared.b64 [%r], 4;\nadd.s32 %r, %r, 1;\nmov.u32 %r, %cluster_ctaid.x;"
     with pytest.raises(Unsupported, match=r"line 7: .*line 9: ") as caught:
         examine(entry(body))
@@ -174,7 +174,7 @@ def test_damaged_text_never_crashes(name: str) -> None:
         assert found.message
 
 
-def test_every_family_says_what_it_does() -> None:
+def test_every_family_of_instructions_has_a_summary() -> None:
     rows = instructions.supported()
     assert len(rows) > 60
     assert all(summary for _, _, summary in rows)

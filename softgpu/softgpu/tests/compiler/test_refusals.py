@@ -49,13 +49,13 @@ TOO_LARGE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "words"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
-def test_what_is_too_large(gpu: Any, text: str, words: str) -> None:
+def test_programs_beyond_a_limit_are_refused(gpu: Any, text: str, words: str) -> None:
     with pytest.raises(CompileError, match=rf"line \d+: .*{words}") as caught:
         gpu.compiler.load(text.encode())
     assert caught.value.result == INVALID_PTX
 
 
-def test_what_is_just_not_too_large(gpu: Any) -> None:
+def test_programs_at_a_limit_are_loaded(gpu: Any) -> None:
     gpu.compiler.load(entry(f"call f{limits.CALL_DEPTH - 2}, ();", chain(limits.CALL_DEPTH - 1)).encode())
     gpu.compiler.load(entry(f".local .b8 x[{limits.LOCAL_BYTES}];").encode())
 
@@ -92,7 +92,7 @@ def test_illegal_instructions(gpu: Any, line: str) -> None:
 
 
 def test_instructions_without_code(gpu: Any) -> None:
-    """All of a module's are told in one error: line, family, what it belongs to, and the text."""
+    """All of a module's are reported in one error: line, family, what it belongs to, and the text."""
     names = list(refused.REFUSED)
     for start in range(0, len(names), 20):
         some = names[start : start + 20]
@@ -121,7 +121,7 @@ def test_functions_without_code(gpu: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("garbage", ["%%%;", "add.s32 %r, = ;", "]]", "add", "\x01\x02;", "}}}}", "{;"])
-def test_garbage_says_which_line(gpu: Any, garbage: str) -> None:
+def test_the_error_of_garbage_has_its_line(gpu: Any, garbage: str) -> None:
     with pytest.raises(CompileError, match=r"line \d+: ") as caught:
         gpu.compiler.load(entry(f"{DECLARED}{garbage}").encode())
     assert caught.value.result == INVALID_PTX

@@ -1,4 +1,4 @@
-"""Under memcheck a shuffle that reads a lane which does not run is told by kernel and line, and its value shows."""
+"""Under memcheck a shuffle that reads a lane which does not run is reported by kernel and line, and its value shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ done:
 
 
 @pytest.mark.parametrize(("name", "line"), [("constant", CONSTANT), ("chosen", CHOSEN)])
-def test_it_is_told_once_and_the_value_has_all_bits_set(
+def test_a_stray_shuffle_is_reported_once_and_its_value_has_all_bits_set(
     checked_gpu: Any, capfd: pytest.CaptureFixture[str], name: str, line: str
 ) -> None:
     ptx = text(name, line)
@@ -50,7 +50,9 @@ def test_it_is_told_once_and_the_value_has_all_bits_set(
 
 
 @pytest.mark.parametrize("line", [CONSTANT, CHOSEN])
-def test_nothing_is_said_of_lanes_that_run(checked_gpu: Any, capfd: pytest.CaptureFixture[str], line: str) -> None:
+def test_shuffles_of_lanes_that_run_are_not_reported(
+    checked_gpu: Any, capfd: pytest.CaptureFixture[str], line: str
+) -> None:
     """If all lanes run, lanes that read beyond the end of the warp keep their own value."""
     ptx = text("whole", line).replace("%i, 24;", "%i, 32;")
     out = np.zeros(32, np.uint32)

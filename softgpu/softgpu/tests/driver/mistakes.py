@@ -77,7 +77,7 @@ def run_unseen(on: Any) -> None:
     ok(driver.cuGraphExecKernelNodeSetParams(instance, node, other))
 
 
-def said(library: ctypes.CDLL) -> str:
+def failure_message(library: ctypes.CDLL) -> str:
     """Return the message of the context's failure."""
     assert driver.cuCtxSynchronize()[0] == Error.CUDA_ERROR_LAUNCH_FAILED
     library.softgpu_last_error.restype = ctypes.c_char_p

@@ -62,5 +62,5 @@ def rows() -> list[tuple[str, str, str]]:
     """(call, "works" or "refused: why", the test that shows it), by name. Any other call is not found by its name."""
     tests = shown()
     states = {**dict.fromkeys(works(), WORKS), **{name: f"refused: {why}" for name, why in refused().items()}}
-    saying = "softgpu/softgpu/tests/driver/cases/case_refused.py::test_every_refused_call_says_its_name"
+    saying = "softgpu/softgpu/tests/driver/cases/case_refused.py::test_every_refused_call_reports_its_name"
     return [(name, how, tests.get(name, "" if how == WORKS else saying)) for name, how in sorted(states.items())]

@@ -154,7 +154,7 @@ def test_unsupported_code_is_refused_when_loaded(station: Station) -> None:
 
 
 @pytest.mark.usefixtures("softgpu")
-def test_what_cuda_core_asks_of_the_runtime_library() -> None:
+def test_cuda_core_gets_bus_ids_from_the_runtime_library() -> None:
     names = []
     for ordinal in range(2):
         station = Station(ordinal)

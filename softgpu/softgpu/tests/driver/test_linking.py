@@ -49,7 +49,7 @@ def test_texts_are_joined(state: Any, tmp_path: Path) -> None:
     kernels.close()
 
 
-def test_what_cannot_be_linked(state: Any) -> None:
+def test_invalid_inputs_are_not_linked(state: Any) -> None:
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuLinkComplete, state)
     fails(Error.CUDA_ERROR_NO_BINARY_FOR_GPU, add, state, b"\x7fELF", KINDS.CU_JIT_INPUT_CUBIN)
     file: tuple[Any, ...] = (state, KINDS.CU_JIT_INPUT_PTX, b"/nowhere.ptx", 0, [], [])

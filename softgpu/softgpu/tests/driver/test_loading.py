@@ -213,7 +213,7 @@ def test_prototypes_are_those_of_the_toolkit() -> None:
             subprocess.run([*command, str(source)], check=True, timeout=TIMEOUT_S)
 
 
-def test_it_takes_little_of_the_thread_local_storage_that_libraries_share() -> None:
+def test_the_library_takes_little_of_the_shared_thread_local_storage() -> None:
     """With more, PyTorch could not be imported in the same process: all libraries share a few hundred bytes."""
     content = driver_build.build().read_bytes()
     (headers,) = struct.unpack_from("<Q", content, 32)

@@ -65,7 +65,7 @@ def test_an_overrun(options: str, variable: str) -> None:
     assert said[1] == f"CUDA_ERROR_ILLEGAL_ADDRESS {sentence}"
 
 
-def test_without_it_the_overrun_stays_unseen() -> None:
+def test_an_overrun_without_memcheck_stays_unseen() -> None:
     assert run("-c", OVERRUN.format(options=""), SOFTGPU_MEMCHECK="0").startswith("CUDA_SUCCESS")
 
 

@@ -24,7 +24,7 @@ def kernels(softgpu: tuple[int, ...]) -> Kernels:
     return Kernels(OUTPUT.read_bytes() + b"\0")
 
 
-def test_it_goes_to_stdout_and_is_kept_by_device(
+def test_output_is_written_to_stdout_and_kept_by_device(
     softgpu: tuple[int, ...], kernels: Kernels, capfd: pytest.CaptureFixture[str]
 ) -> None:
     device = len(softgpu) - 1

@@ -10,7 +10,7 @@ from softgpu.tests.compiler.corpus.registry import CASES
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("softgpu")
-def test_as_numpy_says(name: str) -> None:
+def test_kernels_of_real_compilers_give_numpys_results(name: str) -> None:
     case = CASES[name]()
     before = {name: case.arrays[name].ravel() for name in case.expected}
     assert any((before[name] != value.ravel()).any() for name, value in case.expected.items())

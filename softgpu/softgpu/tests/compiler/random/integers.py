@@ -75,16 +75,16 @@ def _insert(a: Array, b: Array, at: Array, count: int) -> Array:
     return out
 
 
-def _each_bit(a: Array, tell: Callable[[int, int], int]) -> Array:
+def _each_bit(a: Array, of_one: Callable[[int, int], int]) -> Array:
     bits = 8 * a.dtype.itemsize
-    return np.array([tell(int(x), bits) & 0xFFFFFFFF for x in a.ravel()], np.uint32).reshape(a.shape)
+    return np.array([of_one(int(x), bits) & 0xFFFFFFFF for x in a.ravel()], np.uint32).reshape(a.shape)
 
 
 def _highest(a: Array, sign: bool) -> Array:
-    def tell(x: int, bits: int) -> int:
+    def of_one(x: int, bits: int) -> int:
         return ((x ^ (1 << bits) - 1) if sign and x >> (bits - 1) else x).bit_length() - 1
 
-    return _each_bit(a, tell)
+    return _each_bit(a, of_one)
 
 
 def _funnel(a: Array, b: Array, c: Array, left: bool, wrap: bool) -> Array:

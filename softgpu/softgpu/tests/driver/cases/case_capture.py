@@ -116,7 +116,7 @@ def test_unjoined_work() -> None:
     assert log.values == [2]
 
 
-def test_waiting_for_what_is_outside() -> None:
+def test_waiting_for_an_event_outside_the_capture_invalidates_it() -> None:
     main, event = stream(), ok(driver.cuEventCreate(0))
     begin(main)
     ok(driver.cuStreamWaitEvent(main, event, 0))  # never recorded: nothing to wait for

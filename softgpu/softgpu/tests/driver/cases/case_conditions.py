@@ -139,7 +139,7 @@ def test_two_instances_have_values_of_their_own(setting: Setting) -> None:
     assert [setting.run(first), setting.run(second), setting.run(first)] == [[], [], [1]]
 
 
-def test_a_clone_an_embedded_graph_and_the_death_of_what_they_came_from(setting: Setting) -> None:
+def test_a_clone_and_an_embedded_graph_outlive_their_source(setting: Setting) -> None:
     handle = setting.handle(default=1)
     _, (body,) = add(setting.graph, handle, WHILE)
     setting.decide(body, handle, -1, setting.note(body, 4))
@@ -189,7 +189,7 @@ def test_capture_into_a_body(setting: Setting) -> None:
     assert setting.x[0] == 8
 
 
-def test_what_is_refused(setting: Setting) -> None:
+def test_invalid_conditional_nodes_are_refused(setting: Setting) -> None:
     handle, foreign = setting.handle(), setting.handle(ok(driver.cuGraphCreate(0)))
     bad = Error.CUDA_ERROR_INVALID_VALUE
     for kind, size in [(IF, 3), (WHILE, 2), (SWITCH, 0), (IF, 0)]:

@@ -136,7 +136,7 @@ def hosts_own(kind: str) -> tuple[int, int, np.ndarray]:
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("kind", [MAPPED, REGISTERED, MANAGED])
-def test_a_set_of_memory_that_the_host_sees_is_done_when_it_returns(kind: str, width: int) -> None:
+def test_a_set_of_memory_that_the_host_sees_has_ended_when_the_call_returns(kind: str, width: int) -> None:
     address, there, seen = hosts_own(kind)
     for value in range(1, 51):
         ok(SETS[width](there, value, 64 // width))
@@ -147,7 +147,7 @@ def test_a_set_of_memory_that_the_host_sees_is_done_when_it_returns(kind: str, w
         ok(driver.cuMemHostUnregister(address))
 
 
-def test_host_memory_and_pointers_that_are_told_something() -> None:
+def test_host_memory_has_flags_and_pointers_take_attributes() -> None:
     host = ok(driver.cuMemAllocHost(64))
     view(int(host), np.uint8, 64)[:] = 1
     mapped = 2

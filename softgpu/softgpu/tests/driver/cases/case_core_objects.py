@@ -144,7 +144,7 @@ def test_kernels_from_files_and_handles(tmp_path: Path) -> None:
     assert kernel.occupancy.available_dynamic_shared_memory_per_block(2, 128) == 48 << 10
 
 
-def test_what_an_sm_80_device_has_not(stream: Stream, add: Kernel) -> None:
+def test_features_that_an_sm_80_device_lacks_are_refused(stream: Stream, add: Kernel) -> None:
     with pytest.raises(Exception, match="not supported"):
         launch(stream, LaunchConfig(grid=1, block=1, cluster=1), add, np.uint64(0), np.int32(0), np.int32(0))
     with pytest.raises(Exception, match="NOT_SUPPORTED"):
@@ -186,7 +186,7 @@ def nodes(device: Device, stream: Stream, add: Kernel) -> Nodes:
     return made
 
 
-def test_nodes_tell_what_they_do(nodes: Nodes) -> None:
+def test_nodes_have_their_properties(nodes: Nodes) -> None:
     assert all(read(node) for node in nodes.all())
     assert nodes.launched.block == (32, 1, 1)
     assert (nodes.copied.size, nodes.filled.width, nodes.allocated.bytesize) == (16, 4, 256)
@@ -234,7 +234,7 @@ def test_instances_change(nodes: Nodes, stream: Stream, add: Kernel) -> None:
     assert nodes.heard == [3, 1]
 
 
-def test_nodes_and_edges_go(device: Device, add: Kernel, stream: Stream) -> None:
+def test_nodes_and_edges_are_removed(device: Device, add: Kernel, stream: Stream) -> None:
     buffer = device.allocate(64, stream=stream)
     graph = GraphDefinition()
     first = graph.launch(SHAPE, add, buffer, np.int32(0), np.int32(0))

@@ -89,7 +89,7 @@ def test_a_failed_kernel_sticks_to_its_context_only(ctx: Any) -> None:
     ok(driver.cuCtxDestroy(broken))
 
 
-def test_the_reason_of_a_sticky_error_is_told_in_every_thread(ctx: Any, library: ctypes.CDLL) -> None:
+def test_every_thread_gets_the_reason_of_a_sticky_error(ctx: Any, library: ctypes.CDLL) -> None:
     launch(Kernels()["trap"], (), ())
     said: list[bytes] = []
 

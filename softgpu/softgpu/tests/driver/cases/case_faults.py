@@ -78,7 +78,7 @@ def test_a_hang_that_is_ended_has_timed_out(library: ctypes.CDLL) -> None:
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuCtxSynchronize)
 
 
-def test_a_cancel_names_what_ran(library: ctypes.CDLL) -> None:
+def test_a_cancel_names_the_running_kernels(library: ctypes.CDLL) -> None:
     """Two kernels hang; the failure, whichever of them it is of, names both."""
     kernels, arguments = Kernels(), {"empty": ((), ()), "append": ((0, 0), (ctypes.c_void_p, ctypes.c_int))}
     assert running_kernels(library, 0) == ()

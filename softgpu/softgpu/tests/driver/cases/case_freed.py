@@ -10,7 +10,17 @@ import pytest
 from cuda.bindings import driver
 
 from softgpu.tests.driver.calls import Error, ok, synchronize, view
-from softgpu.tests.driver.mistakes import BYTES, COUNT, add, device, keep_blocks, pinned, run_unseen, said, stream
+from softgpu.tests.driver.mistakes import (
+    BYTES,
+    COUNT,
+    add,
+    device,
+    failure_message,
+    keep_blocks,
+    pinned,
+    run_unseen,
+    stream,
+)
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -50,7 +60,7 @@ def test_memory_of_a_pool_is_freed_without_waiting(library: ctypes.CDLL, strict:
         if waits:
             ok(driver.cuStreamSynchronize(main))
         driver.cuMemFree(address)
-    sentence = said(library)
+    sentence = failure_message(library)
     assert "the freeing by the host" in sentence
     assert "a set in stream" in sentence
 
@@ -71,7 +81,7 @@ def test_a_write_to_freed_memory(library: ctypes.CDLL, strict: Callable[[int], N
         ok(driver.cuMemFreeAsync(address, 0))
     synchronize()
     view(address, np.uint8, BYTES)[100] = 0
-    assert f"byte 100 of the {BYTES} freed at {address:#x}" in said(library)
+    assert f"byte 100 of the {BYTES} freed at {address:#x}" in failure_message(library)
 
 
 def test_a_write_is_found_when_the_block_is_used_again(library: ctypes.CDLL, strict: Callable[[int], None]) -> None:
@@ -82,4 +92,4 @@ def test_a_write_is_found_when_the_block_is_used_again(library: ctypes.CDLL, str
     synchronize()
     view(address, np.uint8, BYTES)[3] = 0
     assert driver.cuMemAllocAsync(BYTES, 0)[0] == Error.CUDA_ERROR_LAUNCH_FAILED
-    assert "byte 3 of" in said(library)
+    assert "byte 3 of" in failure_message(library)

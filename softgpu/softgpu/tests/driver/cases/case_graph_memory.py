@@ -58,7 +58,7 @@ def graph() -> Any:
 
 
 @pytest.mark.alone
-def test_allocated_used_and_freed_in_one_graph(graph: Any) -> None:
+def test_memory_is_allocated_used_and_freed_in_one_graph(graph: Any) -> None:
     node, address = add(graph)
     filled = fill(graph, address, 7, node)
     free = ok(driver.cuGraphAddMemFreeNode(graph, [filled], 1, address))
@@ -82,7 +82,7 @@ def test_allocated_used_and_freed_in_one_graph(graph: Any) -> None:
 
 
 @pytest.mark.alone
-def test_what_the_graph_leaves_is_the_programs(graph: Any) -> None:
+def test_memory_that_a_graph_leaves_belongs_to_the_program(graph: Any) -> None:
     node, address = add(graph)
     fill(graph, address, 3, node)
     instance = ok(driver.cuGraphInstantiate(graph, 0))
@@ -100,7 +100,7 @@ def test_what_the_graph_leaves_is_the_programs(graph: Any) -> None:
 
 
 @pytest.mark.alone
-def test_another_graph_frees_it(graph: Any) -> None:
+def test_another_graph_frees_the_memory_of_a_graph(graph: Any) -> None:
     _, address = add(graph)
     other = ok(driver.cuGraphCreate(0))
     ok(driver.cuGraphAddMemFreeNode(other, None, 0, address))
@@ -137,7 +137,7 @@ def test_captured() -> None:
     assert (view(int(address), np.int32, COUNT) == 5).all()
 
 
-def test_what_is_refused(graph: Any) -> None:
+def test_invalid_memory_nodes_are_refused(graph: Any) -> None:
     node, address = add(graph)
     fails(BAD, driver.cuGraphAddMemAllocNode, graph, None, 0, request(0))
     free = ok(driver.cuGraphAddMemFreeNode(graph, [node], 1, address))

@@ -138,7 +138,7 @@ def test_refused_parameters_change_nothing(log: Log) -> None:
     assert log.run(instance) == [1]
 
 
-def test_what_a_kernel_node_holds(log: Log) -> None:
+def test_a_kernel_node_has_its_shape_and_arguments(log: Log) -> None:
     params = ok(driver.cuGraphKernelNodeGetParams(log.node(77)))
     assert (params.gridDimX, params.blockDimX, params.sharedMemBytes) == (1, 32, 0)
     pointers = ctypes.cast(int(params.kernelParams), ctypes.POINTER(ctypes.c_void_p))
@@ -280,7 +280,7 @@ def test_stale_graphs_and_nodes_of_others(log: Log) -> None:
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuGraphNodeGetType, node)
 
 
-def test_user_objects_live_as_long_as_who_holds_them(log: Log) -> None:
+def test_user_objects_exist_as_long_as_their_holders(log: Log) -> None:
     destroyed: list[int] = []
 
     def note(_: int | None) -> None:

@@ -82,7 +82,7 @@ def test_the_largest_block() -> None:
     )
 
 
-def test_shared_memory_must_be_asked_for() -> None:
+def test_shared_memory_beyond_the_default_must_be_requested() -> None:
     function = Kernels()["shared"]  # 1024 bytes of its own
     address, seen = device_array(np.zeros(2, np.uint32))
     assert ok(driver.cuFuncGetAttribute(FUNC.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) == 1024

@@ -30,7 +30,7 @@ def address() -> Any:
     return ok(driver.cuMemAllocManaged(4096, 1))
 
 
-def told(address: Any, name: str, count: int = 1) -> Any:
+def range_attribute(address: Any, name: str, count: int = 1) -> Any:
     attribute = getattr(RANGE, f"CU_MEM_RANGE_ATTRIBUTE_{name}")
     return ok(driver.cuMemRangeGetAttribute(4 * count, attribute, address, 4096))
 
@@ -43,34 +43,34 @@ def test_host_and_device_see_the_same(address: Any) -> None:
     ok(driver.cuStreamAttachMemAsync(NO_STREAM, address, 4096, 1))
 
 
-def test_advice_is_kept_and_told(address: Any) -> None:
-    assert [told(address, "READ_MOSTLY"), told(address, "PREFERRED_LOCATION")] == [0, NOWHERE]
+def test_advice_is_kept_and_returned(address: Any) -> None:
+    assert [range_attribute(address, "READ_MOSTLY"), range_attribute(address, "PREFERRED_LOCATION")] == [0, NOWHERE]
     ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_SET_READ_MOSTLY, place(0)))
     ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place(1)))
     for device in (1, HOST):
         ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_SET_ACCESSED_BY, place(device)))
-    assert [told(address, "READ_MOSTLY"), told(address, "PREFERRED_LOCATION")] == [1, 1]
-    assert list(told(address, "ACCESSED_BY", 3)) == [1, HOST, NOWHERE]
-    assert told(address, "PREFERRED_LOCATION_ID") == 1
+    assert [range_attribute(address, "READ_MOSTLY"), range_attribute(address, "PREFERRED_LOCATION")] == [1, 1]
+    assert list(range_attribute(address, "ACCESSED_BY", 3)) == [1, HOST, NOWHERE]
+    assert range_attribute(address, "PREFERRED_LOCATION_ID") == 1
     ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_UNSET_ACCESSED_BY, place(1)))
     ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, place(0)))
     ok(driver.cuMemAdvise(address, 4096, ADVICE.CU_MEM_ADVISE_UNSET_READ_MOSTLY, place(0)))
     kinds = [RANGE.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, RANGE.CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION]
     assert list(ok(driver.cuMemRangeGetAttributes([4, 4], kinds, 2, address, 4096))) == [0, NOWHERE]
-    assert list(told(address, "ACCESSED_BY", 2)) == [HOST, NOWHERE]
+    assert list(range_attribute(address, "ACCESSED_BY", 2)) == [HOST, NOWHERE]
 
 
 def test_prefetches_are_remembered(address: Any) -> None:
     ok(driver.cuMemPrefetchAsync(address, 4096, place(1), 0, NO_STREAM))
-    assert told(address, "LAST_PREFETCH_LOCATION") == 1
+    assert range_attribute(address, "LAST_PREFETCH_LOCATION") == 1
     ok(driver.cuMemPrefetchBatchAsync([address], [4096], 1, [place(HOST)], [0], 1, 0, NO_STREAM))
-    assert told(address, "LAST_PREFETCH_LOCATION") == HOST
+    assert range_attribute(address, "LAST_PREFETCH_LOCATION") == HOST
     ok(driver.cuMemDiscardAndPrefetchBatchAsync([address], [4096], 1, [place(0)], [0], 1, 0, NO_STREAM))
-    assert told(address, "LAST_PREFETCH_LOCATION_ID") == 0
-    assert told(address, "LAST_PREFETCH_LOCATION_TYPE") == int(PLACE.CU_MEM_LOCATION_TYPE_DEVICE)
+    assert range_attribute(address, "LAST_PREFETCH_LOCATION_ID") == 0
+    assert range_attribute(address, "LAST_PREFETCH_LOCATION_TYPE") == int(PLACE.CU_MEM_LOCATION_TYPE_DEVICE)
 
 
-def test_strict_mode_loses_what_was_discarded(strict: Callable[[int], None], address: Any) -> None:
+def test_strict_mode_overwrites_discarded_memory(strict: Callable[[int], None], address: Any) -> None:
     seen = view(address, np.uint32, 1024)
     seen[:] = 7
     ok(driver.cuMemDiscardBatchAsync([address], [2048], 1, 0, NO_STREAM))
@@ -111,7 +111,7 @@ def test_pools_of_managed_memory() -> None:
     fails(BAD, driver.cuMemPoolDestroy, pool)
 
 
-def test_pools_of_devices_and_who_may_use_them() -> None:
+def test_devices_have_pools_with_access_of_other_devices() -> None:
     pinned = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     props = driver.CUmemPoolProps()
     props.allocType, props.location = pinned, place(0)

@@ -87,7 +87,7 @@ def test_mapped_memory_is_an_allocation(memory: Any, addresses: Any) -> None:
     fails(INVALID, driver.cuMemsetD32, addresses, 7, 16)
 
 
-def test_the_same_memory_twice_and_what_it_keeps(memory: Any, addresses: Any) -> None:
+def test_memory_is_mapped_twice_and_keeps_its_bytes_after_an_unmap(memory: Any, addresses: Any) -> None:
     second = int(addresses) + WHOLE
     for address in (addresses, second):
         ok(driver.cuMemMap(address, WHOLE, 0, memory, 0))
@@ -101,7 +101,7 @@ def test_the_same_memory_twice_and_what_it_keeps(memory: Any, addresses: Any) ->
     assert view(second, np.uint8, 4).tolist() == [9] * 4
 
 
-def test_memory_lives_while_somebody_has_it(addresses: Any) -> None:
+def test_memory_exists_while_a_handle_or_a_mapping_holds_it(addresses: Any) -> None:
     before = free_bytes()
     memory = ok(driver.cuMemCreate(WHOLE, properties(), 0))
     assert free_bytes() == before - WHOLE
@@ -117,7 +117,7 @@ def test_memory_lives_while_somebody_has_it(addresses: Any) -> None:
     fails(INVALID, driver.cuMemRetainAllocationHandle, addresses)
 
 
-def test_what_cannot_be_made(library: ctypes.CDLL) -> None:
+def test_invalid_memory_and_reservations_are_refused(library: ctypes.CDLL) -> None:
     fails(INVALID, driver.cuMemCreate, WHOLE - 512, properties(), 0)
     fails(INVALID, driver.cuMemCreate, 0, properties(), 0)
     fails(INVALID, driver.cuMemCreate, WHOLE, properties(), 1)
@@ -132,7 +132,7 @@ def test_what_cannot_be_made(library: ctypes.CDLL) -> None:
     assert library.cuMemAddressReserve(None, *map(ctypes.c_size_t, (WHOLE, 0, 0, 0))) == int(INVALID)
 
 
-def test_what_cannot_be_mapped(memory: Any, addresses: Any) -> None:
+def test_invalid_mappings_are_refused(memory: Any, addresses: Any) -> None:
     start = int(addresses)
     for arguments in (
         (start + 512, WHOLE, 0, memory, 0),
@@ -172,7 +172,7 @@ def test_unmapping_waits(memory: Any, addresses: Any) -> None:
     assert gate.reached.is_set()
 
 
-def test_strict_mode_poisons_it(strict: Callable[[int], None], addresses: Any) -> None:
+def test_strict_mode_poisons_mapped_memory(strict: Callable[[int], None], addresses: Any) -> None:
     strict(0)
     memory = ok(driver.cuMemCreate(WHOLE, properties(), 0))
     ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))

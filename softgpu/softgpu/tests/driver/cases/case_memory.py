@@ -1,4 +1,4 @@
-"""Device, host and pool memory: what is counted, what is refused, what pointers tell."""
+"""Device, host and pool memory: what is counted, what is refused, and the attributes of pointers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_memory_ends_exactly_where_the_device_does() -> None:
     assert free_bytes() == total
 
 
-def test_out_of_memory_says_how_much(library: ctypes.CDLL) -> None:
+def test_the_error_of_too_little_memory_has_the_size(library: ctypes.CDLL) -> None:
     fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuMemAlloc, DEVICE_BYTES[0] + 512)
     said = library.softgpu_last_error().decode()
     assert str(DEVICE_BYTES[0] + 512) in said
@@ -81,7 +81,7 @@ def test_frees_of_anything_else_are_refused() -> None:
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemAlloc, 0)
 
 
-def test_pool_counts_and_keeps_what_its_threshold_allows(pool: Any) -> None:
+def test_a_pool_counts_its_memory_and_keeps_its_threshold(pool: Any) -> None:
     stream = ok(driver.cuStreamCreate(0))
     before = free_bytes()
     ok(driver.cuMemPoolSetAttribute(pool, POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, driver.cuuint64_t(1 << 20)))
@@ -126,7 +126,7 @@ def test_a_pool_may_be_destroyed_before_its_memory() -> None:
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemPoolDestroy, default)
 
 
-def test_pointers_tell_what_they_are() -> None:
+def test_pointers_have_attributes() -> None:
     address = ok(driver.cuMemAlloc(1000))
     inside = int(address) + 999
     assert ok(driver.cuPointerGetAttribute(POINTER.CU_POINTER_ATTRIBUTE_RANGE_SIZE, inside)) == 1000

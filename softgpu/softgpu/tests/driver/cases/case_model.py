@@ -131,7 +131,7 @@ def test_copies_and_kernels_overlap_in_two_streams_only() -> None:
     )  # 25, or 30 where one stream's second copy came before the other's first
 
 
-def test_who_comes_late_gets_the_time_that_others_left_free() -> None:
+def test_a_late_stream_gets_the_time_that_others_left_free() -> None:
     """`late` really copies behind all copies of `early`, with which it meets; in the model it is there before them."""
     early, late, met = Lane(), Lane(), ok(driver.cuMemAlloc(4))
     ok(driver.cuMemsetD32(met, 0, 1))

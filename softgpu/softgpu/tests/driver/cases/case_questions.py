@@ -71,7 +71,7 @@ def test_kernels_are_their_own_functions() -> None:
     assert ok(driver.cuFuncIsLoaded(function)) == driver.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_LOADED
 
 
-def test_what_kernels_are_told() -> None:
+def test_kernels_have_attributes_of_each_device() -> None:
     kernel = ok(driver.cuLibraryGetKernel(Kernels().library, b"shared"))
     dynamic = FUNC.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert ok(driver.cuKernelGetAttribute(FUNC.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, 0)) == 1024
@@ -193,7 +193,7 @@ def test_streams_and_their_attributes() -> None:
 
 
 @pytest.mark.parametrize("trap", [False, True])
-def test_callbacks_hear_how_the_work_went(*, trap: bool) -> None:
+def test_callbacks_receive_their_data_and_success(*, trap: bool) -> None:
     heard: list[tuple[int, int]] = []
     stream = ok(driver.cuStreamCreate(1))
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

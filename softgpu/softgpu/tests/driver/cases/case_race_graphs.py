@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 from softgpu.tests.driver.calls import Kernels, kernel_params, ok, synchronize
-from softgpu.tests.driver.mistakes import BYTES, COUNT, SEEDS, device, pinned, said, stream
+from softgpu.tests.driver.mistakes import BYTES, COUNT, SEEDS, device, failure_message, pinned, stream
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -55,7 +55,7 @@ def test_a_missing_edge(library: ctypes.CDLL, strict: Callable[[int], None], kin
         ok(driver.cuGraphLaunch(ok(driver.cuGraphInstantiate(graph, 0)), stream()))
         if edge:
             synchronize()
-    assert "no edges of their graph order them" in said(library)
+    assert "no edges of their graph order them" in failure_message(library)
 
 
 def test_steps_that_only_read_need_no_edge(strict: Callable[[int], None]) -> None:

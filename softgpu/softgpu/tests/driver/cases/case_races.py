@@ -18,12 +18,12 @@ from softgpu.tests.driver.mistakes import (
     Order,
     add,
     device,
+    failure_message,
     forget,
     keep_blocks,
     pinned,
     recorded_too_early,
     run_unseen,
-    said,
     stream,
     wait,
     waited_the_wrong_way,
@@ -169,7 +169,7 @@ def test_wrong_programs_fail(
 ) -> None:
     strict(seed)
     program(mistake)
-    assert said(library).startswith("a race: ")
+    assert failure_message(library).startswith("a race: ")
 
 
 # --- what is no race
@@ -194,7 +194,7 @@ def test_updates_are_atomic(strict: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize("waits", [driver.cuStreamSynchronize, driver.cuStreamQuery, None])
-def test_the_host_orders_what_it_waits_for(strict: Callable[[int], None], waits: Any) -> None:
+def test_the_host_orders_work_that_it_waits_for(strict: Callable[[int], None], waits: Any) -> None:
     strict(0)
     address, first = device(), stream()
     add(address, first)

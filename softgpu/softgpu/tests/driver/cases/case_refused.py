@@ -23,7 +23,7 @@ def found(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
 
 @pytest.mark.alone
 @pytest.mark.refusals
-def test_every_refused_call_says_its_name(library: ctypes.CDLL, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_refused_call_reports_its_name(library: ctypes.CDLL, capfd: pytest.CaptureFixture[str]) -> None:
     library.softgpu_last_error.restype = ctypes.c_char_p
     for name, why in refused().items():
         call = ctypes.CFUNCTYPE(ctypes.c_int)(found(library, name).value or 0)
@@ -49,6 +49,6 @@ def test_a_name_that_no_cuda_has(library: ctypes.CDLL) -> None:
     assert not found(library, "cuMemAllocate")
 
 
-def test_a_call_that_came_after_the_drivers_cuda() -> None:
+def test_a_call_of_a_later_cuda_is_refused() -> None:
     with pytest.raises(RuntimeError, match="cuStreamEndCaptureToCig"):
         driver.cuStreamEndCaptureToCig(driver.CUstream(0))

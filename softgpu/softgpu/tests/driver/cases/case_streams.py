@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("ctx")
 NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
-def test_what_a_stream_says_of_itself(ctx: Any) -> None:
+def test_a_stream_has_flags_priority_context_and_device(ctx: Any) -> None:
     stream = ok(driver.cuStreamCreateWithPriority(NON_BLOCKING, -9))
     assert ok(driver.cuStreamGetFlags(stream)) == NON_BLOCKING
     assert ok(driver.cuStreamGetPriority(stream)) == -5
@@ -99,7 +99,7 @@ def stream(flags: Any = NON_BLOCKING) -> Any:
     return ok(driver.cuStreamCreate(flags))
 
 
-def test_work_runs_although_nobody_waits(gate: Gate) -> None:
+def test_work_runs_without_a_wait(gate: Gate) -> None:
     gate.note(stream())
     assert gate.reached.wait(TIMEOUT_S)
 
@@ -153,7 +153,7 @@ def test_blocking_streams_wait_for_the_default_stream(gate: Gate, blocking: bool
     assert gate.reached.is_set()
 
 
-def test_what_is_submitted_may_change_at_once(gate: Gate) -> None:
+def test_submitted_arguments_and_sources_may_change_at_once(gate: Gate) -> None:
     """Kernel parameters and a small pageable source are the program's again when the call returns."""
     busy, source = stream(), np.arange(8, dtype=np.int32)
     address, seen = device_array(np.zeros(8, np.int32))
@@ -228,7 +228,7 @@ def test_programs_that_wait_where_they_must(
         ok(driver.cuMemFree(address))
 
 
-def test_an_instance_is_changed_for_launches_to_come(gate: Gate) -> None:
+def test_an_instance_is_changed_for_later_launches(gate: Gate) -> None:
     busy, graph = stream(), ok(driver.cuGraphCreate(0))
     address, seen = device_array(np.zeros(8, np.int32))
     append = Kernels()["append"]

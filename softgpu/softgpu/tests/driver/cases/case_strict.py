@@ -120,14 +120,14 @@ def test_a_seed_repeats_its_order(strict: Callable[[int], None]) -> None:
     assert runs[0] == runs[1]
 
 
-def test_work_begins_in_the_end_although_nobody_waits(strict: Callable[[int], None]) -> None:
+def test_work_begins_in_the_end_without_a_wait(strict: Callable[[int], None]) -> None:
     strict(0)
     gate = Gate()
     gate.note(stream())
     assert gate.reached.wait(TIMEOUT_S)
 
 
-def test_who_asks_again_and_again_gets_there(strict: Callable[[int], None]) -> None:
+def test_repeated_queries_of_a_stream_end_in_success(strict: Callable[[int], None]) -> None:
     strict(0)
     address, seen = device_array(np.zeros(4, np.int32))
     main, append = stream(), Kernels()["append"]

@@ -64,7 +64,7 @@ def test_a_batch() -> None:
     assert seen.tolist() == [9, 0]
 
 
-def test_a_wait_that_nobody_ends_is_cancelled(library: ctypes.CDLL) -> None:
+def test_a_wait_for_a_word_that_is_never_written_is_cancelled(library: ctypes.CDLL) -> None:
     address, _ = device_array(np.zeros(1, np.uint32))
     main = stream()
     library.softgpu_cancel(0)
@@ -72,7 +72,7 @@ def test_a_wait_that_nobody_ends_is_cancelled(library: ctypes.CDLL) -> None:
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuStreamSynchronize, main)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_waits_for_words_are_refused() -> None:
     address, _ = device_array(np.zeros(2, np.uint32))
     main, bad = stream(), Error.CUDA_ERROR_INVALID_VALUE
     fails(bad, driver.cuStreamWaitValue32, main, int(address) + 2, 1, EQ)
@@ -81,7 +81,7 @@ def test_what_is_refused() -> None:
     fails(bad, driver.cuStreamWaitValue32, main, address, 1, 4)
 
 
-def test_in_strict_mode_a_word_orders_nothing_but_races_with_nobody(strict: Callable[[int], None]) -> None:
+def test_a_word_in_strict_mode_orders_nothing_and_is_no_race(strict: Callable[[int], None]) -> None:
     strict(1)
     address, seen = device_array(np.zeros(2, np.uint32))
     waiting, writing = stream(), stream()
