@@ -101,7 +101,7 @@ SHARED_CLASS_NAMES = {
 
 OUR_MODULES = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("kaas", "softgpu")}
 OTHER_MODULES = {name: path for name, path in MODULES.items() if name not in OUR_MODULES}
-"""Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as anybody does, by its public names."""
+"""Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as any program does, by its public names."""
 
 
 def class_names(package: str) -> dict[str, list[str]]:

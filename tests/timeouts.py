@@ -17,7 +17,7 @@ TIMEOUT_S = 300.0
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition of which no event tells."""
+    """Wait for a condition that has no event."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s

@@ -19,7 +19,7 @@ from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, 
 from tests.timeouts import TIMEOUT_S
 
 
-def test_a_client_is_gone_with_the_last_session_that_used_it() -> None:
+def test_a_client_ends_with_the_last_session_that_used_it() -> None:
     sessions = Sessions()
     for session, client in [("1", "alice"), ("1", "bob"), ("2", "bob"), ("", "nobody"), ("1", "alice")]:
         sessions.uses(session, client)

@@ -184,7 +184,7 @@ def test_a_free_device_is_used_however_far_it_is() -> None:
     assert {dispatch.worker for dispatch in world.dispatched} == {0, 1}
 
 
-def test_the_lower_of_idle_devices_whatever_their_speed() -> None:
+def test_the_lowest_idle_device_is_used_whatever_its_speed() -> None:
     world = idle(3, speeds=(1.0, 2.0, 2.0))
     world.arrive("a")
     assert last(world).worker == 0

@@ -152,7 +152,7 @@ def test_only_the_least_busy_worker_is_kept_for_a_suspect(name: str) -> None:
     retried_alone = world.arrive(alone=True)
     world.finish(freed, 1.0)
     waits = world.arrive()
-    assert waits in world.queued  # the slot beside another request stays free for the request that runs alone
+    assert waits in world.queued  # the slot next to another request stays free for the request that runs alone
     (other,) = [request for request in requests if request != freed and where[request][0] == device]
     world.finish(other, 1.0)
     assert world.running[retried_alone][0] == device

@@ -398,7 +398,7 @@ def test_every_request_is_dispatched_once_or_rejected_and_all_is_the_same_twice(
 
 
 def check_memory(told: Told, result: Simulated, story: list[Event | Decision]) -> None:
-    """What devices hold, as the policy hears it, never exceeds them; nothing that runs leaves."""
+    """The objects of a device, as the policy receives them, never exceed it; nothing that runs leaves."""
     held: dict[int, dict[bytes, int]] = {}
     running: dict[int, tuple[int, bytes]] = {}
     device_of: dict[int, int] = {}

@@ -85,7 +85,7 @@ def test_files_arrive_with_their_message(plan: list[tuple[list[int], int]]) -> N
     assert memory_files() == files_before
 
 
-def test_files_that_never_went_out_are_closed(ends: Ends) -> None:
+def test_files_that_were_never_sent_are_closed(ends: Ends) -> None:
     one, _ = ends
     while one.send(b"header", [bytes(CHUNK_BYTES)]):
         pass

@@ -177,7 +177,7 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
         connection.close()
 
 
-def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
+def test_a_connection_that_breaks_at_once_is_opened_again(open_pool: Running) -> None:
     echo(open_pool)
     with Cable(open_pool.address.tcp, faults=3) as cable:
         address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
