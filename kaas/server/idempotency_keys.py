@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kaas.errors import KaasError, KeyReused
+from kaas.errors import KeyReused
 from kaas.server.binding import InvocationDigest, bound, request_digest
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.replies import failure_of
@@ -25,9 +25,15 @@ class IdempotencyKeys:
         objects: ObjectStore,
         tracker: ReplyTracker,
         start_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        begin: Callable[[ClientSession, protocol.Invoke, Sequence[Any]], None],
     ) -> None:
-        """Start with no key. `start_task` starts a coroutine in the loop and holds its task."""
-        self._objects, self._tracker, self._task = objects, tracker, start_task
+        """Start with no key.
+
+        Args:
+            start_task: starts a coroutine in the loop and holds its task.
+            begin: begins a request, or raises a KaasError.
+        """
+        self._objects, self._tracker, self._task, self._begin = objects, tracker, start_task, begin
 
     def ask_again(
         self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
@@ -45,21 +51,27 @@ class IdempotencyKeys:
             nbytes = sum(map(len, frames))
             session.client.questions.check(session.client, nbytes)
             session.client.questions.take(nbytes)
-            joining = self._task(self._join_later(session, message, frames, run))
-            joining.add_done_callback(lambda _: session.client.questions.give_back(nbytes))
+            joining = session.joining[message.number] = self._task(self._join_later(session, message, frames))
+            joining.add_done_callback(lambda _: self._joined(session, message.number, nbytes))
 
-    async def _join_later(
-        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
-    ) -> None:
-        """Hash large inputs in another thread, then join."""
+    async def _join_later(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+        """Hash large inputs in another thread, then join the request that has the key by then, or begin one."""
         try:
-            if run.binding is not None:
-                await asyncio.wait([run.binding])
             digest = await asyncio.to_thread(request_digest, message, frames)
-            if message.number not in session.waits:  # otherwise the same message came twice
+            while (run := session.client.known(message.key)) is not None and run.binding is not None:
+                await asyncio.wait([run.binding])
+            if run is None:  # the request that had the key was cancelled, or is no longer kept
+                self._begin(session, message, frames)
+            else:
                 self._join(session, message, run, digest)
-        except KaasError as error:
+        except Exception as error:  # noqa: BLE001 - any error is the reply
             session.channel.send(failure_of(message.number, error))
+
+    def _joined(self, session: ClientSession, number: int, nbytes: int) -> None:
+        """Take in that a request has joined, was refused, or was cancelled before."""
+        session.joining.pop(number, None)
+        session.client.questions.give_back(nbytes)
+        self._tracker.closed()
 
     def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
         """Wait for a run whose digest is equal.
@@ -73,10 +85,33 @@ class IdempotencyKeys:
         client.requests.check(client, run.nbytes)
         self._tracker.wait(session, message.number, run, run.nbytes)
 
-    def bind(self, run: ClientRun, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
-        """Compute the digest of a request with a key, while the device runs the request."""
-        contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
-        find = partial(bound, message, frames, function, dict(contents).__getitem__)
+    def contents(self, client: str, message: protocol.Invoke) -> dict[str, str]:
+        """Return the hashes of the objects that a message names, by name.
+
+        Raises:
+            UnknownObject
+        """
+        names = [item.object for item in message.inputs.values() if item.object]
+        return {name: self._objects.named(client, name).content.hash for name in names}
+
+    def bind(
+        self,
+        run: ClientRun,
+        message: protocol.Invoke,
+        frames: Sequence[Any],
+        function: str,
+        contents: Mapping[str, str],
+    ) -> None:
+        """Compute the digest of a request with a key, while the device runs the request.
+
+        Args:
+            run: the request's run.
+            message: the request.
+            frames: of the message, with the header.
+            function: key of the function.
+            contents: hashes of the request's objects, by name.
+        """
+        find = partial(bound, message, frames, function, contents.__getitem__)
         if _at_once(frames):
             run.bound = find()
         else:
@@ -85,9 +120,6 @@ class IdempotencyKeys:
     async def _bind_later(self, run: ClientRun, find: Callable[[], InvocationDigest]) -> None:
         run.bound = await asyncio.to_thread(find)
         run.binding = None
-
-    def _content(self, client: str, name: str) -> str:
-        return self._objects.named(client, name).content.hash if name else ""
 
 
 def _at_once(frames: Sequence[Any]) -> bool:

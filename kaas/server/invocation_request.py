@@ -74,6 +74,16 @@ def invocation_of(
     return invocation, Payload(function, sent, refs, direct=True)
 
 
+def sent_bytes(message: Invoke, frames: Sequence[Any]) -> int:
+    """Return the bytes that come with a message: of all its frames, and once more for each further input of a frame.
+
+    frames: with the header.
+    """
+    places = [item.frame for item in message.inputs.values() if not item.object and 0 < item.frame < len(frames)]
+    again = sum(len(frames[place]) for place in places) - sum(len(frames[place]) for place in {*places})
+    return sum(map(len, frames)) - len(frames[0]) + again
+
+
 def check_deadline(deadline_s: float) -> None:
     """Raise if a deadline in seconds is out of range.
 

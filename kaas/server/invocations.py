@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
@@ -18,7 +18,7 @@ from kaas.pool.observing.tracing import TraceStep
 from kaas.pool.service import Service
 from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.idempotency_keys import IdempotencyKeys
-from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
+from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of, sent_bytes
 from kaas.server.replies import failure_of
 from kaas.server.reply_tracker import ENDED, ReplyTracker
 from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient
@@ -31,6 +31,7 @@ from kaas.wire import protocol
 from kaas.wire.trace_context import continued
 
 SUCCEEDED = "succeeded"
+CANCELLED = "all callers of the request have cancelled it"
 BEFORE, AFTER = "before", "after"
 """Names of the stages of steps."""
 
@@ -54,7 +55,7 @@ class Invocations:
         self._meter, self._steps, self._tracker = meter, steps, tracker
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._keys = IdempotencyKeys(stores.objects, tracker, self._task)
+        self._keys = IdempotencyKeys(stores.objects, tracker, self._task, self._begin)
 
     def ask(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
         """Begin a request, or join a known request with the same number or key. frames: with the header.
@@ -66,6 +67,8 @@ class Invocations:
         if known is not None:
             if known.run.done:
                 self._tracker.send(known)
+            return
+        if message.number in session.joining:
             return
         if message.number in session.tasks:
             raise InvalidRequest(f"message {message.number} has no reply yet")
@@ -84,7 +87,7 @@ class Invocations:
         client = session.client
         remote = self._stores.functions.named(client.name, message.function)
         function = remote.function
-        input_bytes = sum(map(len, frames)) - len(frames[0])
+        input_bytes = sent_bytes(message, frames)
         nbytes = sum(function.output_bytes)
         outputs, stored_bytes = remote.outputs, 0
         if message.store:
@@ -95,6 +98,7 @@ class Invocations:
         request = None
         self._meter.admit(client.name)
         try:
+            contents = self._keys.contents(client.name, message) if message.key else {}
             if not remote.before and remote.etask is None:  # first, so that the device has work meanwhile
                 request = self._request(client.name, message, frames, remote)
             run = ClientRun(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
@@ -113,7 +117,7 @@ class Invocations:
             client.storing.take(stored_bytes)
         if message.key:
             client.runs[message.key] = run
-            self._keys.bind(run, message, frames, remote.key)
+            self._keys.bind(run, message, frames, remote.key, contents)
         if request is not None:
             run.moved_bytes = input_bytes
             self._begun(run, request)
@@ -188,7 +192,7 @@ class Invocations:
             frames = [b"", *(each.data for each in made.values())]
             message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
         client, objects = run.client.name, self._stores.objects
-        run.moved_bytes = sum(map(len, frames)) - len(frames[0])
+        run.moved_bytes = sent_bytes(message, frames)
         if remote.etask is not None:
             return await remote.etask.call(client, message, frames, remote, objects)
         invocation, payload = invocation_of(client, message, frames, remote, objects)
@@ -206,6 +210,7 @@ class Invocations:
             request = self._submit_traced(call, trace)
         except asyncio.CancelledError:  # all waiting programs know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
+            _fail(run, Cancelled(CANCELLED))
             self._tracker.end(run)
         except Exception as error:  # noqa: BLE001 - the error becomes the reply
             self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
@@ -276,6 +281,7 @@ class Invocations:
         if answer.cancelled():  # all waiting programs know
             self._pool.cancelled(request)
             outcome = "cancelled"
+            run.failure = failure_of(0, Cancelled(CANCELLED))
         elif (error := answer.exception()) is not None:
             run.failure = failure_of(0, error)
             outcome = run.failure.error

@@ -28,7 +28,7 @@ class ReplyTracker:
         ended: Callable[[ClientRun], None] = lambda _: None,
     ) -> None:
         """closed: called whenever a request is no longer open. ended: called with each request that has a reply."""
-        self._meter, self._answers, self._closed, self._ended = meter, answers, closed, ended
+        self._meter, self._answers, self.closed, self._ended = meter, answers, closed, ended
         self._half: ServerHalf[ClientRun] = ServerHalf()
 
     def wait(self, session: ClientSession, number: int, run: ClientRun, nbytes: int) -> None:
@@ -48,7 +48,7 @@ class ReplyTracker:
         if run.stored_bytes:
             run.client.storing.give_back(run.stored_bytes)
         self._half.settle(run, waits)
-        self._closed()
+        self.closed()
 
     def send(self, wait: Wait) -> None:
         """Send a reply on its program's newest connection, unless it was sent there already."""
@@ -82,16 +82,20 @@ class ReplyTracker:
                     self._meter.received(run.client.name, run.charge_key)
                 if run.key.startswith(session.id) and self._half.kept(run):  # no other program uses this key
                     run.client.finished.forget(run.key)
-            self._closed()
+            self.closed()
 
     def cancel(self, session: ClientSession, number: int) -> None:
-        """Cancel the wait of one program. A run for which other programs wait goes on."""
+        """Cancel a request of a program. A run for which other programs wait goes on."""
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
+        if (joining := session.joining.pop(number, None)) is not None and number not in session.waits:
+            joining.cancel()
+            self.wait(session, number, _cancelled(session.client, "", "", failure), 0)
+            return
         wait = session.waits.get(number)
         if wait is None:
             return
         former: ClientRun = wait.run
-        cancelled = ClientRun(session.client, "", former.function, former.label, (), 0, 0, done=True, failure=failure)
+        cancelled = _cancelled(session.client, former.function, former.label, failure)
         waiting, alone = self._half.cancel(session, number, cancelled)
         if waiting is not None:
             self.send(waiting)
@@ -101,13 +105,13 @@ class ReplyTracker:
     def lost(self, session: ClientSession) -> None:
         """Note that a program has no connection. Its replies with a key take no credit meanwhile."""
         self._half.lost(session)
-        self._closed()
+        self.closed()
 
     def forget(self, session: ClientSession) -> None:
         """Forget a program. Its runs stop unless other programs wait for them."""
         for run in self._half.forget(session):
             _stop(run)
-        self._closed()
+        self.closed()
 
     def close(self, sessions: Iterable[ClientSession]) -> None:
         """Fail all waits of these programs. Runs that continue have no receiver."""
@@ -140,10 +144,16 @@ def _numbered(failure: protocol.Failure, number: int, trace: str) -> protocol.Fa
     return protocol.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
 
 
+def _cancelled(client: ConnectedClient, function: str, label: str, failure: protocol.Failure) -> ClientRun:
+    """Return the run of a request that was cancelled: it has ended, with this failure."""
+    return ClientRun(client, "", function, label, (), 0, 0, done=True, failure=failure)
+
+
 def _stop(run: ClientRun) -> None:
-    """Stop a run for which no program waits."""
+    """Stop a run for which no program waits. It may end later; a call with its key begins another run at once."""
+    if run.client.runs.get(run.key) is run:
+        del run.client.runs[run.key]
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()  # this takes a while: a call with its key begins another run
-        run.client.runs.pop(run.key, None)
+        run.task.cancel()

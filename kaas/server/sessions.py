@@ -124,13 +124,15 @@ class ClientSession(WaitingSession):
     """A program of a client.
 
     Fields:
-        tasks: running work on its other messages, by number. lost_s: when its connection ended, on the monotonic clock.
+        tasks: running work on its other messages, by number. joining: requests whose inputs are hashed before they join
+            a request with the same key, by number. lost_s: when its connection ended, on the monotonic clock.
     """
 
     caller: ConnectedClient
     channel: ReplyChannel
     id: str
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    joining: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     lost_s: float = 0.0
 
     @property
@@ -141,7 +143,7 @@ class ClientSession(WaitingSession):
     @property
     def idle(self) -> bool:
         """True if the program waits for nothing."""
-        return not self.waits and not self.tasks
+        return not (self.waits or self.tasks or self.joining)
 
 
 @dataclass(slots=True, eq=False)

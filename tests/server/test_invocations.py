@@ -15,12 +15,14 @@ from kaas.errors import DeviceUnavailable
 from kaas.pool.core.requests import Request, RequestState
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
+from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.session_manager import KeptLimits, SessionManager
 from kaas.server.state.object_store import NewObject
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
 from kaas.wire.specs import RunRecord
 from tests.pool.fake_workers import settle
+from tests.timeouts import TIMEOUT_S
 
 LIMITS = protocol.Limits(requests=8, credit_bytes=1 << 20, frame_bytes=1 << 20)
 VALUE = b"four"
@@ -84,8 +86,8 @@ class FakeServer:
         self.deliver(program, protocol.Hello(protocol.VERSION, session))
         return program
 
-    def deliver(self, program: Program, message: protocol.FromClient) -> None:
-        self.manager.receive(program, [protocol.encode(message)])
+    def deliver(self, program: Program, message: protocol.FromClient, *frames: bytes) -> None:
+        self.manager.receive(program, [protocol.encode(message), *frames])
 
     def ran(self, request: Request) -> None:
         request.record = RECORD
@@ -200,3 +202,89 @@ def test_a_repeated_key_is_charged_again_if_its_reply_was_not_kept(tmp_path: Pat
         assert server.charged() == [(2, 500_000_000, {"succeeded": 2})]
 
     play(tmp_path, scenario, answers_bytes=1)
+
+
+# --- requests with large inputs and a known key: another thread hashes the inputs before the request joins
+
+LARGE = bytes(AT_ONCE_BYTES + 1)
+
+
+async def reached(condition: Callable[[], object]) -> None:
+    """Run the loop until a condition holds."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_a_request_that_joins_while_the_other_is_cancelled_runs_itself(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(first, protocol.Cancel(1))
+        await reached(lambda: len(server.requests) == 2)
+        server.ran(server.requests[1])
+        await reached(second.answers)
+        assert second.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
+        assert [getattr(header, "error", "") for header, _ in first.answers()] == ["Cancelled"]
+
+    play(tmp_path, scenario)
+
+
+def test_a_request_joins_the_one_that_has_the_key_and_the_same_inputs(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        first, second, third = (server.program(name) for name in ("first", "second", "third"))
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)  # sent again
+        server.deliver(third, protocol.Invoke(1, "f", {"x": protocol.Input(frame=1)}, key="k"), LARGE)
+        await reached(third.answers)
+        server.ran(server.requests[0])
+        await reached(second.answers)
+        assert first.answers() == second.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
+        assert [getattr(header, "error", "") for header, _ in third.answers()] == ["KeyReused"]
+        assert len(server.requests) == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_joining_request_can_be_cancelled(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Cancel(1))
+        assert [getattr(header, "error", "") for header, _ in second.answers()] == ["Cancelled"]
+        client = server.manager.clients["alice"]
+        await reached(lambda: not client.questions.count)
+        server.ran(server.requests[0])
+        await reached(first.answers)
+        assert first.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
+        assert len(second.answers()) == 1
+        for program in (first, second):
+            server.deliver(program, protocol.Received((1,)))
+        assert (client.requests.count, client.requests.nbytes) == (0, 0)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("leave", ["another Hello", "no connection"])
+def test_a_session_that_leaves_while_a_request_joins_keeps_no_credit(tmp_path: Path, leave: str) -> None:
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        client = server.manager.clients["alice"]
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.ran(server.requests[0])
+        await reached(first.answers)
+        server.deliver(first, protocol.Received((1,)))
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+        if leave == "another Hello":
+            server.deliver(second, protocol.Hello(protocol.VERSION, "third"))
+        else:
+            server.manager.gone(second)
+        await reached(lambda: not client.questions.count)
+        server.manager._sweep_sessions()
+        assert "second" not in client.sessions
+        assert (client.requests.count, client.requests.nbytes) == (0, 0)
+
+    play(tmp_path, scenario, lost_s=0.0)

@@ -28,6 +28,8 @@ from kaas.wire.key_files import ServerKeys
 
 FRAME_BYTES = 16 << 20
 """Default of the largest frame."""
+ENCRYPTION_BYTES = 33
+"""Of an encrypted frame besides its contents: command name, nonce, authentication code, flags (ZeroMQ's RFC 26)."""
 FRAMES = 1024
 """The most frames of a message. A client that sends more is disconnected and blocked for BLOCKED_S, since each frame
 takes the loop's time."""
@@ -116,7 +118,7 @@ class ServerListener:
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True  # so that a send without a receiver is an error
         socket.sndhwm, socket.rcvhwm = queued, ARRIVED
-        socket.maxmsgsize = frame_bytes
+        socket.maxmsgsize = frame_bytes if keys is None else frame_bytes + ENCRYPTION_BYTES
         socket.copy_threshold = LEAVING_BYTES
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         beat(socket)

@@ -17,7 +17,7 @@ import zmq
 from kaas.errors import InvalidConfig
 from kaas.server.peers import listener, tcp_connections
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.listener import FRAMES
+from kaas.server.peers.listener import ENCRYPTION_BYTES, FRAMES
 from kaas.server.peers.tcp_connections import UNAUTHENTICATED, UNAUTHENTICATED_BYTES
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
@@ -342,7 +342,7 @@ def test_a_frame_with_too_many_bytes_disconnects_its_client(connect: Connect, al
     other = connect(bob)
     echoes(other)
     client = connect(alice)
-    echoes(client, bytes(FRAME_BYTES - 1000))
+    echoes(client, bytes(FRAME_BYTES))
     client.send(bytes(FRAME_BYTES + 1))
     assert client.disconnected()
     echoes(other)
@@ -438,7 +438,7 @@ def test_a_client_that_does_not_read_is_disconnected_beyond_the_queue_limit(fold
         greeting(b"CURVE") + command(b"\x07MESSAGE" + bytes(500)),
         greeting(b"CURVE") + b"\x00\x05hello",
         greeting(b"CURVE") + struct.pack(">BQ", 6, 2**63),
-        greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES + 1),
+        greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES + ENCRYPTION_BYTES + 1),
     ],
 )
 def test_a_peer_that_speaks_another_protocol_is_disconnected(
