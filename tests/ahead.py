@@ -16,7 +16,7 @@ T = TypeVar("T")
 def begun(
     request: pytest.FixtureRequest, test: str, run: Callable[[str], T], names: Iterable[str]
 ) -> Iterator[dict[str, Future[T]]]:
-    """What `run` gives, or will, for the names whose case of the test was chosen."""
+    """Yield futures of `run` for the names whose case of the test was chosen."""
     chosen = {item.name for item in request.session.items}
     threads = ThreadPoolExecutor(2)
     try:

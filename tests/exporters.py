@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Exporter:
-    """An array that is nobody's but DLPack's.
+    """An array of no library, which only DLPack can read.
 
     Args:
         array: its memory; bytes of any dtype that NumPy exports.

@@ -19,8 +19,8 @@ import pytest
 OUTSIDE = {"quick": {"full", "processes", "ray", "slow"}, "test": {"full"}, "all": set[str]()}
 """lane -> markers of the tests that the lane leaves to the next one."""
 NOT_INSTALLED = {"cupy", "cutlass_blas", "numba", "onnx", "ray", "torch", "triton", "tvm", "tvm_backend"}
-"""What a file of the quick lane may not import at its top, nor a file of ours that it imports there; a folder whose
-conftest.py does is left out whole."""
+"""Packages that a file of the quick lane, and a file of ours that it imports, may not import at its top. A folder whose
+conftest.py imports one is left out whole."""
 ROOT = Path(__file__).parent.parent
 SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
 """Folders that our packages stand in."""

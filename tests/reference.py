@@ -77,7 +77,7 @@ def entry(name: str, value: Any) -> str:
 
 
 def methods(value: type) -> Iterator[tuple[str, Any]]:
-    """What a class of KaaS has of its own: methods and properties with a docstring."""
+    """Return the methods and properties that a class of KaaS has of its own, with a docstring."""
     for name, member in inspect.getmembers(value):
         held = inspect.getattr_static(value, name)
         function = held.fget if isinstance(held, property) else inspect.unwrap(member)

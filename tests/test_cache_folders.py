@@ -1,4 +1,4 @@
-"""What is compiled finds a folder on every machine."""
+"""Compiled code has a folder on every machine."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.policies", "kaas.scheduli
             "kaas.scheduling.simulation", "kaas.executor.cache.cache", "kaas.executor.cache.ranges",
             "kaas.executor.cache.reservation", "kaas.executor.cache.tiers", "kaas.executor.cache.eviction",
             "kaas.executor.plan.arena")  # fmt: skip
-"""What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
+"""Modules that decide: values in, values out. No clock, no chance, no environment, no event loop, no device."""
 
 PURE = ("kaas.config", "kaas.errors", "kaas.ktask")
 """Values that they may use."""
@@ -208,7 +208,7 @@ def test_compilers_and_libraries_use_public_names(module: str) -> None:
 
 @pytest.mark.processes
 def test_making_kernels_of_the_blas_library_is_light() -> None:
-    """Whoever makes its kernels needs no device, no Ray, no arrays and no compiler; nor does who names them."""
+    """Neither the names of its kernels nor the making of them needs a device, Ray, arrays or a compiler."""
     program = """
 import cutlass_blas, cutlass_blas.provider, kaas, sys
 cutlass_blas.gemm(*(kaas.Buffer(name, (8, 8), "float32") for name in "abc"))

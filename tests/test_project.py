@@ -1,4 +1,4 @@
-"""What the project promises about its own files: locks, targets, documentation, modules that say what they are for."""
+"""Promises about the project's own files: locks, targets, documentation, modules that state their purpose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def locked(path: Path) -> dict[str, str]:
 
 
 def other(folder: str) -> dict[str, Any]:
-    """What the distribution in a folder says of itself."""
+    """Return the metadata of the distribution in a folder."""
     project: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
     return dict(project["project"])
 

@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
 
 
 def run(folder: Path, *command: str | Path, **environment: str) -> str:
-    """What a command prints that succeeds in a folder, without a Python path or a compiler of the tests' own."""
+    """Return the output of a command that succeeds in a folder, without a Python path or a compiler of the tests."""
     base = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
     ended = subprocess.run(
         command,

@@ -79,7 +79,7 @@ def test_invoke_without_registering() -> None:
 
 
 def test_nothing_is_uploaded() -> None:
-    """What travels names the kernels: their code stays where the package is installed."""
+    """The message names the kernels: their code stays where the package is installed."""
     task = network()
     assert all(image.kind == "provided" for library in task.libraries for image in library.images)
     assert sum(len(image.data) for library in task.libraries for image in library.images) < 300

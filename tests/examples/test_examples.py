@@ -50,7 +50,7 @@ def test_the_server_runs_without_ray() -> None:
 
 
 def run_alone(*arguments: str) -> str:
-    """What a Python program prints, in a process of its own."""
+    """Return the output of a Python program, in a process of its own."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
         [sys.executable, *arguments],

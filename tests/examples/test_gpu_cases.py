@@ -45,7 +45,7 @@ def padded(x: np.ndarray) -> np.ndarray:
 
 VALUES = [-128, -32768, -(2**31), -(2**53), 255, 65535, 2**32 - 1, 2**53, np.float16(0.1), 0.10009765625,
           np.float32(0.1), 0.1, 1, -2, 3, 4, 1, 1]  # fmt: skip
-"""What of_values passes, as doubles; 0.1 in bfloat16 is 205 / 2048."""
+"""The values that of_values passes, as doubles; 0.1 in bfloat16 is 205 / 2048."""
 
 BY_NUMPY: dict[str, Callable[[Arrays], Arrays]] = {
     "nearest_neighbours": lambda given: {"V": nearest_neighbours.reference(given["A"], given["X"], 3)},

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = kaas.Library.from_file(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
 WIDTH = 1024
 CLIENTS = ("alice", "bob", "boss")
-"""Who have keys."""
+"""The clients that have keys."""
 DEVICE = {"kind": "software", "memory_bytes": 256 << 20}
 
 CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -59,8 +59,8 @@ class Server:
         insecure: bool = False,
         prefix: Sequence[str] = (),
     ) -> None:
-        """settings: beside those that every test wants. prefix: of its command, one that becomes it. A server that is
-        started in the folder of one that has ended goes on with what that has left."""
+        """settings: besides those of every test. prefix: words before its command, of a program that becomes the
+        server. A server that starts in the folder of an ended one continues with the state of that one."""
         self.folder = folder
         self._insecure = insecure
         self.keys = folder / "keys"
@@ -109,7 +109,7 @@ class Server:
 
 
 def refused(folder: Path, settings: dict[str, Any]) -> str:
-    """What a server says that does not start with these."""
+    """Return the errors of a server that does not start with these settings."""
     process = started(folder, {"name": f"test {token_hex(4)}", **settings}, subprocess.PIPE)
     said, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, errors

@@ -12,7 +12,7 @@ Kind = Literal["objects", "libraries"]
 
 @dataclass(slots=True)
 class _Stored:
-    """What one client stores of one kind: bytes since a time, and bytes times seconds up to that time."""
+    """The stored bytes of one client and one kind: bytes since a time, and bytes times seconds up to that time."""
 
     nbytes: int
     byte_s: float

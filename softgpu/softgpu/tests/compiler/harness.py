@@ -145,8 +145,8 @@ def same(actual: Array, expected: Array, ulp: int = 0) -> None:
 def run_all(
     gpu: Any, lines: list[tuple[str, str]], names: tuple[str, ...], operands: list[Array], uniform: bool
 ) -> Any:
-    """What several instructions, as (line, type of the result), make of the same operands: an array for each. One
-    kernel runs them all."""
+    """Return the results of several instructions, as (line, type of the result), on the same operands: an array for
+    each. One kernel runs them all."""
     declared = [f".reg .{storage(result)} %o{place};" for place, (_, result) in enumerate(lines)]
     body, outs = [], []
     for place, (line, result) in enumerate(lines):

@@ -19,8 +19,8 @@ from tests.timeouts import TIMEOUT_S, readable
 RUN_LIMIT_S = 0.2
 """For a kernel: many of them never end."""
 OUTCOMES = ("refused", "uncompiled", "ran", "failed", "cancelled")
-"""What may become of an image: it is not loaded; no kernel of it is compiled; the kernels run to their end, or into an
-error of CUDA, or until they are ended."""
+"""The ways in which an image may end: it is not loaded; no kernel of it is compiled; the kernels run to
+their end, or into an error of CUDA, or until they are ended."""
 
 
 @dataclass(frozen=True)

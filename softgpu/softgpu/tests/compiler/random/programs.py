@@ -271,7 +271,7 @@ def programs(draw: st.DrawFn) -> Program:
     for number in range(draw(st.sampled_from([0, 0, 1, 2]))):
         site = Site(1, functions=number, memory=False, leave=("ret",))
         functions.append(Function(draw(bodies(site)), draw(st.booleans())))
-    # Where threads may end early, nobody waits for others.
+    # Where threads may end early, no thread waits for others.
     ends = draw(st.sampled_from([False, False, True]))
     site = Site(together=not ends, uniform=not ends, leave=("ret", "exit") if ends else (), functions=len(functions))
     body = tuple(draw(st.lists(statements(site), min_size=1, max_size=12)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "cuda"
-FOLDER = Path("/tmp/corpus")  # debug information tells where it was made: the same for whoever makes it
+FOLDER = Path("/tmp/corpus")  # debug information tells where it was made: the same on every machine
 WANTED = {"debug": (["-G"], ["scans", "functions"]), "fast_math": (["--use_fast_math", "-lineinfo"], ["science"])}
 
 
