@@ -22,7 +22,7 @@ from tests.timeouts import until
 pytestmark = pytest.mark.processes
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
-FAIL = {"fail": "tests.server.steps:fail"}
+FAIL = {"fail": "tests.server.steps.functions:fail"}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_an_error_of_a_step_is_logged_with_its_traceback(server: Server) -> None
     assert "steps.py" not in answer.message
     told = awaited(server, "a step failed")
     assert (told["step"], told["client"], told["function"]) == ("fail", "alice", "chain")
-    assert "tests/server/steps.py" in told["traceback"]
+    assert "tests/server/steps/functions.py" in told["traceback"]
     assert "LookupError" in told["traceback"]
     speaker.close()
 

@@ -19,7 +19,7 @@ from tests.timeouts import TIMEOUT_S, until
 pytestmark = pytest.mark.processes
 
 TEXT = np.frombuffer(b"1 " * WIDTH, np.uint8)
-STEPS = {name: f"tests.server.steps:{name}" for name in ("from_text", "total")}
+STEPS = {name: f"tests.server.steps.functions:{name}" for name in ("from_text", "total")}
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def metrics_port() -> int:
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Server]:
     """One for most of the tests here."""
-    steps = {"from_text": "tests.server.steps:from_text"}
+    steps = {"from_text": "tests.server.steps.functions:from_text"}
     settings = {"administrators": ["boss"], "metrics_port": metrics_port, "steps": steps}
     server = Server(tmp_path_factory.mktemp("observed"), settings)
     yield server

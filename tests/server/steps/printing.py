@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from tests.server.steps import same
+from tests.server.steps.functions import same
 
 __all__ = ["same"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from tests.server.steps import same
+from tests.server.steps.functions import same
 
 __all__ = ["CAT", "same"]
 

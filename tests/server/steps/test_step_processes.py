@@ -31,7 +31,7 @@ UNENCODABLE = {
     "name_by_half_a_letter": "UnicodeEncodeError: 'utf-8' codec can't encode character",
 }
 NAMED = {
-    name: f"tests.server.steps:{name}"
+    name: f"tests.server.steps.functions:{name}"
     for name in ("pid", "same", "end", "leave", "wait", "name_by_number", *UNENCODABLE)
 }
 
@@ -167,7 +167,7 @@ def test_processes_that_a_module_starts_do_not_block_its_steps() -> None:
     async def scenario(steps: Steps) -> None:
         assert (await steps.run("same", {"x": b"x"}))["x"].data == b"x"
 
-    with_steps(scenario, named={"same": "tests.server.starting_steps:same"})
+    with_steps(scenario, named={"same": "tests.server.steps.starting:same"})
 
 
 @pytest.mark.processes
@@ -177,7 +177,7 @@ def test_a_process_that_ends_before_each_step_is_replaced_once() -> None:
             with pytest.raises(StepFailed, match="its process has ended"):
                 await steps.run("same", {"x": b"x"})
 
-    with_steps(scenario, named={"same": "tests.server.idle_steps:same"})
+    with_steps(scenario, named={"same": "tests.server.steps.idle:same"})
 
 
 @contextmanager
@@ -222,17 +222,25 @@ def test_a_step_is_a_function_of_a_module() -> None:
     ("target", "field", "said"),
     [
         ("tests.server.nowhere:f", "steps.bad", "No module named 'tests.server.nowhere'"),
-        ("tests.server.steps:nothing", "steps.bad", "module 'tests.server.steps' has no function 'nothing'"),
-        ("tests.server.steps:NOTHING", "steps.bad", "module 'tests.server.steps' has no function 'NOTHING'"),
-        ("tests.server.broken_steps:f", "steps.bad", "LookupError: as it must be"),
-        ("tests.server.leaving_steps:f", "steps", "exit status 3"),
+        (
+            "tests.server.steps.functions:nothing",
+            "steps.bad",
+            "module 'tests.server.steps.functions' has no function 'nothing'",
+        ),
+        (
+            "tests.server.steps.functions:NOTHING",
+            "steps.bad",
+            "module 'tests.server.steps.functions' has no function 'NOTHING'",
+        ),
+        ("tests.server.steps.broken:f", "steps.bad", "LookupError: as it must be"),
+        ("tests.server.steps.leaving:f", "steps", "exit status 3"),
     ],
 )
 def test_an_unusable_step_is_refused_and_not_imported_in_this_process(target: str, field: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said) as caught:
         run(Steps({**NAMED, "bad": target}, 1, TIMEOUT_S).open())
     assert caught.value.field == field
-    assert not {"tests.server.broken_steps", "tests.server.leaving_steps"} & sys.modules.keys()
+    assert not {"tests.server.steps.broken", "tests.server.steps.leaving"} & sys.modules.keys()
 
 
 @pytest.mark.processes
@@ -244,23 +252,23 @@ def test_modules_that_take_too_long_are_refused() -> None:
 
 @pytest.mark.processes
 def test_a_server_with_a_missing_step_reports_it_and_does_not_start(tmp_path: Path) -> None:
-    said = refused(tmp_path, {"steps": {"bad": "tests.server.steps:nothing"}, "log": {"level": "error"}})
+    said = refused(tmp_path, {"steps": {"bad": "tests.server.steps.functions:nothing"}, "log": {"level": "error"}})
     assert said == (
-        "InvalidConfig: steps.bad is 'tests.server.steps:nothing': "
-        "module 'tests.server.steps' has no function 'nothing'\n"
+        "InvalidConfig: steps.bad is 'tests.server.steps.functions:nothing': "
+        "module 'tests.server.steps.functions' has no function 'nothing'\n"
     )
 
 
 @pytest.mark.processes
 def test_output_of_modules_is_on_the_servers_stderr(serve: Serve) -> None:
-    server = serve({"steps": {"same": "tests.server.printing_steps:same"}, "log": {"level": "error"}})
+    server = serve({"steps": {"same": "tests.server.steps.printing:same"}, "log": {"level": "error"}})
     assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
 
 
 @pytest.mark.processes
 def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path) -> None:
     serve()
-    settings = {"steps": {"bad": "tests.server.broken_steps:f"}, "log": {"level": "error"}}
+    settings = {"steps": {"bad": "tests.server.steps.broken:f"}, "log": {"level": "error"}}
     assert refused(tmp_path, settings).startswith("UsageUnavailable: ")
 
 

@@ -18,7 +18,7 @@ from tests.timeouts import TIMEOUT_S
 pytestmark = pytest.mark.processes
 
 STEPS = {
-    name: f"tests.server.steps:{name}"
+    name: f"tests.server.steps.functions:{name}"
     for name in ("from_text", "total", "fail", "end", "wait", "halves", "whole_numbers", "folded")
 }
 TEXT = b"1 " * WIDTH

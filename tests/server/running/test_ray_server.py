@@ -30,17 +30,17 @@ ONES = np.ones(WIDTH, np.float32)
 LARGE = 1 << 18
 ARRAY = ["float32", [WIDTH]]
 ETASKS: dict[str, Any] = {
-    name: {"function": f"tests.server.etasks:{name}", "inputs": {"x": ARRAY}, "outputs": {"x": ARRAY}}
+    name: {"function": f"tests.server.running.etasks:{name}", "inputs": {"x": ARRAY}, "outputs": {"x": ARRAY}}
     for name in ("double", "fail", "wrong", "stall", "end")
 }
 ETASKS["sums"] = {
-    "function": "tests.server.etasks:Sums",
+    "function": "tests.server.running.etasks:Sums",
     "inputs": {"x": ["float32", [LARGE]], "y": ["float32", [LARGE]]},
     "outputs": {"sum": ["float32", [LARGE]], "about": ["int64", [2]]},
     "clients": ["alice"],
 }
 ETASKS["from_text"] = {**ETASKS["double"], "before": "from_text", "after": "halves", "outputs": {"y": ARRAY}}
-STEPS = {name: f"tests.server.steps:{name}" for name in ("from_text", "halves")}
+STEPS = {name: f"tests.server.steps.functions:{name}" for name in ("from_text", "halves")}
 
 
 def settings() -> dict[str, Any]:
@@ -105,13 +105,13 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
     ("target", "said"),
     [
         ("tests.server.nowhere:f", "No module named 'tests.server.nowhere'"),
-        ("tests.server.etasks:nothing", "module 'tests.server.etasks' has no function 'nothing'"),
+        ("tests.server.running.etasks:nothing", "module 'tests.server.running.etasks' has no function 'nothing'"),
     ],
 )
 def test_a_missing_etask_function_is_refused_and_the_pool_still_runs(
     target: str, said: str, alice: kaas.Client, tmp_path: Path
 ) -> None:
-    etasks = {**ETASKS, "device": {**ETASKS["double"], "function": "tests.server.broken_steps:f"}}  # it may want one
+    etasks = {**ETASKS, "device": {**ETASKS["double"], "function": "tests.server.steps.broken:f"}}  # it may want one
     etasks["bad"] = {**ETASKS["double"], "function": target}
     assert f"InvalidConfig: etasks.bad.function is {target!r}: {said}\n" in refused(
         tmp_path, {**settings(), "etasks": etasks}
