@@ -41,6 +41,7 @@ ORDER = (
     ("client",),
     ("server",),
     ("kernels", "remote"),
+    ("bench",),
     ("cli",),
 )
 """Folders and modules of kaas from the bottom up: each imports its own level and those below."""

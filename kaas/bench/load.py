@@ -1,0 +1,123 @@
+"""Load generators: one thread sends requests, and takes in their completions one at a time.
+
+An open loop sends each request at its own time, however long earlier ones take. Its latencies count from that time and
+not from the sending, or else a stalled service would delay the requests that would have measured the stall
+(coordinated omission).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from kaas.errors import KaasError
+
+TICK_S = 0.1
+"""Longest time without a yield: the caller may want to stop while no request ends."""
+
+Send = Callable[[int], "Future[Any]"]
+"""Sends the request of a number, counted from 0, and returns its future. Raises a KaasError for a refused request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of a request. Times are seconds of `time.perf_counter`.
+
+    Fields:
+        number: of the request. due_s: when it should be sent; in a closed loop, when it is. sent_s: when it was sent.
+        ended_s: when its future ended. error: why it failed; None for a result. value: the result.
+    """
+
+    number: int
+    due_s: float
+    sent_s: float
+    ended_s: float
+    error: BaseException | None = None
+    value: Any = None
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from the time at which the request was due to its end."""
+        return self.ended_s - self.due_s
+
+
+class Load:
+    """Requests to one service, by one thread.
+
+    Fields:
+        sent: the number of requests. outstanding: those without an end.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._ends: SimpleQueue[Completion] = SimpleQueue()
+        self.sent = 0
+        self.outstanding = 0
+
+    def closed(self, outstanding: int) -> Iterator[Completion | None]:
+        """Keep so many requests outstanding: each end sends the next. Yield each end, and None when none comes.
+
+        The loop has no end of its own: the caller stops to iterate, and calls `drain`.
+        """
+        for _ in range(outstanding):
+            self._request(perf_counter())
+        while True:
+            completed = self._end(TICK_S)
+            if completed is not None:
+                self._request(perf_counter())
+            yield completed
+
+    def opened(self, arrivals: Iterator[float]) -> Iterator[Completion | None]:
+        """Send a request at each arrival, in seconds from now. Yield each end, and None when none comes.
+
+        The loop ends with the last arrival; `drain` yields what is outstanding then.
+        """
+        began_s = perf_counter()
+        for arrival_s in arrivals:
+            due_s = began_s + arrival_s
+            while (left_s := due_s - perf_counter()) > 0:
+                yield self._end(min(left_s, TICK_S))
+            self._request(due_s)
+            yield self._end(0)  # also if the loop is late, so that its caller can stop it
+
+    def drain(self, timeout_s: float) -> Iterator[Completion]:
+        """Yield the ends of outstanding requests, for timeout_s seconds at most."""
+        until_s = perf_counter() + timeout_s
+        while self.outstanding and (left_s := until_s - perf_counter()) > 0:
+            completed = self._end(left_s)
+            if completed is not None:
+                yield completed
+
+    def _request(self, due_s: float) -> None:
+        number, sent_s = self.sent, perf_counter()
+        self.sent += 1
+        self.outstanding += 1
+        ended = partial(self._ended, number, due_s, sent_s)
+        try:
+            future = self._send(number)
+        except KaasError as error:  # a refusal is an end like others
+            self._ends.put(Completion(number, due_s, sent_s, perf_counter(), error))
+        else:
+            future.add_done_callback(ended)
+
+    def _ended(self, number: int, due_s: float, sent_s: float, future: Future[Any]) -> None:
+        ended_s = perf_counter()
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        value = None if error is not None else future.result()
+        self._ends.put(Completion(number, due_s, sent_s, ended_s, error, value))
+
+    def _end(self, timeout_s: float) -> Completion | None:
+        try:
+            completed = self._ends.get(timeout=timeout_s)
+        except Empty:
+            return None
+        self.outstanding -= 1
+        return completed
