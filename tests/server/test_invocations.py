@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from kaas.errors import DeviceUnavailable
+from kaas.errors import DeviceUnavailable, UnknownObject
 from kaas.pool.core.requests import Request, RequestState
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.server.building.uploads import AT_ONCE_BYTES
+from kaas.server.invocation_request import sent_bytes
 from kaas.server.session_manager import KeptLimits, SessionManager
 from kaas.server.state.object_store import NewObject
 from kaas.server.usage.metering import Meter
@@ -65,7 +66,7 @@ class FakeServer:
         )
         remote = SimpleNamespace(key="f", function=function, outputs=("y",), given={}, scalars={}, constants=None)
         remote.before, remote.after, remote.etask, remote.label = "", "", None, "f"
-        objects = SimpleNamespace(check_room=lambda *_: None, store=self._store)
+        objects = SimpleNamespace(check_room=lambda *_: None, store=self._store, named=self._named)
         stores = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), objects=objects)
         stores.durable_replies = SimpleNamespace(remove=lambda *_: None)
         pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
@@ -79,6 +80,9 @@ class FakeServer:
 
     async def _store(self, _: str, named: Sequence[NewObject], __: Any) -> None:
         self.stored |= {each.name: each for each in named}
+
+    def _named(self, _: str, name: str) -> None:
+        raise UnknownObject(f"no object {name!r}", object=name)
 
     def program(self, session: str = "here") -> Program:
         """Return a program that has sent Hello."""
@@ -288,3 +292,26 @@ def test_a_session_that_leaves_while_a_request_joins_keeps_no_credit(tmp_path: P
         assert (client.requests.count, client.requests.nbytes) == (0, 0)
 
     play(tmp_path, scenario, lost_s=0.0)
+
+
+# --- inputs
+
+
+def test_a_frame_is_counted_for_each_input_that_names_it() -> None:
+    inputs = {name: protocol.Input(frame=frame) for name, frame in [("a", 1), ("b", 1), ("c", 2)]}
+    message = protocol.Invoke(1, "f", {**inputs, "d": protocol.Input(object="stored")})
+    assert sent_bytes(message, [b"header", b"x" * 10, b"y" * 5]) == 10 + 10 + 5
+
+
+def test_a_request_with_a_key_and_an_unknown_object_fails_once(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.deliver(program, protocol.Invoke(1, "f", {"x": protocol.Input(object="none")}, key="k"))
+        await settle()
+        assert [getattr(header, "error", "") for header, _ in program.answers()] == ["UnknownObject"]
+        assert server.requests == []
+        client = server.manager.clients["alice"]
+        server.deliver(program, protocol.Received((1,)))
+        assert (client.requests.count, client.requests.nbytes) == (0, 0)
+
+    play(tmp_path, scenario)
