@@ -6,11 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "cuda"
-FOLDER = Path("/tmp/corpus")  # debug information tells where it was made: the same on every machine
+FOLDER = Path(tempfile.gettempdir(), "corpus")  # one name, since debug information contains it
 WANTED = {"debug": (["-G"], ["scans", "functions"]), "fast_math": (["--use_fast_math", "-lineinfo"], ["science"])}
 
 
