@@ -21,11 +21,12 @@ LIMITS = Limits(requests=12, credit_bytes=12, frame_bytes=12)
 """Of each program. A call takes one byte."""
 
 
+@dataclass(slots=True)
 class Account:
-    """The credit of a caller's waits, as the server counts it."""
+    """The credit of a caller's waits, as the server counts it: number of waits, and their bytes."""
 
-    def __init__(self) -> None:
-        self.count = self.nbytes = 0
+    count: int = 0
+    nbytes: int = 0
 
     def take(self, nbytes: int) -> None:
         self.count += 1
@@ -40,8 +41,8 @@ class SimulatedRun(Run):
     """A run whose reply is its own name. busy: the reply is that the call may be sent again."""
 
     owner: Any
-    key: str
-    name: str
+    key: str = ""
+    name: str = ""
     busy: bool = False
 
     @property

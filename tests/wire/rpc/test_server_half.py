@@ -8,43 +8,14 @@ from typing import Any
 import pytest
 
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
-from kaas.wire.rpc.server_half import Caller, Run, ServerHalf, Wait, WaitingSession, WaitState
+from kaas.wire.rpc.server_half import Caller, ServerHalf, Wait, WaitingSession, WaitState
+from tests.wire.rpc.network import Account, SimulatedRun
 
 CALL_BYTES, REPLY_BYTES, KEPT_BYTES = 7, 3, 5
 
 
-@dataclass
-class Account:
-    """The credit in use: number of waits, and their bytes."""
-
-    count: int = 0
-    nbytes: int = 0
-
-    def take(self, nbytes: int) -> None:
-        self.count += 1
-        self.nbytes += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        self.count -= 1
-        self.nbytes -= nbytes
-
-
-class OwnedRun(Run):
-    owner: Any
-    key: str = ""
-    repeats: bool = True
-
-    @property
-    def caller(self) -> Caller[Any]:
-        return self.owner  # type: ignore[no-any-return]
-
-    @property
-    def idempotency_key(self) -> str:
-        return self.key
-
-    @property
-    def final(self) -> bool:
-        return self.repeats
+class SizedRun(SimulatedRun):
+    """A run with a reply of several bytes, other ones while it is kept."""
 
     @property
     def reply_bytes(self) -> int:
@@ -59,20 +30,20 @@ class OwnedRun(Run):
 class Server:
     """A server half with one caller, and the replies that it has sent: (session, number, run)."""
 
-    half: ServerHalf[OwnedRun] = field(default_factory=ServerHalf)
+    half: ServerHalf[SizedRun] = field(default_factory=ServerHalf)
     account: Account = field(default_factory=Account)
-    sent: list[tuple[WaitingSession, int, OwnedRun]] = field(default_factory=list)
+    sent: list[tuple[WaitingSession, int, SizedRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.caller: Caller[OwnedRun] = Caller(finished=IdempotencyCache(100, 1e9), requests=self.account)
+        self.caller: Caller[SizedRun] = Caller(finished=IdempotencyCache(100, 1e9), requests=self.account)
 
     def session(self) -> WaitingSession:
         return WaitingSession(self.caller, object())
 
-    def call(self, session: WaitingSession, number: int, key: str = "", **fields: Any) -> OwnedRun:
+    def call(self, session: WaitingSession, number: int, key: str = "", **fields: Any) -> SizedRun:
         run = self.caller.known(key)
         if run is None:
-            run = OwnedRun(owner=self.caller, key=key, **fields)
+            run = SizedRun(owner=self.caller, key=key, **fields)
             if key:
                 self.caller.runs[key] = run
         ready = self.half.wait(session, number, run, CALL_BYTES)
@@ -84,7 +55,7 @@ class Server:
         self.sent.append((wait.session, wait.number, wait.run))
         self.half.sent(wait, through=through)
 
-    def end(self, run: OwnedRun) -> None:
+    def end(self, run: SizedRun) -> None:
         waits = self.half.ended(run, 0.0)
         for wait in waits:
             if not wait.session.lost:
@@ -138,7 +109,7 @@ def test_a_cancelled_call_gets_its_own_reply_and_gives_its_bytes_back_while_othe
     first, second = server.session(), server.session()
     run = server.call(first, 1, "key")
     server.call(second, 1, "key")
-    cancelled = OwnedRun(owner=server.caller, done=True)
+    cancelled = SizedRun(owner=server.caller, done=True)
     wait, alone = server.half.cancel(first, 1, cancelled)
     assert wait is first.waits[1]
     assert alone is None, "another session waits for the run"
@@ -152,7 +123,7 @@ def test_the_last_cancellation_returns_the_run(server: Server) -> None:
     first, second = server.session(), server.session()
     run = server.call(first, 1, "key")
     server.call(second, 1, "key")
-    cancelled = OwnedRun(owner=server.caller, done=True)
+    cancelled = SizedRun(owner=server.caller, done=True)
     assert server.half.cancel(first, 1, cancelled)[1] is None
     assert server.half.cancel(second, 1, cancelled)[1] is run
 
@@ -161,9 +132,9 @@ def test_a_call_with_a_reply_cannot_be_cancelled(server: Server) -> None:
     session = server.session()
     run = server.call(session, 1)
     server.end(run)
-    assert server.half.cancel(session, 1, OwnedRun(owner=server.caller, done=True)) == (None, None)
+    assert server.half.cancel(session, 1, SizedRun(owner=server.caller, done=True)) == (None, None)
     assert session.waits[1].run is run
-    assert server.half.cancel(session, 2, OwnedRun(owner=server.caller, done=True)) == (None, None)
+    assert server.half.cancel(session, 2, SizedRun(owner=server.caller, done=True)) == (None, None)
 
 
 def test_a_new_connection_gets_the_replies_that_are_not_acknowledged_and_each_once(server: Server) -> None:
@@ -235,7 +206,7 @@ def test_a_reply_without_a_wait_is_kept_only_if_it_is_lasting(server: Server) ->
 
 def test_a_reply_that_is_not_final_is_not_kept(server: Server) -> None:
     session = server.session()
-    run = server.call(session, 1, "key", repeats=False)
+    run = server.call(session, 1, "key", busy=True)
     server.end(run)
     assert not server.half.kept(run)
     assert server.call(session, 2, "key") is not run
@@ -254,6 +225,6 @@ def test_a_session_that_ends_leaves_the_runs_for_which_others_wait(server: Serve
 def test_a_later_run_of_a_key_is_not_forgotten_by_the_end_of_an_earlier_one(server: Server) -> None:
     session = server.session()
     earlier = server.call(session, 1, "key")
-    later = server.caller.runs["key"] = OwnedRun(owner=server.caller, key="key")
+    later = server.caller.runs["key"] = SizedRun(owner=server.caller, key="key")
     server.end(earlier)
     assert server.caller.known("key") is later
