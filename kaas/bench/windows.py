@@ -17,7 +17,7 @@ arrived, and it gained some in each."""
 
 
 class Stability(Enum):
-    """What the last windows say of the measurement.
+    """The state of a measurement by its last windows.
 
     UNSTABLE: the queue grows, so that latencies show only its length.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -213,6 +215,18 @@ def test_an_input_that_cannot_be_had(make_executor: MakeExecutor, task: kaas.KTa
         assert state(executor) == before
 
 
+@contextmanager
+def without_copies_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let copies from the device fail."""
+
+    def refuse(*_: Any) -> None:
+        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "copy_out", refuse)
+        yield
+
+
 def test_a_failed_copy_leaves_the_state_unchanged(
     make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,13 +234,8 @@ def test_a_failed_copy_leaves_the_state_unchanged(
     add(executor, task, 1, 2)
     before = state(executor)
 
-    def refuse(*_: Any) -> None:
-        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Stream, "copy_out", refuse)
-        with pytest.raises(DeviceError, match="no copies today"):
-            add(executor, task, 1, 3)
+    with without_copies_out(monkeypatch), pytest.raises(DeviceError, match="no copies today"):
+        add(executor, task, 1, 3)
     assert state(executor) == before
     assert add(executor, task, 1, 3).loaded == (b"\3",)
 
@@ -313,13 +322,8 @@ def test_a_failed_request_leaves_both_tiers_as_they_were(
     add(executor, task, 1, 2)
     before = dict(executor.cache.host.sizes), executor.cache.host.reserved_bytes, *state(executor)
 
-    def refuse(*_: Any) -> None:
-        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Stream, "copy_out", refuse)
-        with pytest.raises(DeviceError, match="no copies today"):
-            add(executor, task, 1, 3)
+    with without_copies_out(monkeypatch), pytest.raises(DeviceError, match="no copies today"):
+        add(executor, task, 1, 3)
     assert (executor.cache.host.sizes, executor.cache.host.reserved_bytes, *state(executor)) == before
     assert add(executor, task, 1, 3).tiers["host"].compulsory == 1
 
