@@ -74,6 +74,7 @@ def main() -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(f"make gpu: {sys.executable} lacks {', '.join(missing)}; choose another with make gpu PYTHON=...")
         return 2
+    sys.path[:0] = map(str, DISTRIBUTIONS)  # the folder softgpu/ beside them is no package
     from tests.gpu.conftest import why_no_gpu
 
     if why := why_no_gpu():
