@@ -19,6 +19,11 @@ _LEVEL = 1
 _linking = threading.Lock()
 
 
+# Registers that live long in code of many branches meet in phi nodes: the time of LLVM's passes and of its register
+# allocation grows with more than their square. Whole networks and CUTLASS's kernels have at most 1,300 of them.
+_MOST_PHIS = 10_000
+
+
 def _machine(target: Target) -> llvm.TargetMachine:
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="static", codemodel="jitdefault", jit=True
@@ -28,33 +33,50 @@ def _machine(target: Target) -> llvm.TargetMachine:
 def assemble(text: str, target: Target) -> bytes:
     """Return the object file of a module in LLVM IR; it holds no addresses of this process.
 
+    Code in which too many variables would meet after branches keeps them in memory: it runs slower, and is compiled in
+    a time that grows with its length only.
+
     Threads do not wait for each other: the module has a context of its own, and LLVM shares nothing between contexts.
     """
     context = llvm.create_context()
-    module = llvm.parse_assembly(text, context)
     machine = _machine(target)
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=_LEVEL))
-    passes = _passes()
-    run = _unlocked("LLVMPY_RunNewFunctionPassManager")
-    for function in module.functions:
-        if not function.is_declaration:
-            run(passes, function, builder)
+    module = llvm.parse_assembly(text, context)
+    _run(machine, module, _to_registers())
+    if str(module).count(" = phi ") > _MOST_PHIS:
+        module.close()
+        module = llvm.parse_assembly(text, context)
+    else:
+        _run(machine, module, _combined())
     code = _emit(machine, module)
     module.close()
     return code
 
 
-def _passes() -> llvm.FunctionPassManager:
-    """Return passes that move variables from memory to registers and combine instructions.
+# LLVM's own pipeline takes three times as long as these two, and finds nothing more: the generated code is complete.
 
-    The generated code is complete already: LLVM's own pipeline takes three times as long and finds nothing more.
-    """
+
+def _to_registers() -> llvm.FunctionPassManager:
+    """Return passes that move variables from memory to registers."""
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
+    return passes
+
+
+def _combined() -> llvm.FunctionPassManager:
+    """Return passes that combine instructions."""
+    passes = llvm.create_new_function_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     return passes
+
+
+def _run(machine: llvm.TargetMachine, module: llvm.ModuleRef, passes: llvm.FunctionPassManager) -> None:
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=_LEVEL))
+    run = _unlocked("LLVMPY_RunNewFunctionPassManager")
+    for function in module.functions:
+        if not function.is_declaration:
+            run(passes, function, builder)
 
 
 def _emit(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:

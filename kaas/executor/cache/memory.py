@@ -187,20 +187,20 @@ class TieredMemory:
     def _make(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
     ) -> MemoryLease | Shortage | Unsaved:
-        """Reserve room and allocate it. If the driver refuses, correct the budget and try once more."""
-        try:
-            return self._try(inputs, slot, arena_bytes, awaited)
-        except OutOfDeviceMemory:
-            # Other users of the device, or code with large globals, take memory: plan with the driver's real memory.
-            tier = self.cache.device
-            free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
-            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
-        try:
-            return self._try(inputs, slot, arena_bytes, awaited)
-        except OutOfDeviceMemory as error:
-            if not self.leases:
-                raise
-            return Shortage(error.needed_bytes)
+        """Reserve room and allocate it. While the driver refuses, correct the budget, or give up one object more."""
+        # Others take memory too, and the driver's free memory can lie in pieces that are too small.
+        tier = self.cache.device
+        while True:
+            try:
+                return self._try(inputs, slot, arena_bytes, awaited)
+            except OutOfDeviceMemory as error:
+                self._pool.trim()
+                real_bytes = self.cache.used_bytes + self._device.free_bytes() + self._pool.idle_bytes()
+                if real_bytes >= tier.capacity_bytes and not tier.sizes:
+                    raise
+                if real_bytes >= tier.capacity_bytes:
+                    real_bytes = min(tier.capacity_bytes, self.cache.used_bytes + error.needed_bytes) - 1
+                tier.capacity_bytes = real_bytes
 
     def _try(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]

@@ -57,6 +57,11 @@ def load(library: Library, device: Any, name: str) -> LoadedLibrary:
 def _load(image: Image, device: Any, name: str) -> LoadedLibrary:
     code = image.data + b"\0" if image.kind == "ptx" else image.data
     handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=name)
+    try:  # NVIDIA's driver loads lazily: machine code for other devices is refused only here
+        call(driver.cuLibraryGetModule, handle, device=name)
+    except BaseException:
+        call(driver.cuLibraryUnload, handle)
+        raise
     return LoadedLibrary(handle, device, image)
 
 

@@ -69,6 +69,11 @@ class MemoryPool:
         """Return the unused bytes that the pool holds; `free_bytes` does not include them."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
 
+    def trim(self) -> None:
+        """Give the driver back all memory that is not in use, as far as it is whole pieces."""
+        self.settle()
+        call(driver.cuMemPoolTrimTo, self._handle, 0)
+
     def close(self) -> None:
         """Destroy the pool. All its memory must be free."""
         self.settle()

@@ -163,7 +163,10 @@ def pack_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> s
 
 
 def _to_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, a: str) -> str:
-    """Return a float as an integer: a number out of range becomes the nearest end of the range, NaN becomes 0."""
+    """Return a float as an integer: a number out of range becomes the nearest end of the range.
+
+    NaN becomes 0 if both types have less than 64 bits, else the integer with only its highest bit set (PTX ISA, cvt).
+    """
     element = source.llvm
     if source.bits == 16:
         a, element = reals.to_float(e, source, w, a), "float"
@@ -173,7 +176,12 @@ def _to_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar,
         a = e.intrinsic(f"llvm.{_WHOLE[rounding]}.{w.name(element)}", kind, [(kind, a)])
     sign = "s" if to.signed else "u"
     name = f"llvm.fpto{sign}i.sat.{w.name(to.llvm)}.{w.name(element)}"
-    return e.intrinsic(name, w.of(to.llvm), [(kind, a)])
+    number = e.intrinsic(name, w.of(to.llvm), [(kind, a)])
+    if max(to.bits, source.bits) < 64:
+        return number
+    ordered = e.new(f"fcmp ord {kind} {a}, {a}")
+    highest = w.const(to.llvm, 1 << (to.bits - 1))
+    return e.new(f"select {w.of('i1')} {ordered}, {w.of(to.llvm)} {number}, {w.of(to.llvm)} {highest}")
 
 
 def _ending(e: Emitter, op: Operation, w: Width, a: str) -> str:

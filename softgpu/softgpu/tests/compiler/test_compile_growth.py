@@ -27,11 +27,9 @@ def merges(branches: int) -> int:
     """Return the number of places where the compiler merges a register's values from two paths."""
     _, kernels = examination.examine(long(branches))
     module = llvm.parse_assembly(codegen.generate(kernels["k"], (32, 1, 1), target.host()).text, llvm.create_context())
-    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
-    builder = llvm.create_pass_builder(machine_code._machine(target.host()), tuning)
-    for function in module.functions:
-        if not function.is_declaration:
-            machine_code._passes().run(function, builder)
+    machine = machine_code._machine(target.host())
+    for passes in (machine_code._to_registers(), machine_code._combined()):
+        machine_code._run(machine, module, passes)
     return str(module).count(" phi ")
 
 

@@ -111,13 +111,14 @@ def saturations(n: int) -> Case:
     x[:12] = [0, -0.0, np.nan, np.inf, -np.inf, 2**31, -(2**31), 2**32, 2**63, 254.5, 255.5, -0.5]
     whole = [0 if np.isnan(v) else int(max(min(float(v), 2.0**80), -(2.0**80))) for v in x]
     i64 = np.array([max(min(v, 2**63 - 1), -(2**63)) for v in whole])
+    long = np.where(np.isnan(x), np.int64(-(2**63)), i64)
     near = np.rint(np.nan_to_num(x.astype(np.float64), nan=0))
     classes = np.isnan(x) + 2 * np.isinf(x) + 4 * np.signbit(x) + 8 * np.isfinite(x)
     with np.errstate(invalid="ignore"):
         f = np.stack([np.fmin(x, 1), np.fmax(x, -1), np.clip(np.nan_to_num(x, nan=0), 0, 1), x - x, classes])
     expected = {
         "i32": np.clip(i64, -(2**31), 2**31 - 1).astype(np.int32),
-        "u32": np.clip(i64, 0, 2**32 - 1).astype(np.uint32), "i64": i64,
+        "u32": np.clip(i64, 0, 2**32 - 1).astype(np.uint32), "i64": long,
         "u8": np.clip(near, 0, 255).astype(np.uint8), "f": f.astype(np.float32),
     }  # fmt: skip
     arrays: Arrays = {"x": x} | {name: np.zeros_like(value) for name, value in expected.items()}

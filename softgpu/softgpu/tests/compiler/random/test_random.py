@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
+from softgpu import machine_code
+from softgpu.tests.compiler.conftest import Gpu
 from softgpu.tests.compiler.random import lanes
 from softgpu.tests.compiler.random.programs import programs
 from softgpu.tests.compiler.random.text import ptx
@@ -59,3 +61,12 @@ def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:
     check(gpu, program)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(program=programs())
+def test_programs_whose_variables_stay_in_memory(gpu: Any, tmp_path_factory: Any, program: Program) -> None:
+    """Code of so many branches that LLVM would take minutes to move its variables to registers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_code, "_MOST_PHIS", -1)
+        check(Gpu(gpu.library, tmp_path_factory.mktemp("cache")), program)
