@@ -1,7 +1,8 @@
 """docs/benchmarks.md, made from the last result of each benchmark: no figure on that page is written by hand.
 
 `make bench` keeps each benchmark's report in benchmarks/results/NAME.json, with the date, commit and processor of the
-measurement, and writes the page; `python -m benchmarks.page` only writes the page.
+measurement, and writes the page; `make gpu` keeps those of an NVIDIA GPU in gpu-NAME.json; `python -m benchmarks.page`
+only writes the page.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ A bar is a ratio of two times, rates or counts of the same run, with the limit t
 with the least that the same work takes without KaaS: a raw driver call, a copy, a bare Ray actor. So a bar depends
 little on the machine; but other programs on a busy machine slow both sides unequally. The load average of a result,
 taken before the run, shows that: above the number of processors, other programs may be the cause of a missed bar.
+
+Names with `gpu-` are the results of `make gpu`, on an NVIDIA GPU.
 """
 
 
@@ -80,12 +83,12 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
     """
     parts = [HEAD]
     for name in sorted({*results, *meanings}):
-        result, lines = results.get(name), meanings.get(name, {})
-        rows = _rows(result, lines)
+        result, lines = results.get(name), meanings.get(name.removeprefix("gpu-"), {})
+        rows = [*_rows(result, lines)]
         where = _where(result) if result is not None else f"`{name}` is {NOT_MEASURED}."
         columns = ["what", "limit", "measured", ""] if result is not None else ["what"]
-        head = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-        parts.append("\n".join([f"## {name}", "", where, "", *head, *rows, ""]))
+        table = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}", *rows, ""]
+        parts.append("\n".join([f"## {name}", "", where, "", *(table if result is None or result["bars"] else ())]))
         stages = [] if result is None else [*_stages(result["detail"])]
         if stages:
             parts.append("\n".join([*stages, ""]))
@@ -93,9 +96,10 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
 
 
 def _where(result: Mapping[str, Any]) -> str:
+    device = f"{result['device']}, " if "device" in result else ""
     processors = "1 processor" if result["processors"] == 1 else f"{result['processors']} processors"
     return (
-        f"{result['measured']}, commit `{result['commit']}`, {result['processor']}, {processors}, "
+        f"{result['measured']}, commit `{result['commit']}`, {device}{result['processor']}, {processors}, "
         f"load average {result['load_average']:g}."
     )
 

@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import page
 from tests.providers import installed, write_metadata
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 Environment = dict[str, str]
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
@@ -54,12 +54,20 @@ def run_benchmark(name: str, environment: Environment) -> bool:
         print(f"benchmark {name}: exit status {ended.returncode}\n{ended.stdout}")
         return False
     result = json.loads(ended.stdout.splitlines()[-1])
-    path = RESULTS / f"gpu-{name.removeprefix('gpu_')}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    result["benchmark"] = f"gpu-{name.removeprefix('gpu_')}"
+    path = page.keep(result, {"device": gpu_name(), **page.machine()})
     print(f"benchmark {name} -> {path.relative_to(ROOT)}")
     for bar, (measured, comparison, limit) in result["bars"].items():
         print(f"  {bar:<32} {measured:.3g} {comparison} {limit:g}")
     return True
+
+
+def gpu_name() -> str:
+    """Return the first GPU's name."""
+    from kaas.config import Device
+    from kaas.executor.local import executor_for
+
+    return executor_for(Device("gpu")).device.info().name
 
 
 def with_distributions(folder: Path) -> Environment:
@@ -82,7 +90,6 @@ def main() -> int:
         return 2
     ray = importlib.util.find_spec("ray") is not None
     print(f"with Ray: {'yes' if ray else 'no: only tests and benchmarks without it'}", flush=True)
-    RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         environment = with_distributions(Path(folder))
         blas = built(environment)
