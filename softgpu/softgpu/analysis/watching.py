@@ -8,6 +8,8 @@ before the loop's next round.
 
 from __future__ import annotations
 
+from collections import deque
+
 from softgpu.analysis.blocks import Block, Jump, Step
 from softgpu.ptx.model import Instruction, Register
 
@@ -74,13 +76,48 @@ def _watches(blocks: list[Block], head: int, last: int) -> bool:
     steps = [step for block in inside for step in block.steps]
     watched = [step for step in steps if is_watch(step.inst)]
     known = _following(steps, watched)
-    known = _following(steps, [step for step in watched if not _tries_again(step, known)])
-    return any(
-        not isinstance(block.end, Jump)
+    sources = [step for step in watched if not _tries_again(step, known)]
+    known = _following(steps, sources)
+    deciding = [
+        index
+        for index, block in enumerate(inside)
+        if not isinstance(block.end, Jump)
         and block.end.register in known
-        and any(target <= index or target > last for target in block.successors)
-        for index, block in enumerate(inside, head)
-    )
+        and any(target <= head + index or target > last for target in block.successors)
+    ]
+    if not deciding:
+        return False
+    known_at_end = _known_at_ends(inside, head, {id(step) for step in sources})
+    return any(_register(inside[index]) in known_at_end[index] for index in deciding)
+
+
+def _register(block: Block) -> str | None:
+    return None if isinstance(block.end, Jump) else block.end.register
+
+
+def _known_at_ends(inside: list[Block], head: int, sources: set[int]) -> list[set[str]]:
+    """Return the registers that depend on the results of these steps at each block's end.
+
+    Unlike `_following` it sees that a register is written again: its old value then decides nothing.
+    """
+    before: list[set[str]] = [set() for _ in inside]
+    after: list[set[str]] = [set() for _ in inside]
+    queue = deque(range(len(inside)))
+    while queue:
+        index = queue.popleft()
+        known = set(before[index])
+        for step in inside[index].steps:
+            if id(step) in sources or not known.isdisjoint(_taken(step)):
+                known.update(_given(step))
+            elif step.inst.guard is None:
+                known.difference_update(step.writes)
+        after[index] = known
+        for target in inside[index].successors:
+            place = target - head
+            if 0 <= place < len(inside) and not known <= before[place]:
+                before[place] |= known
+                queue.append(place)
+    return after
 
 
 def _tries_again(step: Step, known: set[str]) -> bool:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, example, given, note, settings
 
 from softgpu import machine_code
 from softgpu.tests.compiler.conftest import Gpu
 from softgpu.tests.compiler.random import lanes
 from softgpu.tests.compiler.random.programs import programs
 from softgpu.tests.compiler.random.text import ptx
-from softgpu.tests.compiler.random.tree import Program, used
+from softgpu.tests.compiler.random.tree import Load, Loop, Place, Program, Tangle, Vote, used
 
 FILL = 0xAB
 
@@ -50,6 +50,18 @@ def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
     )
 
 
+# What the volatile load reads is written over before a branch could see it: the loop waits for no other lane.
+OVERWRITTEN = Program(
+    (1,), (32,),
+    (Loop("u1", False, (Loop("r0", False, (
+        Tangle("p0", "r0", (), ()),
+        Load("b32", ("r0",), Place("in", 0, "", 0, "volatile"), ""),
+        Vote("ballot", ("r0",), "p0"),
+    )),)),),
+    (), 2,
+)  # fmt: skip
+
+
 @pytest.mark.slow
 @settings(
     max_examples=60,
@@ -58,6 +70,7 @@ def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
+@example(program=OVERWRITTEN)
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:
     check(gpu, program)
