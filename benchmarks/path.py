@@ -2,8 +2,8 @@
 
     python -m benchmarks.path [--json] [--rounds N]
 
-4 KB go in and 4 KB come back, on a software GPU. The actor returns the array that it takes; a second actor does so with
-bytes, which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine, and Ray's work
+4 KB go in and 4 KB come back, on a GPU, or on a software GPU where there is none. The actor returns the array that it
+takes; a second actor does so with bytes, which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine, and Ray's work
 after a reply falls to its own kind; figures are medians. 64 MB by value are compared with NumPy's copy of them. The
 steps are measured afterwards, in other requests.
 """
@@ -28,11 +28,12 @@ import ray
 
 import kaas
 from benchmarks.taps import steps
+from kaas.executor.device.device import gpu_count
 from kaas.kernels import library
 
 ELEMENTS = 1024
 LARGE_ELEMENTS = 16 << 20
-DEVICES = [kaas.Device("software", 256 << 20)]
+DEVICES = [kaas.Device("gpu" if gpu_count() else "software", 256 << 20)]
 WARM_UP = 100
 TURN = 10
 OUTSTANDING = 64
