@@ -3,9 +3,9 @@
     python -m benchmarks.path [--json] [--rounds N]
 
 4 KB go in and 4 KB come back, on a GPU, or on a software GPU where there is none. The actor returns the array that it
-takes; a second actor does so with bytes, which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine, and Ray's work
-after a reply falls to its own kind; figures are medians. 64 MB by value are compared with NumPy's copy of them. The
-steps are measured afterwards, in other requests.
+takes; a second actor does so with bytes, which Ray moves faster. The kinds take turns of ten requests, so that all see
+the same machine, and Ray's work after a reply falls to its own kind; figures are medians. 64 MB by value are compared
+with NumPy's copy of them. The steps are measured afterwards, in other requests.
 """
 
 from __future__ import annotations

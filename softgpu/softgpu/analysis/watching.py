@@ -3,7 +3,7 @@
 Lanes that leave a loop wait behind it for the lanes that stay. If these stay until the others have released a lock or
 set a flag, no lane would go on. Such a loop ends by a value that it reads with an atomic or ordered access. The
 compiler extends it to the next place where the program itself lets the warp meet, so that the code after the loop runs
-before the loop's next round.
+before the loop's next round. A loop in whose rounds the warp meets stays as it is.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def _watches(blocks: list[Block], head: int, last: int) -> bool:
     """Return True if a branch out of the loop, or to its next round, depends on memory that the loop watches."""
     inside = blocks[head : last + 1]
     steps = [step for block in inside for step in block.steps]
+    if any(is_meeting(step.inst) for step in steps):  # lanes that left and came back would meet those of earlier rounds
+        return False
     watched = [step for step in steps if is_watch(step.inst)]
     known = _following(steps, watched)
     sources = [step for step in watched if not _tries_again(step, known)]

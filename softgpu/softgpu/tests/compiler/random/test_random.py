@@ -14,7 +14,7 @@ from softgpu.tests.compiler.conftest import Gpu
 from softgpu.tests.compiler.random import lanes
 from softgpu.tests.compiler.random.programs import programs
 from softgpu.tests.compiler.random.text import ptx
-from softgpu.tests.compiler.random.tree import Load, Loop, Place, Program, Tangle, Vote, used
+from softgpu.tests.compiler.random.tree import Atomic, Call, Function, Load, Loop, Place, Program, Tangle, Vote, used
 
 FILL = 0xAB
 
@@ -62,6 +62,18 @@ OVERWRITTEN = Program(
 )  # fmt: skip
 
 
+# An atomic's result decides how long a loop goes on in whose rounds the lanes meet.
+MEETING = Program(
+    (1,), (32,),
+    (Loop("r0", False, (Loop("r0", False, (
+        Vote("ballot", ("r1",), "p0"),
+        Call(0, "r0", ("r0", "r0")),
+        Atomic("add", "u32", "r0", Place("own", 0, "", 0, ""), ("r0",)),
+    )),)),),
+    (Function((Tangle("p0", "r0", (), ()),), False),), 0,
+)  # fmt: skip
+
+
 @pytest.mark.slow
 @settings(
     max_examples=60,
@@ -71,6 +83,7 @@ OVERWRITTEN = Program(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 @example(program=OVERWRITTEN)
+@example(program=MEETING)
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:
     check(gpu, program)
