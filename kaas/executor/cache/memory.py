@@ -175,8 +175,7 @@ class TieredMemory:
             self._pool.free(there.address)
         for on_host in hosted.values():
             self.buffers.give(on_host.memory)
-        if cached:
-            self._pool.settle()
+        self._pool.settle()
         self._forget_parts((*cached, *hosted))
 
     def _forget_parts(self, entries: Iterable[bytes]) -> None:
@@ -187,20 +186,22 @@ class TieredMemory:
     def _make(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
     ) -> MemoryLease | Shortage | Unsaved:
-        """Reserve room and allocate it. While the driver refuses, correct the budget, or give up one object more."""
-        # Others take memory too, and the driver's free memory can lie in pieces that are too small.
-        tier = self.cache.device
-        while True:
+        """Reserve room and allocate it. If the driver refuses, correct the budget and try again."""
+        tier = self.cache.device  # others take memory too, and free memory can lie in pieces that are too small
+        for correction in range(3):
             try:
                 return self._try(inputs, slot, arena_bytes, awaited)
             except OutOfDeviceMemory as error:
-                self._pool.trim()
-                real_bytes = self.cache.used_bytes + self._device.free_bytes() + self._pool.idle_bytes()
-                if real_bytes >= tier.capacity_bytes and not tier.sizes:
-                    raise
-                if real_bytes >= tier.capacity_bytes:
-                    real_bytes = min(tier.capacity_bytes, self.cache.used_bytes + error.needed_bytes) - 1
-                tier.capacity_bytes = real_bytes
+                refused = error
+            self._pool.trim()
+            free_bytes = self._device.free_bytes()
+            if correction and free_bytes >= refused.needed_bytes:
+                break
+            more_bytes = 0 if correction else free_bytes + self._pool.idle_bytes()
+            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + more_bytes)
+        if self.leases:
+            return Shortage(refused.needed_bytes)
+        raise refused
 
     def _try(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
