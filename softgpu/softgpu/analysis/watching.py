@@ -3,12 +3,10 @@
 Lanes that leave a loop wait behind it for the lanes that stay. If these stay until the others have released a lock or
 set a flag, no lane would go on. Such a loop ends by a value that it reads with an atomic or ordered access. The
 compiler extends it to the next place where the program itself lets the warp meet, so that the code after the loop runs
-before the loop's next round. A loop in whose rounds the warp meets stays as it is.
+before the loop's next round.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from softgpu.analysis.blocks import Block, Jump, Step
 from softgpu.ptx.model import Instruction, Register
@@ -74,52 +72,26 @@ def _watches(blocks: list[Block], head: int, last: int) -> bool:
     """Return True if a branch out of the loop, or to its next round, depends on memory that the loop watches."""
     inside = blocks[head : last + 1]
     steps = [step for block in inside for step in block.steps]
-    if any(is_meeting(step.inst) for step in steps):  # lanes that left and came back would meet those of earlier rounds
-        return False
     watched = [step for step in steps if is_watch(step.inst)]
     known = _following(steps, watched)
-    sources = [step for step in watched if not _tries_again(step, known)]
-    known = _following(steps, sources)
-    deciding = [
-        index
-        for index, block in enumerate(inside)
-        if not isinstance(block.end, Jump)
+    known = _following(steps, [step for step in watched if not _tries_again(step, known)])
+    return any(
+        not isinstance(block.end, Jump)
         and block.end.register in known
-        and any(target <= head + index or target > last for target in block.successors)
-    ]
-    if not deciding:
-        return False
-    known_at_end = _known_at_ends(inside, head, {id(step) for step in sources})
-    return any(_register(inside[index]) in known_at_end[index] for index in deciding)
+        and any(_decides(block, index, target, (head, last)) for target in block.successors)
+        for index, block in enumerate(inside, head)
+    )
 
 
-def _register(block: Block) -> str | None:
-    return None if isinstance(block.end, Jump) else block.end.register
+def _decides(block: Block, index: int, target: int, loop: tuple[int, int]) -> bool:
+    """Return True if a branch to the target leaves the loop, or goes to its next round.
 
-
-def _known_at_ends(inside: list[Block], head: int, sources: set[int]) -> list[set[str]]:
-    """Return the registers that depend on the results of these steps at each block's end.
-
-    Unlike `_following` it sees that a register is written again: its old value then decides nothing.
+    A branch to the next round of a loop inside decides about that loop only.
     """
-    before: list[set[str]] = [set() for _ in inside]
-    after: list[set[str]] = [set() for _ in inside]
-    queue = deque(range(len(inside)))
-    while queue:
-        index = queue.popleft()
-        known = set(before[index])
-        for step in inside[index].steps:
-            if id(step) in sources or not known.isdisjoint(_taken(step)):
-                known.update(_given(step))
-            elif step.inst.guard is None:
-                known.difference_update(step.writes)
-        after[index] = known
-        for target in inside[index].successors:
-            place = target - head
-            if 0 <= place < len(inside) and not known <= before[place]:
-                before[place] |= known
-                queue.append(place)
-    return after
+    if not loop[0] <= target <= loop[1]:
+        return True
+    around = next(inner for inner in block.loops if inner[0] <= target <= inner[1])
+    return target <= index and around == loop
 
 
 def _tries_again(step: Step, known: set[str]) -> bool:

@@ -15,6 +15,16 @@ from tests.timeouts import TIMEOUT_S
 PROGRESS = (Path(__file__).parent / "kernels" / "progress.ptx").read_text()
 
 
+def run_until(gpu: Any, stop: np.ndarray, text: str, grid: int, block: int, *arguments: np.ndarray) -> None:
+    """Run the kernel `k`; end it by `stop` if it waits for ever."""
+    timer = threading.Timer(TIMEOUT_S, stop.fill, (1,))
+    timer.start()
+    try:
+        gpu.run(text, "k", grid, block, *arguments, stop=stop)
+    finally:
+        timer.cancel()
+
+
 @pytest.mark.parametrize(("grid", "block"), [(1, 32), (3, 64), (40, 96)])
 def test_a_lock_that_every_lane_takes(gpu: Any, grid: int, block: int) -> None:
     """They also meet again: the exchange behind the lock is one of whole warps."""
@@ -22,6 +32,31 @@ def test_a_lock_that_every_lane_takes(gpu: Any, grid: int, block: int) -> None:
     gpu.run(PROGRESS, "lane_lock", grid, block, lock, count, sums)
     assert (lock[0], count[0]) == (0, grid * block * (block - 1) // 2)
     assert set(sums) == {32}
+
+
+def test_a_lock_that_groups_of_lanes_take(gpu: Any) -> None:
+    """In the loop that waits for the lock the lanes of a group meet; the lock is released behind the loop."""
+    text = f"""{HEADER}
+.visible .entry k(.param .u64 lock, .param .u64 count) {{
+.reg .b32 %t, %lane, %mask, %got, %first, %v; .reg .b64 %l, %c; .reg .pred %leads, %taken;
+ld.param.u64 %l, [lock]; ld.param.u64 %c, [count];
+mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; and.b32 %first, %lane, 24;
+mov.b32 %mask, 255; shl.b32 %mask, %mask, %first;
+and.b32 %v, %t, 7; setp.eq.u32 %leads, %v, 0;
+again: mov.u32 %got, 1;
+@%leads atom.global.cas.b32 %got, [%l], 0, 1;
+shfl.sync.idx.b32 %got, %got, %first, 31, %mask;
+setp.ne.u32 %taken, %got, 0;
+@%taken bra again;
+@%leads ld.volatile.global.u32 %v, [%c];
+@%leads add.u32 %v, %v, 1;
+@%leads st.volatile.global.u32 [%c], %v;
+@%leads atom.global.exch.b32 %got, [%l], 0;
+ret;
+}}"""
+    lock, count, stop = np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    run_until(gpu, stop, text, 3, 64, lock, count)
+    assert (lock[0], count[0]) == (0, 3 * 64 // 8)
 
 
 def test_lanes_one_after_the_other(gpu: Any) -> None:
@@ -93,12 +128,7 @@ st.global.u32 [%o], %v;
 ret;
 }}"""
     flag, out, stop = np.zeros(1, np.uint32), np.zeros(32, np.uint32), np.zeros(1, np.uint32)
-    timer = threading.Timer(TIMEOUT_S, stop.fill, (1,))
-    timer.start()
-    try:
-        gpu.run(text, "k", 1, 32, flag, out, stop=stop)
-    finally:
-        timer.cancel()
+    run_until(gpu, stop, text, 1, 32, flag, out)
     assert set(out) == {7}
 
 

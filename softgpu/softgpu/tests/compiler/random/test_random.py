@@ -50,8 +50,8 @@ def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
     )
 
 
-# What the volatile load reads is written over before a branch could see it: the loop waits for no other lane.
-OVERWRITTEN = Program(
+# The loaded value decides only how long the loop inside goes on.
+LOAD_BEFORE_A_LOOP = Program(
     (1,), (32,),
     (Loop("u1", False, (Loop("r0", False, (
         Tangle("p0", "r0", (), ()),
@@ -62,8 +62,8 @@ OVERWRITTEN = Program(
 )  # fmt: skip
 
 
-# An atomic's result decides how long a loop goes on in whose rounds the lanes meet.
-MEETING = Program(
+# An atomic's result decides how long a called function goes on, and nothing about the loops around the call.
+ATOMIC_BEFORE_A_CALL = Program(
     (1,), (32,),
     (Loop("r0", False, (Loop("r0", False, (
         Vote("ballot", ("r1",), "p0"),
@@ -82,8 +82,8 @@ MEETING = Program(
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
-@example(program=OVERWRITTEN)
-@example(program=MEETING)
+@example(program=LOAD_BEFORE_A_LOOP)
+@example(program=ATOMIC_BEFORE_A_CALL)
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:
     check(gpu, program)
