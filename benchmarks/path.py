@@ -33,7 +33,7 @@ from kaas.kernels import library
 
 ELEMENTS = 1024
 LARGE_ELEMENTS = 16 << 20
-DEVICES = [kaas.Device("gpu" if gpu_count() else "software", 256 << 20)]
+DEVICE_BYTES = 256 << 20
 WARM_UP = 100
 TURN = 10
 OUTSTANDING = 64
@@ -116,7 +116,7 @@ def main() -> None:
 
 @contextmanager
 def pool(**options: Any) -> Iterator[None]:
-    kaas.init(devices=DEVICES, **options)
+    kaas.init(devices=[kaas.Device("gpu" if gpu_count() else "software", DEVICE_BYTES)], **options)
     try:
         yield
     finally:

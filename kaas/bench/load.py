@@ -97,13 +97,12 @@ class Load:
         number, sent_s = self.sent, perf_counter()
         self.sent += 1
         self.outstanding += 1
-        ended = partial(self._ended, number, due_s, sent_s)
         try:
             future = self._send(number)
         except KaasError as error:  # a refusal is an end like others
             self._ends.put(Completion(number, due_s, sent_s, perf_counter(), error))
         else:
-            future.add_done_callback(ended)
+            future.add_done_callback(partial(self._ended, number, due_s, sent_s))
 
     def _ended(self, number: int, due_s: float, sent_s: float, future: Future[Any]) -> None:
         ended_s = perf_counter()

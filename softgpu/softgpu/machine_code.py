@@ -19,8 +19,8 @@ _LEVEL = 1
 _linking = threading.Lock()
 
 
-# Registers that live long in code of many branches meet in phi nodes: the time of LLVM's passes and of its register
-# allocation grows with more than their square. Whole networks and CUTLASS's kernels have at most 1,300 of them.
+# Registers that live long in code of many branches meet in phi nodes, and with them the time of LLVM's passes and of
+# its register allocation grows faster than the code. CUTLASS's largest kernels have 1,300 of them.
 _MOST_PHIS = 10_000
 
 

@@ -1,10 +1,11 @@
-"""`make gpu`: runs the tests and benchmarks that need a GPU, with the installed packages; results: benchmarks/results.
+"""`make gpu`: runs the tests and benchmarks that need a GPU, with the installed packages.
 
-It needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec, and safetensors for compiled models. With Ray it
-also runs the GPU tests of all other folders and the benchmarks that use Ray; with apache-tvm and onnx, models against
-TVM's virtual machine; with CuPy, the BLAS library against cuBLAS. The BLAS library is tested with its built kernels:
-nvcc and the headers of CUTLASS build the missing ones. On a machine without them, run `python -m cutlass_blas build
---into libraries/cutlass_blas/cutlass_blas/packed` on another machine, and copy the folder.
+Results: benchmarks/results/gpu-NAME.json and docs/benchmarks.md. It needs Python, NumPy, pytest, cuda-bindings,
+cuda-core and msgspec, and safetensors for compiled models. With Ray it also runs a pool on Ray, and the benchmarks that
+use Ray; with apache-tvm and onnx, models against TVM's virtual machine; with CuPy, the BLAS library against cuBLAS. The
+BLAS library is tested with its built kernels: nvcc and the headers of CUTLASS build the missing ones. On a machine
+without them, run `python -m cutlass_blas build --into libraries/cutlass_blas/cutlass_blas/packed` on another machine,
+and copy the folder.
 """
 
 from __future__ import annotations
@@ -32,11 +33,9 @@ DISTRIBUTIONS = (ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "l
 """The repository's other distributions, which need not be installed."""
 
 
-def run_tests(ray: bool, environment: Environment) -> bool:
-    """Return True if all tests passed. Without Ray the conftest files above are left out: they need more packages."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "tests" if ray else "tests/gpu"]
-    if not ray:
-        command += ["--confcutdir", "tests/gpu"]
+def run_tests(environment: Environment) -> bool:
+    """Return True if all tests passed. The conftest files above are left out: they need more packages."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "tests/gpu", "--confcutdir", "tests/gpu"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
@@ -64,10 +63,13 @@ def run_benchmark(name: str, environment: Environment) -> bool:
 
 def gpu_name() -> str:
     """Return the first GPU's name."""
-    from kaas.config import Device
-    from kaas.executor.local import executor_for
+    from kaas.executor.device.device import open_device
 
-    return executor_for(Device("gpu")).device.info().name
+    device = open_device("gpu", 0)
+    try:
+        return device.info().name
+    finally:
+        device.close()
 
 
 def with_distributions(folder: Path) -> Environment:
@@ -93,8 +95,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         environment = with_distributions(Path(folder))
         blas = built(environment)
-        passed = run_tests(ray, environment)
+        passed = run_tests(environment)
         ran = [run_benchmark(name, environment) for name in chosen(ray, blas)]
+    page.main()
     return 0 if passed and all(ran) else 1
 
 

@@ -23,6 +23,14 @@ def why_no_gpu() -> str:
         return f"the GPU cannot be used: {error}"
 
 
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Return the kind of device that the test runs on: an NVIDIA GPU, and the software GPU."""
+    if request.param == "software":
+        request.getfixturevalue("softgpu")
+    return str(request.param)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and why_no_gpu():
         pytest.skip(why_no_gpu())

@@ -25,13 +25,6 @@ ROOT = Path(__file__).parents[2]
 ROOM_BYTES = 4 * MIB
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "software":
-        request.getfixturevalue("softgpu")
-    return str(request.param)
-
-
 @pytest.fixture
 def small(kind: str) -> Iterator[Executor]:
     made = Executor(open_device(kind, 0), cache_bytes=ROOM_BYTES)

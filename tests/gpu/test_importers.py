@@ -22,13 +22,6 @@ template <class T> __global__ void twice(const T *x, T *y, int n) {
 """
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "software":
-        request.getfixturevalue("softgpu")
-    return str(request.param)
-
-
 def architecture(kind: str) -> str:
     """Return the architecture of machine code for the device; "ptx" for the software GPU, which takes none."""
     if kind == "software":

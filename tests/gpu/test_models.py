@@ -14,13 +14,6 @@ pytest.importorskip("safetensors")  # the format of the files of constants
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "software":
-        request.getfixturevalue("softgpu")
-    return str(request.param)
-
-
 @pytest.mark.parametrize("name", INPUTS)
 def test_results_are_numpys(kind: str, name: str) -> None:
     model = kaas.load(FOLDER / f"{name}.kaas")

@@ -88,7 +88,7 @@ def test_an_error_of_a_step_is_logged_with_its_traceback(server: Server) -> None
     speaker.send(protocol.Invoke(speaker.number(), "chain", {"x": protocol.Input(frame=1)}), b"1")
     answer, _ = speaker.receive()
     assert isinstance(answer, protocol.Failure)
-    assert "steps.py" not in answer.message
+    assert "functions.py" not in answer.message
     told = awaited(server, "a step failed")
     assert (told["step"], told["client"], told["function"]) == ("fail", "alice", "chain")
     assert "tests/server/steps/functions.py" in told["traceback"]

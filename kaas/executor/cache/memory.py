@@ -175,7 +175,8 @@ class TieredMemory:
             self._pool.free(there.address)
         for on_host in hosted.values():
             self.buffers.give(on_host.memory)
-        self._pool.settle()
+        if cached:
+            self._pool.settle()
         self._forget_parts((*cached, *hosted))
 
     def _forget_parts(self, entries: Iterable[bytes]) -> None:
@@ -186,22 +187,21 @@ class TieredMemory:
     def _make(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
     ) -> MemoryLease | Shortage | Unsaved:
-        """Reserve room and allocate it. If the driver refuses, correct the budget and try again."""
-        tier = self.cache.device  # others take memory too, and free memory can lie in pieces that are too small
-        for correction in range(3):
-            try:
-                return self._try(inputs, slot, arena_bytes, awaited)
-            except OutOfDeviceMemory as error:
-                refused = error
+        """Reserve room and allocate it. If the driver refuses, correct the budget and try once more."""
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory:
+            # Other users of the device, or code with large globals, take memory: plan with the driver's real memory.
+            # The idle memory that the pool cannot give back lies in pieces between objects: it makes no room.
             self._pool.trim()
-            free_bytes = self._device.free_bytes()
-            if correction and free_bytes >= refused.needed_bytes:
-                break
-            more_bytes = 0 if correction else free_bytes + self._pool.idle_bytes()
-            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + more_bytes)
-        if self.leases:
-            return Shortage(refused.needed_bytes)
-        raise refused
+            tier = self.cache.device
+            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + self._device.free_bytes())
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory as error:
+            if not self.leases:
+                raise
+            return Shortage(error.needed_bytes)
 
     def _try(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]

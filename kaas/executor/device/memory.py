@@ -39,10 +39,7 @@ class MemoryPool:
         self._device = device
         self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         attributes = driver.CUmemPool_attribute
-        self._reserved, self._used = (
-            attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-            attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-        )
+        self._used = attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT
         keep_all = driver.cuuint64_t((1 << 64) - 1)
         call(driver.cuMemPoolSetAttribute, handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_all)
 
@@ -65,12 +62,8 @@ class MemoryPool:
         """Return the bytes that are allocated and not freed."""
         return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
 
-    def idle_bytes(self) -> int:
-        """Return the unused bytes that the pool holds; `free_bytes` does not include them."""
-        return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
-
     def trim(self) -> None:
-        """Give the driver back all memory that is not in use, as far as it is whole pieces."""
+        """Give the driver back the idle memory, as far as no object lies beside it (cuMemPoolTrimTo)."""
         self.settle()
         call(driver.cuMemPoolTrimTo, self._handle, 0)
 

@@ -278,9 +278,9 @@ def to_integer(name: str, rounding: Callable[[Array], Array]) -> Reference:
     def function(a: Array) -> Array:
         whole = rounding(a.astype(np.float64))
         highest = int(limits.min) or 1 << (limits.bits - 1)
-        no_number = highest if 64 in (limits.bits, 8 * a.dtype.itemsize) else 0
+        nan = highest if 64 in (limits.bits, 8 * a.dtype.itemsize) else 0
         return (
-            np.array([no_number if np.isnan(x) else int(max(min(x, 2.0**70), -(2.0**70))) for x in whole], object)
+            np.array([nan if np.isnan(x) else int(max(min(x, 2.0**70), -(2.0**70))) for x in whole], object)
             .clip(int(limits.min), int(limits.max))
             .astype(DTYPES[name])
         )

@@ -100,19 +100,19 @@ def test_from_integers(gpu: Any, source: str, uniform: bool) -> None:
 @SCALARS
 @pytest.mark.parametrize("source", ["f16", "f32", "f64"])
 def test_to_integers(gpu: Any, source: str, uniform: bool) -> None:
-    """Beyond the range it is the end of the range; what is no number is 0, or, with 64 bits, the highest bit alone."""
+    """Beyond the range it is the end of the range; NaN is 0, or the highest bit alone if a type has 64 bits."""
     column = numbers(source, 5)
     lines, expected = [], []
     for to in INTEGERS:
         for mode in ("rni", "rzi", "rmi", "rpi"):
             lines.append((f"cvt.{mode}.{to}.{source} {{d}}, {{a}};", to))
-            values = [no_number(source, to) if math.isnan(x) else clipped(float(x), mode, to) for x in column]
+            values = [nan_as_integer(source, to) if math.isnan(x) else clipped(float(x), mode, to) for x in column]
             expected.append(np.array(values, DTYPES[to]))
     for (line, _), got, wanted in zip(lines, run_all(gpu, lines, (source,), [column], uniform), expected, strict=True):
         np.testing.assert_array_equal(got, wanted, line)
 
 
-def no_number(source: str, to: str) -> int:
+def nan_as_integer(source: str, to: str) -> int:
     limits = np.iinfo(DTYPES[to])
     return (int(limits.min) or (1 << (limits.bits - 1))) if "64" in source + to else 0
 

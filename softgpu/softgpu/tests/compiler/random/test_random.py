@@ -92,7 +92,7 @@ def test_random_programs(gpu: Any, program: Program) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
 def test_programs_whose_variables_stay_in_memory(gpu: Any, tmp_path_factory: Any, program: Program) -> None:
-    """Code of so many branches that LLVM would take minutes to move its variables to registers."""
+    """LLVM would take minutes to move the variables of code with very many branches to registers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_code, "_MOST_PHIS", -1)
         check(Gpu(gpu.library, tmp_path_factory.mktemp("cache")), program)
