@@ -21,6 +21,8 @@ SEND = "MessageStream.send"
 """The last function of ours before a message leaves a process over a Unix socket."""
 RECEIVE = "MessageStream.read"
 """The first function of ours after a message has come over a Unix socket."""
+ARRIVE = "ServerListener._arrived"
+"""The first function of ours after a client's message has come to a server."""
 PROGRAM, POOL, EXECUTOR, SERVER = "program", "pool", "executor", "server"
 _MODULES = {"kaas.pool.on_processes.process_pool": POOL, "kaas.worker.executor_process": EXECUTOR, "serve": SERVER}
 
@@ -134,6 +136,9 @@ def _read(folder: Path) -> Walk:
         process = next((name for word, name in _MODULES.items() if word in command.split()), PROGRAM)
         steps = (Step(*line.split(" ", 1)) for line in lines)
         ours = [step for step in steps if step.file.startswith("kaas/")]
+        if process == SERVER and ARRIVE in (step.function for step in ours):  # the end of an earlier message's way
+            ours = ours[_place(ours, ARRIVE) - 1 :]
+        ours = list(dict.fromkeys(ours))
         found[process] = max(ours, found.get(process, []), key=len)  # an executor without a run enters little
     return found
 
