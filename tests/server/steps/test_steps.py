@@ -39,8 +39,10 @@ def alice(server: Server) -> Iterator[Speaker]:
     speaker.close()
 
 
-def chain(speaker: Speaker, before: str = "", after: str = "", task: kaas.KTask | None = None) -> None:
-    message = protocol.Register(speaker.number(), "chain", before=before, after=after)
+def chain(
+    speaker: Speaker, before: str = "", after: str = "", task: kaas.KTask | None = None, name: str = "chain"
+) -> None:
+    message = protocol.Register(speaker.number(), name, before=before, after=after)
     speaker.reply_to(protocol.Registered, message, sent_ktasks.encode_task(task or scaled()))
 
 
@@ -115,19 +117,23 @@ def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
 
 
 def test_a_cancelled_request_can_be_sent_again_at_once(alice: Speaker) -> None:
+    chain(alice, "wait", name="waits")  # in the only process of steps: the first request cannot end before its cancel
     chain(alice, "from_text")
     inputs = {"text": protocol.Input(frame=1)}
-    first, second = alice.number(), alice.number()
+    waits, first, second = alice.number(), alice.number(), alice.number()
+    alice.send(protocol.Invoke(waits, "waits", inputs), TEXT)
     alice.send(protocol.Invoke(first, "chain", inputs, key="the same"), TEXT)
     alice.send(protocol.Cancel(first))
     alice.send(protocol.Invoke(second, "chain", inputs, key="the same"), TEXT)
-    answers = [alice.receive() for _ in range(2)]
-    cancelled, (result, frames) = sorted(answers, key=lambda answer: isinstance(answer[0], protocol.Result))
-    assert isinstance(cancelled[0], protocol.Failure)
-    assert cancelled[0].error == "Cancelled"
+    alice.send(protocol.Cancel(waits))
+    answers = [alice.receive() for _ in range(3)]
+    *cancelled, (result, frames) = sorted(answers, key=lambda answer: isinstance(answer[0], protocol.Result))
+    assert {each.number: each.error for each, _ in cancelled if isinstance(each, protocol.Failure)} == {
+        waits: "Cancelled", first: "Cancelled",
+    }  # fmt: skip
     assert result == protocol.Result(second, ("y",))
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
-    alice.received((first, second))
+    alice.received((waits, first, second))
 
 
 def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve) -> None:
