@@ -19,7 +19,7 @@ test test-all bench: export RAY_AUTH_MODE ?= disabled
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libs extras demo quick test test-all check fuzz bench dist gpu gpu-expected kernels map tables lock clean
+.PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist gpu gpu-expected kernels map tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +56,10 @@ test-all: libs ## every test; a soak; images and programs by the thousand
 	@$(MAKE) --no-print-directory fuzz
 	@$(BIN)/python -m benchmarks.soak --minutes 2
 
-dist: setup ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
+wheel: $(VENV)/.dev ## KaaS' own wheel in dist/, in seconds; it is enough where pools have NVIDIA GPUs only
 	@$(BIN)/hatchling build -t wheel -d dist
+
+dist: setup wheel ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
 	@cd softgpu && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@$(BIN)/python -m cutlass_blas build

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.api.attached import current_session
-from kaas.api.function import Function
+from kaas.api.function import Function, signatures_and_constants
 from kaas.api.session import Session
 from kaas.errors import InvalidRequest
 from kaas.executor.device.host_arrays import on_host
@@ -99,7 +99,7 @@ def _name(target: Any) -> bytes:
     if not isinstance(target, Function):
         name: bytes = target.binary()
         return name
-    signatures, refs = target.signatures_and_constants()
+    signatures, refs = signatures_and_constants(target)
     return refs[0].binary() if _bound(signatures) else "".join(signature.key for signature in signatures).encode()
 
 
@@ -117,7 +117,7 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     objects = False
     client = session.client
     if isinstance(target, Function):
-        signatures, refs = target.signatures_and_constants()
+        signatures, refs = signatures_and_constants(target)
         client = target.client or client
         for signature in signatures:
             session.introduce(signature)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kaas.api.attached import current_session
-from kaas.api.function import RETRIES, Function, caller_of, signature_of
+from kaas.api.function import RETRIES, Function, call_function, caller_of, signature_of
 from kaas.errors import InvalidRequest
 from kaas.futures import Future
 from kaas.ktask.graph import KTask
@@ -56,7 +56,7 @@ def call(
                 retries=None if retries == RETRIES else retries,
                 profile=profile or None,
             )
-        return function.ask(session, inputs)
+        return call_function(function, session, inputs)
     caller = caller_of(session, client, deadline_s, retries, profile)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.call takes a KTask or a Function, not {task_or_function!r}")

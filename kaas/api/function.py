@@ -236,12 +236,12 @@ class Function:
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
         session = current_session(self._pool)
-        return self.send(session, inputs, self._with_scalars(inputs), arrays)
+        return invoke_function(self, session, inputs, self._with_scalars(inputs), arrays)
 
     def call(self, /, *arrays: Any, **inputs: Any) -> Future:
         """Invoke the function as `kaas.call` does: the result is a `kaas.Future`, and does not come through Ray."""
         session = current_session(self._pool)
-        return self.ask(session, inputs, self._with_scalars(inputs), arrays)
+        return call_function(self, session, inputs, self._with_scalars(inputs), arrays)
 
     def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
         """Return a node of a Ray DAG, as a Ray task's `bind` gives it.
@@ -263,38 +263,6 @@ class Function:
             return self._options
         scalars = dict(self._options.scalars or {}) | {name: inputs.pop(name) for name in among}
         return replace(self._options, scalars=scalars)
-
-    def send(
-        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
-    ) -> Any:
-        """Invoke the function, for `remote` and `invoke`. options: in place of its own."""
-        constants = self._bound.constants
-        options = options or self._options
-        signature, message, refs = self._packed(session, session.store, inputs, options, arrays, constants)
-        try:
-            return session.send(signature, message, refs)
-        except KaasError:
-            raise
-        except ValueError as error:
-            raise self._outlived() from error
-
-    def ask(
-        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
-    ) -> Future:
-        """Call the function, for `call` and `kaas.call`. options: in place of its own."""
-        session.check()
-        options = options or self._options
-        if options.keep:
-            raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
-        calls, bound = session.calls, self._bound
-        with calls.attachments(session.store) as attachments:
-            signature, message, attached = self._packed(session, attachments, inputs, options, arrays, bound.named)
-            try:
-                return calls.submit(signature, message, attached, bound.constants, bound)
-            except KaasError:
-                raise
-            except ValueError as error:
-                raise self._outlived() from error
 
     def _packed(
         self,
@@ -322,13 +290,6 @@ class Function:
         """Return the error for constants whose owner Ray no longer knows."""
         return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
-    def signatures_and_constants(self) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
-        """Return the signatures, and the references to the constants, for cache commands."""
-        return self._signatures, [
-            *(() if self._bound.constants is None else (self._bound.constants,)),
-            *self._bound.awaited,
-        ]
-
     def __reduce__(self) -> tuple[Any, ...]:
         parts = [(signature.task, signature.spec.bindings, signature.inputs) for signature in self._signatures]
         return _function, (self._pool, self._name, parts, self._bound.constants, self._bound.awaited, self._options)
@@ -351,3 +312,51 @@ def _function(
 ) -> Function:
     signatures = tuple(FunctionSignature.of(*part) for part in parts)
     return Function(pool, name, signatures, _Bound(constants, awaited), options)
+
+
+def invoke_function(
+    function: Function,
+    session: Session,
+    inputs: Mapping[str, Any],
+    options: Options | None = None,
+    arrays: Sequence[Any] = (),
+) -> Any:
+    """Invoke a function, for `Function.remote` and `invoke`. options: in place of the function's own."""
+    constants = function._bound.constants
+    options = options or function._options
+    signature, message, refs = function._packed(session, session.store, inputs, options, arrays, constants)
+    try:
+        return session.send(signature, message, refs)
+    except KaasError:
+        raise
+    except ValueError as error:
+        raise function._outlived() from error
+
+
+def call_function(
+    function: Function,
+    session: Session,
+    inputs: Mapping[str, Any],
+    options: Options | None = None,
+    arrays: Sequence[Any] = (),
+) -> Future:
+    """Call a function, for `Function.call` and `kaas.call`. options: in place of the function's own."""
+    session.check()
+    options = options or function._options
+    if options.keep:
+        raise InvalidRequest(f"{function!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
+    calls, bound = session.calls, function._bound
+    with calls.attachments(session.store) as attachments:
+        signature, message, attached = function._packed(session, attachments, inputs, options, arrays, bound.named)
+        try:
+            return calls.submit(signature, message, attached, bound.constants, bound)
+        except KaasError:
+            raise
+        except ValueError as error:
+            raise function._outlived() from error
+
+
+def signatures_and_constants(function: Function) -> tuple[tuple[FunctionSignature, ...], list[Any]]:
+    """Return a function's signatures, and the references to its constants, for cache commands."""
+    bound = function._bound
+    return function._signatures, [*(() if bound.constants is None else (bound.constants,)), *bound.awaited]

@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from kaas.api.attached import current_session
-from kaas.api.function import RETRIES, Function, Options, signature_of
+from kaas.api.function import (
+    RETRIES,
+    Function,
+    Options,
+    invoke_function,
+    signature_of,
+    signatures_and_constants,
+)
 from kaas.api.session import HERE, refuse_second_pool
 from kaas.config import Config, Device
 from kaas.errors import InvalidConfig, InvalidRequest
@@ -130,7 +137,7 @@ def pardon(task_or_function: KTask | Function) -> bool:
     function = task_or_function
     if not isinstance(function, Function | KTask):
         raise InvalidRequest(f"kaas.pardon takes a KTask or a Function, not {function!r}")
-    signatures = function.signatures_and_constants()[0] if isinstance(function, Function) else (signature_of(function),)
+    signatures = signatures_and_constants(function)[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
     pardoned = [session.pardon(signature.key) for signature in signatures]
     return any(pardoned)
@@ -209,7 +216,7 @@ def invoke(
             profile=profile or None,
             keep=keep,
         )
-        return function.send(session, inputs)
+        return invoke_function(function, session, inputs)
     options = Options(client, deadline_s, scalars, retries, profile, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")

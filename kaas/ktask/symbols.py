@@ -51,14 +51,17 @@ def mangled_start(name: str) -> str:
     return f"_ZN{''.join(parts)}" if len(parts) > 1 else f"_Z{parts[0]}"
 
 
-def unknown(library: str, symbol: str, known: Iterable[str]) -> UnknownSymbol:
-    """Return the error of a kernel that a library, named by its hash, does not have; it names similar kernels."""
+def unknown(library: str, symbol: str, known: Iterable[str], missing: str = "") -> UnknownSymbol:
+    """Return the error of a kernel that a library, named by its hash, does not have; it names similar kernels.
+
+    missing: why the kernel may be missing, said where no kernel is similar.
+    """
     known = sorted(known)
     near = tuple(difflib.get_close_matches(symbol, known)) or tuple(name for name in known if symbol in name)
     if near:
         hint = f"did you mean {' or '.join(repr(name) for name in near)}?"
     else:
-        hint = f"its kernels are {', '.join(known) or 'none'}"
+        hint = f"its kernels are {', '.join(known) or 'none'}{missing}"
     return UnknownSymbol(
         f"library {library[:12]} has no kernel {symbol!r}; {hint}",
         library=library,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cuda.bindings import nvrtc as bindings
 
 import kaas
 from kaas.code import nvrtc
-from kaas.errors import CompileFailed, InvalidTarget
+from kaas.errors import CompileFailed, InvalidTarget, UnknownSymbol
 
 SOURCE = """
 template <class T> __global__ void scale(T *values, int n) {
@@ -64,6 +65,15 @@ def test_names_instantiate_templates() -> None:
     symbols = {entry.name: entry.symbol for entry in library.entries}
     assert symbols == {"scale<float>": "_Z5scaleIfEvPT_i", "scale<int>": "_Z5scaleIiEvPT_i", "plain": "plain"}
     assert all(symbol in ptx_of(library) for symbol in symbols.values())
+
+
+@pytest.mark.parametrize(("asked", "hint"), [("scale", "scale<float>"), ("scale<double>", "scale<double>")])
+def test_a_template_without_instances_names_the_way_to_one(asked: str, hint: str) -> None:
+    library = kaas.Library.from_cuda(SOURCE, options=TWICE)
+    with pytest.raises(
+        UnknownSymbol, match=re.escape(f"from_cuda makes a kernel of it that is named: names=['{hint}']")
+    ):
+        library.kernel(asked, grid=1, block=32, args=[])
 
 
 def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from kaas.scheduling.policies import factory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.server.config.serve_config import LimitSettings, parse, read
+from kaas.server.running import process_server
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys
@@ -163,6 +166,24 @@ def test_a_second_server_of_one_name_is_refused(without_keys: Server) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 1
     assert "runs on this machine already" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("listen.port", "listen: {port: %d}"), ("metrics_port", "metrics_port: %d")]
+)
+def test_a_port_that_another_program_uses_is_refused_before_a_device_starts(
+    field: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: Any) -> None:
+        raise AssertionError("devices start")
+
+    monkeypatch.setattr(process_server, "Machine", started)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = tmp_path / "kaas.yaml"
+        config.write_text(f"name: taken_{os.getpid()}\n{text % other.getsockname()[1]}\n")
+        with pytest.raises(InvalidConfig, match="Address already in use") as caught:
+            asyncio.run(process_server.serve(read(config, insecure=True), print))
+    assert caught.value.field == field
 
 
 def test_a_server_without_keys_logs_that_it_is_insecure(without_keys: Server) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from kaas.errors import InvalidConfig
 from kaas.scheduling.policies import factory
 from kaas.server.config.serve_config import Settings
+from kaas.server.metrics import LOOPBACK
 from kaas.server.peers.keys import Keys
 from kaas.server.steps.steps import Steps
 
@@ -84,13 +85,34 @@ def check_host(host: str) -> None:
     Raises:
         InvalidConfig
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.bind((host, 0))
+        _bind(host, 0)
     except OSError as error:
         message = f"listen.host is an address of this machine, and no server can listen at {host}: {error.strerror}"
         raise InvalidConfig(message, field="listen.host") from error
+
+
+def check_ports(settings: Settings) -> None:
+    """Check that no program uses the server's ports.
+
+    Raises:
+        InvalidConfig
+    """
+    for field, host, port in (
+        ("listen.port", settings.listen.host, settings.listen.port),
+        ("metrics_port", LOOPBACK, settings.metrics_port or 0),
+    ):
+        try:
+            _bind(host, port)
+        except OSError as error:
+            message = f"{field}: no server can listen at {host}, port {port}: {error.strerror}"
+            raise InvalidConfig(message, field=field) from error
+
+
+def _bind(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ: a port of a closed listener is free
+        trial.bind((host, port))
 
 
 async def check_all(settings: Settings) -> None:
