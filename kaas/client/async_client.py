@@ -13,6 +13,7 @@ from kaas.client.prepared import prepare
 from kaas.client.remote_function import RemoteFunction, RemoteObject
 from kaas.client.transfers import Progress
 from kaas.errors import DeadlineExceeded
+from kaas.executor.device.host_arrays import on_host
 from kaas.futures import Future, PendingReply
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
@@ -51,6 +52,8 @@ class AsyncClient:
         progress: Progress | None = None,
     ) -> RemoteFunction:
         """Do as `Client.register` does, in a thread."""
+        if isinstance(constants, Mapping):  # here: libraries have a current stream for each thread
+            constants = {name: on_host(name, value) for name, value in constants.items()}
         function = await self._in_thread(
             self._client.register, task, constants, name=name, before=before, after=after, progress=progress
         )
@@ -115,6 +118,7 @@ class AsyncClient:
 
     async def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
         """Do as `Client.put` does, in a thread."""
+        value = on_host(name, value)  # here: libraries have a current stream for each thread
         return await self._in_thread(self._client.put, name, value, progress=progress)
 
     async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from kaas.config import SOFTWARE_GPU_BYTES, SOFTWARE_GPUS, Device
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest
 from kaas.executor.device import software
@@ -108,6 +110,8 @@ def interruptible(executor: Executor, request: RunRequest) -> RunResult:
     """
     if threading.current_thread() is not threading.main_thread():
         return executor.run(request)
+    inputs = {name: _at_rest(executor, name, source) for name, source in request.inputs.items()}
+    request = structs.replace(request, inputs=inputs)
     done: concurrent.futures.Future[RunResult] = concurrent.futures.Future()
 
     def run() -> None:
@@ -126,6 +130,17 @@ def interruptible(executor: Executor, request: RunRequest) -> RunResult:
             if not done.done() and executor.interrupt(request.task.label):
                 concurrent.futures.wait([done])
         raise
+
+
+def _at_rest(executor: Executor, name: str, source: InputSource) -> InputSource:
+    """Return the source of an input that another thread may read.
+
+    Libraries have a current stream for each thread: only this thread's makes the array.
+    """
+    from kaas.executor.device.host_arrays import at_rest
+
+    value = at_rest(name, source.value, executor.device)
+    return source if value is source.value else structs.replace(source, value=value)
 
 
 def check(task: KTask, device: Device | int | None = None) -> Plan:

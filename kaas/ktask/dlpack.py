@@ -93,10 +93,13 @@ class _Bytes:
 
 
 def is_exporter(value: Any) -> bool:
-    """Return True if an object is to be taken by this protocol, which NumPy's own arrays do not need."""
+    """Return True if an object is to be taken by this protocol, which NumPy's own arrays do not need.
+
+    A `Tensor` counts too: it is exported already, and any stream may read it.
+    """
     import numpy as np
 
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+    return (hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)) or isinstance(value, Tensor)
 
 
 def device_of(name: str, value: Any) -> int | None:
@@ -105,6 +108,8 @@ def device_of(name: str, value: Any) -> int | None:
     Raises:
         NotContiguous: it lies neither in host memory nor on a CUDA device, or it does not say.
     """
+    if isinstance(value, Tensor):
+        return value.device
     try:
         kind, ordinal = value.__dlpack_device__()
     except Exception as error:
@@ -126,10 +131,13 @@ def tensor_of(name: str, value: Any, stream: int | None = None) -> Tensor:
         name: of the input, for errors.
         value: the array.
         stream: of an array on a CUDA device: the stream that will read it, which the exporter makes wait for its own.
+            Libraries have a current stream for each thread: call this in the thread that gives the array.
 
     Raises:
         NotContiguous: the array has gaps or another order than C, or its library does not export it.
     """
+    if isinstance(value, Tensor):
+        return value
     device = device_of(name, value)
     capsule = _export(name, value, stream if device is not None else None)
     header = _header(name, value, capsule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,7 @@ from tests.exporters import DeviceArray, Exporter, strides
 N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
 INTS = np.arange(N, dtype=np.int32)
+AXPY: list[Any] = [kaas.i32(3), kaas.In(B), kaas.InOut(A), kaas.i32(N)]
 ORDINAL = 1
 """The device on which `make_executor` makes executors."""
 
@@ -149,6 +151,39 @@ def test_a_tensor_is_read_after_the_work_that_makes_it(
         software.set_strict(None)
 
 
+class InThreads(Producer):
+    """An array of a library that has a current stream for each thread, as PyTorch and CuPy do: only the thread that
+    made the array has the stream of the work."""
+
+    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
+        super().__init__(device, ordinal, array)
+        self._thread = threading.get_ident()
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        if threading.get_ident() == self._thread:
+            return super().__dlpack__(stream=stream, **options)
+        return DeviceArray.__dlpack__(self, stream=stream, **options)
+
+
+@pytest.mark.parametrize("seed", [None, *range(3)])
+def test_run_local_waits_for_the_stream_of_the_thread_that_calls_it(
+    place: tuple[OpenDevice, int], library: kaas.Library, seed: int | None
+) -> None:
+    task, writes = add(library), kaas.KTask([kaas.Kernel(library, "axpy", 8, 128, AXPY)], [A])
+    kaas.run_local(task, {"a": INTS, "b": INTS}, device=ORDINAL)
+    software.set_strict(seed)
+    try:
+        for factor in (2, 3):
+            a, b = (InThreads(*place, factor * INTS) for _ in range(2))
+            result = kaas.run_local(task, {"a": a, "b": b}, device=ORDINAL)["c"]
+            np.testing.assert_array_equal(result, 2 * factor * INTS)
+            again = InThreads(*place, factor * INTS)
+            result = kaas.run_local(writes, {"a": kaas.View(again, 0), "b": b}, device=ORDINAL)["a"]
+            np.testing.assert_array_equal(result, 4 * factor * INTS)
+    finally:
+        software.set_strict(None)
+
+
 def test_released_when_the_request_has_ended(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library
 ) -> None:
@@ -181,7 +216,7 @@ def test_an_array_that_a_kernel_writes_is_a_copy(
 ) -> None:
     executor = make_executor(1 << 20)
     tensor = DeviceArray(*place, INTS)
-    kernel = kaas.Kernel(library, "axpy", 8, 128, [kaas.i32(3), kaas.In(B), kaas.InOut(A), kaas.i32(N)])
+    kernel = kaas.Kernel(library, "axpy", 8, 128, AXPY)
     task = kaas.KTask([kernel], [A])
     for _ in range(2):
         np.testing.assert_array_equal(run(executor, task, a=tensor, b=INTS)["a"], 4 * INTS)

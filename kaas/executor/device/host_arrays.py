@@ -1,4 +1,4 @@
-"""Copies of other libraries' arrays in host memory, to be kept or sent."""
+"""Other libraries' arrays for readers in other threads: copies in host memory, and arrays whose work has ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from kaas.ktask.request import View
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from kaas.executor.device.device import OpenDevice
 
 
 def on_host(name: str, value: Any) -> Any:
@@ -36,6 +38,32 @@ def on_host(name: str, value: Any) -> Any:
     if tensor.dtype not in DTYPE_BYTES:
         return data
     return data.view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+
+
+def at_rest(name: str, value: Any, device: OpenDevice) -> Any:
+    """Return a value that any thread and stream may read; an array on a CUDA device, after the work that makes it.
+
+    An array on `device` stays there, as a Tensor; of one on another device the result is a copy in host memory. Any
+    other value is returned unchanged. `name` is the input's name, for errors.
+
+    Raises:
+        NotContiguous, DeviceUnavailable
+    """
+    if not is_exporter(value):
+        return value
+    match device_of(name, value):
+        case None:
+            return value
+        case device.ordinal:
+            with device.context:
+                stream = device.stream()
+                try:
+                    tensor = tensor_of(name, value, stream.number)
+                    stream.synchronize()
+                finally:
+                    stream.close()
+            return tensor
+    return on_host(name, value)
 
 
 def _copied(name: str, value: Any, ordinal: int) -> tuple[Tensor, np.ndarray[Any, Any]]:
