@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from cuda.bindings import driver
 
 from kaas.ktask.dlpack import _Header, _header
+from softgpu.tests.driver.calls import ok
 
 if TYPE_CHECKING:
     from kaas.executor.device.device import OpenDevice
@@ -56,6 +59,41 @@ class DeviceArray(Exporter):
             stream.synchronize()
             stream.close()
         self.fields.setdefault("data", self.address)
+
+
+class Producer(DeviceArray):
+    """An array that another stream makes when it is exported, so that the reading stream must wait."""
+
+    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
+        super().__init__(device, ordinal, np.zeros_like(array))
+        with device.context:
+            self._ours = (device, device.stream())
+        self._result = array
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        assert stream is not None
+        device, ours = self._ours
+        with device.context:
+            made = ok(driver.cuEventCreate(0))
+            ours.copy_in(self.address, self._result, self._result.nbytes)
+            ok(driver.cuEventRecord(made, ours.handle))
+            ok(driver.cuStreamWaitEvent(driver.CUstream(stream), made, 0))
+            ok(driver.cuEventDestroy(made))
+        return super().__dlpack__(stream=stream, **options)
+
+
+class InThreads(Producer):
+    """An array of a library that has a current stream for each thread, as PyTorch and CuPy do: only the thread that
+    made the array has the stream of the work."""
+
+    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
+        super().__init__(device, ordinal, array)
+        self._thread = threading.get_ident()
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        if threading.get_ident() == self._thread:
+            return super().__dlpack__(stream=stream, **options)
+        return DeviceArray.__dlpack__(self, stream=stream, **options)
 
 
 def strides(*values: int) -> Any:

@@ -8,8 +8,11 @@ import pytest
 
 import kaas
 from kaas.errors import DeadlineExceeded
+from kaas.executor.device.device import open_device
+from kaas.wire import protocol
 from tests.client.client_setting import ONES, TASK, client, server, small, wait_for_invokes
 from tests.client.fake_server import FakeServer
+from tests.exporters import InThreads
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
@@ -33,6 +36,29 @@ def test_calls_are_awaited(server: FakeServer) -> None:
             assert await client.health() == {"asked": "health"}
 
     asyncio.run(main())
+
+
+def test_arrays_on_a_device_are_read_after_the_work_of_the_programs_thread(
+    server: FakeServer,
+    softgpu: tuple[int, ...],  # noqa: ARG001
+) -> None:
+    device = open_device("software", 1)
+
+    def on_device() -> InThreads:
+        return InThreads(device, 1, ONES)
+
+    async def main() -> None:
+        async with kaas.AsyncClient(server.address, patience_s=TIMEOUT_S) as client:
+            there = await client.put("there", on_device())
+            assert (await client.get(there) == ONES).all()
+            await client.register(TASK, {"x": on_device()})
+            (constant,) = server.of(protocol.Register)[-1].constants.values()
+            assert (await client.get(constant) == ONES).all()
+
+    try:
+        asyncio.run(main())
+    finally:
+        device.close()
 
 
 def test_a_cancelled_call_takes_no_credit(server: FakeServer) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda.bindings import driver
 
 import kaas
 import softgpu as software
@@ -18,9 +16,8 @@ from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
 from kaas.executor.device.device import OpenDevice, open_device
 from kaas.executor.device.host_arrays import on_host
 from kaas.executor.executor import Executor, InputSource, RunRequest
-from softgpu.tests.driver.calls import ok
 from tests.executor.conftest import MakeExecutor
-from tests.exporters import DeviceArray, Exporter, strides
+from tests.exporters import DeviceArray, Exporter, InThreads, Producer, strides
 
 N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
@@ -114,27 +111,6 @@ def test_an_unaligned_array_is_copied_on_the_device(
     assert 8000 <= executor.cache.arena_bytes <= 8192  # the output, and the copy of the unaligned input
 
 
-class Producer(DeviceArray):
-    """An array that another stream makes when it is exported, so that the reading stream must wait."""
-
-    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
-        super().__init__(device, ordinal, np.zeros_like(array))
-        with device.context:
-            self._ours = (device, device.stream())
-        self._result = array
-
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        assert stream is not None
-        device, ours = self._ours
-        with device.context:
-            made = ok(driver.cuEventCreate(0))
-            ours.copy_in(self.address, self._result, self._result.nbytes)
-            ok(driver.cuEventRecord(made, ours.handle))
-            ok(driver.cuStreamWaitEvent(driver.CUstream(stream), made, 0))
-            ok(driver.cuEventDestroy(made))
-        return super().__dlpack__(stream=stream, **options)
-
-
 @pytest.mark.parametrize("seed", [None, *range(6)])
 def test_a_tensor_is_read_after_the_work_that_makes_it(
     here: OpenDevice, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
@@ -149,20 +125,6 @@ def test_a_tensor_is_read_after_the_work_that_makes_it(
             np.testing.assert_array_equal(run(executor, task, a=a, b=b)["c"], 2 * factor * INTS)
     finally:
         software.set_strict(None)
-
-
-class InThreads(Producer):
-    """An array of a library that has a current stream for each thread, as PyTorch and CuPy do: only the thread that
-    made the array has the stream of the work."""
-
-    def __init__(self, device: OpenDevice, ordinal: int, array: Any) -> None:
-        super().__init__(device, ordinal, array)
-        self._thread = threading.get_ident()
-
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
-        if threading.get_ident() == self._thread:
-            return super().__dlpack__(stream=stream, **options)
-        return DeviceArray.__dlpack__(self, stream=stream, **options)
 
 
 @pytest.mark.parametrize("seed", [None, *range(3)])
