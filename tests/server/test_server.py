@@ -237,6 +237,7 @@ def test_a_setting_that_cannot_be_parsed_is_named(text: bytes, field: str) -> No
         ("drain_s: -1", "drain_s"),
         ("metrics_port: 65536", "metrics_port"),
         ("metrics_port: -1", "metrics_port"),
+        ("{metrics_port: 7500, listen: {port: 7500}}", "metrics_port"),
         ("name: ''", "name"),
         ("pool: {slots: 0}", "slots"),
         ("code: {signers: [xyz]}", "code.signers"),

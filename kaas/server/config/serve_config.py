@@ -348,6 +348,8 @@ def _check(settings: Settings, insecure: bool) -> None:
     metrics_port = settings.metrics_port
     if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
         raise InvalidConfig(f"metrics_port is a port's number, not {metrics_port}", field="metrics_port")
+    if metrics_port and metrics_port == settings.listen.port:
+        raise InvalidConfig(f"metrics_port is {metrics_port}, and listen.port too", field="metrics_port")
     if not settings.name:
         raise InvalidConfig("name is that of the pool, and not empty", field="name")
     if not settings.step_processes > 0:

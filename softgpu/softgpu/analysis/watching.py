@@ -8,7 +8,7 @@ before the loop's next round.
 
 from __future__ import annotations
 
-from softgpu.analysis.blocks import Block, Jump, Step
+from softgpu.analysis.blocks import Block, Jump, Step, bits
 from softgpu.ptx.model import Instruction, Register
 
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "mmio"})
@@ -73,8 +73,10 @@ def _watches(blocks: list[Block], head: int, last: int) -> bool:
     inside = blocks[head : last + 1]
     steps = [step for block in inside for step in block.steps]
     watched = [step for step in steps if is_watch(step.inst)]
-    known = _following(steps, watched)
-    known = _following(steps, [step for step in watched if not _tries_again(step, known)])
+    if not watched:
+        return False
+    copies = _copies(steps) if any(".cas" in step.inst.opcode for step in watched) else set()
+    known = _Dependent(inside, head).of([step for step in watched if not _tries_again(step, copies)])
     return any(
         not isinstance(block.end, Jump)
         and block.end.register in known
@@ -94,23 +96,98 @@ def _decides(block: Block, index: int, target: int, loop: tuple[int, int]) -> bo
     return target <= index and around == loop
 
 
-def _tries_again(step: Step, known: set[str]) -> bool:
-    """Return True for a compare-and-swap with the previous one's result: one lane succeeds each time, so none waits."""
+def _tries_again(step: Step, copies: set[str]) -> bool:
+    """Return True for a compare-and-swap with what memory held: one lane succeeds each time, so none waits.
+
+    A value that is made from it is no such one. A lock's word without the lock's bit is in memory only while the lock
+    is free.
+    """
     if ".cas" not in step.inst.opcode:
         return False
     compared = step.inst.operands[2]
-    return isinstance(compared, Register) and compared.name in known
+    return isinstance(compared, Register) and compared.name in copies
 
 
-def _following(steps: list[Step], sources: list[Step]) -> set[str]:
-    """Return the registers that depend on the results of these steps, with _OWN_MEMORY if local memory does."""
-    known = {name for step in sources for name in step.writes}
-    grown = bool(known)
-    while grown:
-        more = {name for step in steps if not known.isdisjoint(_taken(step)) for name in _given(step)}
-        grown = not more <= known
-        known |= more
-    return known
+def _copies(steps: list[Step]) -> set[str]:
+    """Return the registers that have, in these steps, only values as they were read by atomic or ordered accesses."""
+    sources: dict[str, set[str] | None] = {}  # None: also another value
+    for step in steps:
+        copied = _copied(step)
+        for name in _given(step):
+            known = sources.get(name, set())
+            if is_watch(step.inst):
+                sources[name] = known
+            else:
+                sources[name] = None if known is None or copied is None else known | {copied}
+    readers: dict[str, list[str]] = {}
+    for name, read in sources.items():
+        for each in read or ():
+            readers.setdefault(each, []).append(name)
+    others = [name for name in {*readers, *sources} if sources.get(name) is None]
+    found = set(others)
+    while others:
+        more = [name for name in readers.get(others.pop(), ()) if name not in found]
+        found.update(more)
+        others += more
+    return sources.keys() - found
+
+
+def _copied(step: Step) -> str | None:
+    """Return the register, or _OWN_MEMORY, whose value the step copies; None for other steps."""
+    inst = step.inst
+    if _is_own(inst, "ld"):
+        return _OWN_MEMORY
+    if inst.opcode.split(".", 1)[0] == "mov" or _is_own(inst, "st"):
+        source = inst.operands[1]
+        return source.name if isinstance(source, Register) else None
+    return None
+
+
+class _Dependent:
+    """Finds the registers of a loop whose values depend on some of its steps, by data or by a branch in it."""
+
+    def __init__(self, inside: list[Block], head: int) -> None:
+        self._inside, self._head = inside, head
+        self._readers: dict[str, list[Step]] = {}
+        self._branches: dict[str, list[Block]] = {}
+        for block in inside:
+            for step in block.steps:
+                for name in _taken(step):
+                    self._readers.setdefault(name, []).append(step)
+            if not isinstance(block.end, Jump):
+                self._branches.setdefault(block.end.register, []).append(block)
+        self._reached = [0] * len(inside)  # bit i: block i of the loop follows, or is this one, in the same round
+        for index in range(len(inside) - 1, -1, -1):
+            self._reached[index] = 1 << index
+            for target in inside[index].successors:
+                if index < target - head < len(inside):
+                    self._reached[index] |= self._reached[target - head]
+
+    def of(self, sources: list[Step]) -> set[str]:
+        """Return the registers, with _OWN_MEMORY if local memory depends on the steps."""
+        known: set[str] = set()
+        chosen = 0  # bit i: a branch that depends on the steps decides whether block i runs
+        new = [name for step in sources for name in step.writes]
+        while new:
+            name = new.pop()
+            if name in known:
+                continue
+            known.add(name)
+            new += [given for step in self._readers.get(name, ()) for given in _given(step)]
+            for block in self._branches.get(name, ()):
+                more = self._chosen_by(block) & ~chosen
+                chosen |= more
+                new += [given for index in bits(more) for step in self._inside[index].steps for given in _given(step)]
+        return known
+
+    def _chosen_by(self, block: Block) -> int:
+        """Return the blocks, as bits, that follow after some of a branch's targets and not after all of them."""
+        some, every = 0, -1
+        for target in block.successors:
+            index = target - self._head
+            reached = self._reached[index] if 0 <= index < len(self._inside) else 0
+            some, every = some | reached, every & reached
+        return some & ~every
 
 
 def _given(step: Step) -> tuple[str, ...]:

@@ -71,6 +71,53 @@ def test_a_lane_that_waits_for_the_other_branch(gpu: Any) -> None:
     assert out[0] == 7
 
 
+@pytest.mark.parametrize(
+    ("takes", "releases"),
+    [
+        pytest.param(  # a bit of a word that others change too
+            """mov.u32 %old, 0;
+again: and.b32 %free, %old, 0xfffffffe; or.b32 %held, %free, 1;
+atom.global.cas.b32 %old, [%l], %free, %held;
+setp.ne.u32 %waits, %old, %free; @%waits bra again;""",
+            "atom.global.and.b32 %old, [%l], 0xfffffffe;",
+            id="the compared value is made of the last result",
+        ),
+        pytest.param(  # writers of a lock for readers and writers
+            """mov.u32 %old, 0;
+again: and.b32 %held, %old, 1; setp.ne.u32 %waits, %held, 0;
+mov.u32 %free, %old; @%waits mov.u32 %free, 0; or.b32 %held, %free, 1;
+atom.global.cas.b32 %old, [%l], %free, %held;
+setp.ne.u32 %waits, %old, %free; @%waits bra again;""",
+            "atom.global.and.b32 %old, [%l], 0xfffffffe;",
+            id="the compared value is the last result or a constant",
+        ),
+        pytest.param(
+            """mov.u32 %held, 0;
+again: atom.global.exch.b32 %old, [%l], 1;
+setp.ne.u32 %waits, %old, 0; @%waits bra missed;
+mov.u32 %held, 1; bra.uni tried;
+missed: mov.u32 %held, 0;
+tried: setp.eq.u32 %waits, %held, 0; @%waits bra again;""",
+            "atom.global.exch.b32 %old, [%l], 0;",
+            id="a branch about the result sets the flag that ends the loop",
+        ),
+    ],
+)
+def test_a_lock_that_lanes_try_in_other_ways(gpu: Any, takes: str, releases: str) -> None:
+    text = f"""{HEADER}
+.visible .entry k(.param .u64 lock, .param .u64 count) {{
+.reg .b32 %old, %free, %held, %v; .reg .b64 %l, %c; .reg .pred %waits;
+ld.param.u64 %l, [lock]; ld.param.u64 %c, [count];
+{takes}
+ld.volatile.global.u32 %v, [%c]; add.u32 %v, %v, 1; st.volatile.global.u32 [%c], %v;
+{releases}
+ret;
+}}"""
+    lock, count, stop = np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    run_until(gpu, stop, text, 3, 64, lock, count)
+    assert (lock[0], count[0]) == (0, 3 * 64)
+
+
 @pytest.mark.parametrize(("grid", "block"), [(1, 64), (3, 1024)])
 def test_warps_that_wait_for_later_ones(gpu: Any, grid: int, block: int) -> None:
     out = np.zeros((grid, block), np.uint32)
