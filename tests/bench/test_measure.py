@@ -1,0 +1,116 @@
+"""A measurement of a service whose latencies and clock are the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kaas.bench.load import Completion
+from kaas.bench.measure import LatencyFigures, Measurement, measure
+from kaas.bench.windows import MeasurementWindow, Stability
+from kaas.errors import DeadlineExceeded
+
+
+class Simulated:
+    """A closed loop with one request outstanding. latency_s: of each request; None fails at once, inf is Ctrl-C."""
+
+    def __init__(self, latencies_s: Iterator[float | None], *, late_s: float = 0.0) -> None:
+        self.sent, self.outstanding, self.now_s = 1, 1, 100.0
+        self._latencies_s, self._late_s = latencies_s, late_s
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def completions(self) -> Iterator[Completion]:
+        for number, latency_s in enumerate(self._latencies_s):
+            if latency_s == float("inf"):
+                raise KeyboardInterrupt
+            due_s = self.now_s
+            self.now_s += latency_s or 0.001
+            self.sent += 1
+            error = None if latency_s is not None else DeadlineExceeded("late")
+            yield Completion(number, due_s, due_s + self._late_s, self.now_s, error)
+
+    def measured(self, limit_s: float = 60.0) -> tuple[Measurement, list[MeasurementWindow]]:
+        told: list[MeasurementWindow] = []
+        loop = self.completions()
+        found = measure(
+            self, loop, open_loop=False, window_s=1.0, limit_s=limit_s, progress=told.append, clock=self.clock
+        )
+        return found, told
+
+
+def forever(*latencies_s: float | None) -> Iterator[float | None]:
+    while True:
+        yield from latencies_s
+
+
+def test_a_steady_service_is_measured_in_three_windows() -> None:
+    found, told = Simulated(forever(0.01, 0.03), late_s=0.002).measured()
+    assert found.stability is Stability.STABLE
+    assert found.rate_per_s == pytest.approx(50, rel=0.02)
+    assert found.latencies.mean == pytest.approx(0.02, rel=0.02)
+    assert found.latencies.sd == pytest.approx(0.01, rel=0.02)
+    assert found.latencies.percentiles["p99"] == pytest.approx(0.03)
+    assert found.late_s == pytest.approx(0.002)
+    assert told == list(found.windows)
+    assert len(told) == 3
+
+
+def test_the_figures_leave_out_windows_before_the_steady_ones() -> None:
+    def warming() -> Iterator[float]:
+        yield from [0.5] * 4
+        yield from [0.01] * 10_000
+
+    found, _ = Simulated(warming()).measured()
+    assert found.stability is Stability.STABLE
+    assert found.latencies.percentiles["p99.9"] == pytest.approx(0.01)
+
+
+def test_a_service_that_never_settles_is_told_so_at_the_limit() -> None:
+    def slower() -> Iterator[float]:
+        latency_s = 0.01
+        while True:
+            yield latency_s
+            latency_s *= 1.01
+
+    found, told = Simulated(slower()).measured(limit_s=9.0)
+    assert found.stability is Stability.OPEN
+    assert len(told) >= 7
+    assert found.rate_per_s is not None
+
+
+def test_failed_requests_are_counted_by_their_error_and_have_no_latency() -> None:
+    found, _ = Simulated(forever(0.02, None)).measured()
+    assert found.latencies.percentiles["p50"] == pytest.approx(0.02)
+    assert found.errors.keys() == {"DeadlineExceeded"}
+    assert found.errors["DeadlineExceeded"] == pytest.approx(found.latencies.count, abs=1)
+
+
+def test_ctrl_c_gives_what_there_is() -> None:
+    found, _ = Simulated(iter([0.1, 0.1, 0.1, float("inf")])).measured()
+    assert found.interrupted
+    assert found.latencies.count == 3
+    assert found.rate_per_s == pytest.approx(10)
+
+
+def test_a_growing_queue_has_no_rate() -> None:
+    load = Simulated(forever(0.01))
+
+    def growing() -> Iterator[Completion]:
+        for completed in load.completions():
+            load.sent += 1
+            load.outstanding += 1
+            yield replace(completed, due_s=completed.ended_s - (completed.ended_s - 100.0) / 2)
+
+    found = measure(load, growing(), open_loop=True, window_s=1.0, limit_s=60.0, clock=load.clock)
+    assert found.stability is Stability.UNSTABLE
+    assert found.rate_per_s is None
+
+
+def test_percentiles_are_latencies_that_requests_had() -> None:
+    figures = LatencyFigures.of([0.1] * 989 + [1.0] * 10 + [9.0])
+    assert list(figures.percentiles.values()) == [0.1, 0.1, 0.1, 1.0, 1.0]
+    assert LatencyFigures.of([]).count == 0
