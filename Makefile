@@ -87,7 +87,7 @@ kernels: ## PTX of all .cu files again (needs nvcc)
 	@for source in $$(find kaas softgpu examples benchmarks tests -name '*.cu'); do \
 	  echo "nvcc -ptx -arch=sm_80 $$source"; nvcc -ptx -arch=sm_80 "$$source" -o "$${source%.cu}.ptx" || exit 1; done
 
-map: setup ## files, lines and imports of each folder, import cycles, the longest files; and the picture in docs/architecture.md again
+map: setup ## files, lines and imports of each folder, import cycles, the longest files; and the table of folders in docs/architecture.md again
 	@$(BIN)/python -m tests.map --write $(ARGS)
 
 tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results

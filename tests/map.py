@@ -1,7 +1,7 @@
 """`make map`: files, lines and imports of every folder, import cycles, the longest files, and the files that a call
-enters on its way to `cuGraphLaunch`; the picture in docs/architecture.md is drawn from the same counts.
+enters on its way to `cuGraphLaunch`; the table of folders in docs/architecture.md is made of the same counts.
 
-`python -m tests.map` prints them, `--write` draws the picture again, `--json` prints one line as benchmarks do.
+`python -m tests.map` prints them, `--write` writes the table again, `--json` prints one line as benchmarks do.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def purpose(part: str) -> str:
     return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
-def picture() -> Iterator[str]:
-    """Yield the lines of the picture: a table of the folders of kaas from top to bottom, and what each imports."""
+def folder_table() -> Iterator[str]:
+    """Yield the lines of the table of the folders of kaas from top to bottom, and what each imports."""
     yield "| folder | files | what | imports |"
     yield "| --- | --- | --- | --- |"
     for part, members in reversed(parts().items()):
@@ -181,23 +181,23 @@ def picture() -> Iterator[str]:
 
 
 def page(text: str) -> str:
-    """Return the page with the picture as it is to be."""
+    """Return the page with the table as it is to be."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([before + BEGIN, *picture(), END + after])
+    return "\n".join([before + BEGIN, *folder_table(), END + after])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line, as benchmarks print it")
-    parser.add_argument("--write", action="store_true", help="draw the picture in docs/architecture.md again")
+    parser.add_argument("--write", action="store_true", help="write the table in docs/architecture.md again")
     options = parser.parse_args()
     if options.write:
         PAGE.write_text(page(PAGE.read_text()))
     found = cycles({name: imports(name) for name in MODULES})
     count = files_per_folder()
     if not options.json:
-        print(*picture(), sep="\n")
+        print(*folder_table(), sep="\n")
         print(
             *(
                 f"{sum(lines(MODULES[member]) for member in members):6} lines {part}"

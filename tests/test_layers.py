@@ -157,7 +157,7 @@ def test_few_public_class_names_occur_in_two_distributions() -> None:
     assert {name for name, count in users.items() if count > 1} <= SHARED_CLASS_NAMES
 
 
-def test_the_picture_is_of_the_code() -> None:
+def test_the_table_of_folders_is_of_the_code() -> None:
     assert page(PAGE.read_text()) == PAGE.read_text(), "`make map` draws it again"
 
 

@@ -1,4 +1,4 @@
-"""When requests of an open loop arrive: endless or finite series of seconds since the beginning, in order."""
+"""Arrivals of requests of an open loop: endless or finite series of seconds since the beginning, in order."""
 
 from __future__ import annotations
 

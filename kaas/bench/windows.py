@@ -1,4 +1,4 @@
-"""When a measurement may end: its windows agree, or its queue grows and no steady value exists."""
+"""The end of a measurement: its windows agree, or its queue grows and no steady value exists."""
 
 from __future__ import annotations
 

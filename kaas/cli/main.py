@@ -31,7 +31,7 @@ app.command()(observe.usage)
 app.command()(observe.pardon)
 app.add_typer(keys.app, name="keys")
 app.add_typer(code.app, name="code")
-app.add_typer(serve.app, name="state")
+app.add_typer(serve.app, name="state", help="Check and copy the state folder of a server.")
 
 
 def _show_version(wanted: bool) -> None:

@@ -77,7 +77,7 @@ class CreditQueue:
         self._enter(call)
 
     def give(self, nbytes: int) -> None:
-        """Return credit that was taken and is not needed."""
+        """Give back credit that was taken and is not needed."""
         with self._receiver.lock:
             self._credit.give(nbytes)
         self.grant()

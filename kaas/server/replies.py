@@ -24,6 +24,7 @@ from kaas.errors import (
     StepFailed,
     UsageUnavailable,
 )
+from kaas.wire.error_codec import as_text
 from kaas.wire.protocol import Failure
 
 RETRY_S: dict[type[KaasError], float] = {QueueFull: 0.05, PoolStopped: 1.0, DeviceUnavailable: 1.0}
@@ -81,12 +82,12 @@ def message_of(error: KaasError) -> str:
     message = error.message[:LONGEST_MESSAGE]  # before the search: a client may cause it by a step
     if type(error) is KaasError or isinstance(error, FOREIGN_ERRORS):
         message = without_paths(message)
-    return _text(without_addresses(message) if isinstance(error, OF_DEVICES) else message)
+    return as_text(without_addresses(message) if isinstance(error, OF_DEVICES) else message)
 
 
 def without_paths(text: str) -> str:
     """Return a text with all paths hidden."""
-    return _text(_PATH.sub(rf"\g<option>{HIDDEN}", text) if "/" in text else text)
+    return as_text(_PATH.sub(rf"\g<option>{HIDDEN}", text) if "/" in text else text)
 
 
 def without_addresses(text: str) -> str:
@@ -112,16 +113,12 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
         case None | bool() | float() | bytes():
             return value
         case str():
-            return _text(value[:LONGEST_MESSAGE])
+            return as_text(value[:LONGEST_MESSAGE])
         case int():
             return value if -(2**63) <= value < 2**64 else str(value)
         case tuple() | list() if depth:
             return [plain(item, depth - 1) for item in value]
         case dict() if depth:
-            return {_text(str(key)): plain(item, depth - 1) for key, item in value.items()}
+            return {as_text(str(key)): plain(item, depth - 1) for key, item in value.items()}
         case _:
-            return _text(repr(value))
-
-
-def _text(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
+            return as_text(repr(value))

@@ -54,7 +54,7 @@ def _encoded(error: KaasError, causes: int) -> _Encoded:
         above = error.__cause__
         cause = _encoded(above, causes - 1) if isinstance(above, KaasError) else sealed_cause(error)
     classes = [(base.__module__, base.__qualname__) for base in cls.__mro__ if issubclass(base, KaasError)]
-    return _Encoded(classes, _text(error.message), fields, cause)
+    return _Encoded(classes, as_text(error.message), fields, cause)
 
 
 def _carried(value: Any, depth: int = DEPTH_AT_MOST) -> Any:
@@ -66,10 +66,10 @@ def _carried(value: Any, depth: int = DEPTH_AT_MOST) -> Any:
         case dict() if depth:
             return {_carried(key, 0): _carried(item, depth - 1) for key, item in value.items()}
         case str():
-            return _text(value)
+            return as_text(value)
         case int() if not -(2**63) <= value < 2**64:
             return _shown(value)
-    return value if type(value) in _PLAIN else _text(_shown(value))
+    return value if type(value) in _PLAIN else as_text(_shown(value))
 
 
 def _shown(value: Any) -> str:
@@ -79,7 +79,7 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
 
 
-def _text(text: str) -> str:
+def as_text(text: str) -> str:
     """Return the text as UTF-8 can carry it: a file's name may hold bytes that are no text."""
     return text.encode(errors="backslashreplace").decode()
 

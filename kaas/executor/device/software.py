@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import softgpu
 from kaas.config import SOFTWARE_GPU_BYTES, Device
 from kaas.errors import DeviceUnavailable, InvalidConfig
-from softgpu import build
 
 
 def check(device: Device) -> None:
@@ -51,16 +49,6 @@ def prepare() -> None:
     """
     with unavailable():
         softgpu.prepare()
-
-
-def driver_library() -> Path:
-    """Return the path of the software GPU's driver library, which is compiled if it is not there.
-
-    Raises:
-        DeviceUnavailable: no C compiler.
-    """
-    with unavailable():
-        return build.build()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from kaas.wire.trace_context import TraceContext
 
 
 class RequestState(Enum):
-    """Where a request of the pool is between its arrival and its end."""
+    """The place of a request of the pool between its arrival and its end."""
 
     WAITING = "waiting"
     """In the queue; its inputs do not exist yet."""
