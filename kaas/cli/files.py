@@ -35,7 +35,7 @@ Outcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]
 
 def inspect(file: GivenFile) -> None:
     """Show a kTask (its kernels, what they read and write, its buffers) or a model (its variants and kernels)."""
-    match _load(file):
+    match load_file(file):
         case KTask() as task:
             print(draw.text(task))
         case CompiledModel() as model:
@@ -46,7 +46,7 @@ def check(file: GivenFile) -> None:
     """Check a kTask, or all of a model's, against the code images and this machine's first device, without running."""
     from kaas.executor import local
 
-    loaded = _load(file)
+    loaded = load_file(file)
     for task in (loaded,) if isinstance(loaded, KTask) else (variant.task for variant in loaded.variants):
         local.check(task)
         counts = f"{len(task.kernels)} kernels, {len(task.libraries)} libraries"
@@ -65,16 +65,16 @@ def run(
     profile: Annotated[bool, typer.Option("--profile", help="kernel by kernel, without the graph")] = False,
 ) -> None:
     """Run a kTask or a model, and print how long its stages, or its kernels, took."""
-    loaded = _load(file)
+    loaded = load_file(file)
     taken = loaded.inputs if isinstance(loaded, CompiledModel) else tuple(buffer.name for buffer in loaded.inputs)
-    arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input", taken).items()}
-    scalar_texts = _pairs(scalars, "--scalar")
+    arrays = {name: _read(Path(path)) for name, path in pairs_of(inputs, "--input", taken).items()}
+    scalar_texts = pairs_of(scalars, "--scalar")
     if isinstance(loaded, CompiledModel):
         if scalar_texts:
             raise InvalidRequest(f"model {loaded.name!r} has no scalars", scalar=next(iter(scalar_texts)))
         outcome = (_model_here if local else _model_on_ray)(loaded, arrays, profile)
     else:
-        values = {name: _scalar(loaded, name, text) for name, text in scalar_texts.items()}
+        values = {name: scalar_value(loaded, name, text) for name, text in scalar_texts.items()}
         outcome = (_task_here if local else _task_on_ray)(loaded, arrays, values, profile)
     _print(outcome, output)
 
@@ -82,7 +82,7 @@ def run(
 # --- reading
 
 
-def _load(path: Path) -> KTask | CompiledModel:
+def load_file(path: Path) -> KTask | CompiledModel:
     """Return the kTask or model of a file, by its content."""
     if model_file.is_model(path):
         return CompiledModel.load(path)
@@ -95,7 +95,7 @@ def _load(path: Path) -> KTask | CompiledModel:
     return KTask.from_json(data)
 
 
-def _pairs(entries: Sequence[str] | None, option: str, names: Sequence[str] = ()) -> dict[str, str]:
+def pairs_of(entries: Sequence[str] | None, option: str, names: Sequence[str] = ()) -> dict[str, str]:
     """Return the values of an option by name. names: if there is only one, the option may leave it out."""
     pairs = {}
     for entry in entries or ():
@@ -122,7 +122,7 @@ def _read(path: Path) -> Any:
         raise InvalidRequest(f"cannot read {path}: {error}") from error
 
 
-def _scalar(task: KTask, name: str, text: str) -> Any:
+def scalar_value(task: KTask, name: str, text: str) -> Any:
     """Return a text as a value of the scalar's kind. The run checks names and ranges."""
     kind = task.scalars.get(name, "")
     try:

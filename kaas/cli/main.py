@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kaas import __version__
-from kaas.cli import code, compiling, files, keys, observe, policies, serve
+from kaas.cli import bench, code, compiling, files, keys, observe, policies, serve
 from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -22,6 +22,7 @@ for command in (files.inspect, files.check, files.run):
     app.command()(command)
 app.command("compile")(compiling.compile_model)
 app.command()(serve.serve)
+app.command()(bench.bench)
 app.command()(observe.status)
 app.command()(observe.stats)
 app.command()(policies.simulate)

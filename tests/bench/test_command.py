@@ -1,0 +1,73 @@
+"""`kaas bench` measures what a service does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import scale_task
+from tests.server.conftest import Serve, serve
+
+__all__ = ["serve"]
+
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    path = tmp_path / "task.json"
+    path.write_text(scale_task(name="scaling").to_json())
+    return path
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "kaas.cli", "bench", *arguments, "--window", "0.05", "--limit", "1"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def measured(*arguments: str) -> list[dict[str, Any]]:
+    ended = bench(*arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: list[dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
+    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
+    one, two, far = measured(str(task_file), *own, "--concurrency", "1,2", "--rate", "1000000")
+    assert [one["load"], two["load"], far["load"]] == ["concurrency 1", "concurrency 2", "rate 1e+06/s"]
+    for each in (one, two):
+        assert each["errors"] == {}
+        assert each["requests"] > 0
+        assert 0 < each["p50_ms"] <= each["p99_ms"] <= each["p99.9_ms"]
+    assert far["state"] != "stable"  # no service reaches this rate
+
+
+def test_a_server(serve: Serve, task_file: Path) -> None:
+    server = serve(insecure=True)
+    (found,) = measured(str(task_file), "--server", server.endpoint, "--scalar", "factor=3")
+    assert found["requests"] > 0
+    assert found["errors"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "fast"), "--rate takes numbers"),
+        (("--concurrency", "0"), "--concurrency takes positive numbers"),
+        (("--concurrency", "2.5"), "--concurrency takes whole numbers"),
+    ],
+)
+def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[str, ...], message: str) -> None:
+    ended = bench(str(task_file), *arguments)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
