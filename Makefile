@@ -56,7 +56,7 @@ test-all: libs ## every test; a soak; images and programs by the thousand
 	@$(MAKE) --no-print-directory fuzz
 	@$(BIN)/python -m benchmarks.soak --minutes 2
 
-wheel: $(VENV)/.dev ## KaaS' own wheel in dist/, in seconds; it is enough where pools have NVIDIA GPUs only
+wheel: $(VENV)/.dev ## KaaS' own wheel in dist/; an installation needs softgpu's too
 	@$(BIN)/hatchling build -t wheel -d dist
 
 dist: setup wheel ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
