@@ -56,11 +56,11 @@ test-all: libs ## every test; a soak; images and programs by the thousand
 	@$(MAKE) --no-print-directory fuzz
 	@$(BIN)/python -m benchmarks.soak --minutes 2
 
-wheel: $(VENV)/.dev ## KaaS' own wheel in dist/; an installation needs softgpu's too
+wheel: $(VENV)/.run ## the wheels that an installation needs, in dist/: KaaS, and softgpu with its driver library, for machines without a C compiler
 	@$(BIN)/hatchling build -t wheel -d dist
-
-dist: setup wheel ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
 	@cd softgpu && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
+
+dist: setup wheel ## all wheels, in dist/: also kaas-gpu-tvm, and kaas-gpu-blas with its kernels
 	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@$(BIN)/python -m cutlass_blas build
 	@cd $(BLAS) && KAAS_BLAS_PACK=core $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)

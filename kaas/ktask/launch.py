@@ -78,8 +78,8 @@ def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
         return known.get(name, KernelSignature(name, name))
     mangled = [symbol for symbol in symbols if symbol.startswith(mangled_start(name))]
     if len(mangled) != 1:
-        template = name if "<" in name else f"{name}<float>"
-        missing = f"; if it is a template, from_cuda makes a kernel of it that is named: names=[{template!r}]"
+        instance = name if "<" in name else f"{name}<...>"
+        missing = f"; a template has only the kernels that from_cuda(names=[{instance!r}]) or its code instantiates"
         raise unknown(library.library, name, [*symbols, *(entry.name for entry in library.entries)], missing)
     return known.get(mangled[0], KernelSignature(mangled[0], name))
 

@@ -67,12 +67,10 @@ def test_names_instantiate_templates() -> None:
     assert all(symbol in ptx_of(library) for symbol in symbols.values())
 
 
-@pytest.mark.parametrize(("asked", "hint"), [("scale", "scale<float>"), ("scale<double>", "scale<double>")])
+@pytest.mark.parametrize(("asked", "hint"), [("scale", "scale<...>"), ("scale<double>", "scale<double>")])
 def test_a_template_without_instances_names_the_way_to_one(asked: str, hint: str) -> None:
     library = kaas.Library.from_cuda(SOURCE, options=TWICE)
-    with pytest.raises(
-        UnknownSymbol, match=re.escape(f"from_cuda makes a kernel of it that is named: names=['{hint}']")
-    ):
+    with pytest.raises(UnknownSymbol, match=re.escape(f"from_cuda(names=['{hint}'])")):
         library.kernel(asked, grid=1, block=32, args=[])
 
 
