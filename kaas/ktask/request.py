@@ -162,7 +162,7 @@ def check_fit(
         return
     if buffer.dtype != "uint8" and dtype not in (None, buffer.dtype):
         raise WrongDtype(
-            f"input {buffer.name!r} is {buffer.dtype}, not {dtype}",
+            f"input {buffer.name!r} takes {buffer.dtype}, not {dtype}",
             buffer=buffer.name,
             expected=buffer.dtype,
             given=dtype,

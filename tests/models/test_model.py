@@ -64,7 +64,7 @@ def with_output(name: str) -> kaas.Variant:
         (lambda: kaas.CompiledModel("m", [], {}), "one or more kaas.Variant"),
         (lambda: kaas.CompiledModel("m", [variant(1)], {}), r"reads 'w' \(float32\[4, 2\]\), which is neither"),
         (lambda: kaas.CompiledModel("m", [variant(1)], {"w": WEIGHTS[:3]}), "'w' has 32 bytes .* given: 24"),
-        (lambda: kaas.CompiledModel("m", [variant(1)], {"w": WEIGHTS.view(np.int32)}), "'w' is float32, not int32"),
+        (lambda: kaas.CompiledModel("m", [variant(1)], {"w": WEIGHTS.view(np.int32)}), "'w' takes float32, not int32"),
         (lambda: kaas.CompiledModel("m", [variant(1)], {"w": [1.0]}), "no array of numbers"),  # type: ignore[dict-item]
         (lambda: kaas.CompiledModel("m", [variant(1)], {"w": WEIGHTS.astype(">f4")}), "no array of numbers"),
         (lambda: kaas.CompiledModel("m", [variant(1)], {"w": WEIGHTS, "b": WEIGHTS}), "no variant reads constant 'b'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import softgpu
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kaas.executor.device.device import OpenDevice
+    from kaas.executor.device.streams import Stream
 
 
 def on_host(name: str, value: Any) -> Any:
@@ -55,14 +58,8 @@ def at_rest(name: str, value: Any, device: OpenDevice) -> Any:
         case None:
             return value
         case device.ordinal:
-            with device.context:
-                stream = device.stream()
-                try:
-                    tensor = tensor_of(name, value, stream.number)
-                    stream.synchronize()
-                finally:
-                    stream.close()
-            return tensor
+            with _reader(device) as stream:
+                return tensor_of(name, value, stream.number)
     return on_host(name, value)
 
 
@@ -73,15 +70,22 @@ def _copied(name: str, value: Any, ordinal: int) -> tuple[Tensor, np.ndarray[Any
 
     device = open_device("software" if softgpu.loaded_devices() else "gpu", ordinal)
     try:
-        with device.context:
-            stream = device.stream()
-            try:
-                tensor = tensor_of(name, value, stream.number)
-                data = np.empty(tensor.nbytes, np.uint8)
-                stream.copy_out(data, tensor.address, tensor.nbytes)
-                stream.synchronize()
-            finally:
-                stream.close()
+        with _reader(device) as stream:
+            tensor = tensor_of(name, value, stream.number)
+            data = np.empty(tensor.nbytes, np.uint8)
+            stream.copy_out(data, tensor.address, tensor.nbytes)
     finally:
         device.close()
     return tensor, data
+
+
+@contextmanager
+def _reader(device: OpenDevice) -> Iterator[Stream]:
+    """Give a new stream, whose work has ended afterwards."""
+    with device.context:
+        stream = device.stream()
+        try:
+            yield stream
+            stream.synchronize()
+        finally:
+            stream.close()
