@@ -93,6 +93,11 @@ class Load:
             if completed is not None:
                 yield completed
 
+    def lost(self, timeout_s: float) -> int:
+        """Drain, and return the number of requests that ended with an error, or did not end in timeout_s seconds."""
+        failed = sum(completed.error is not None for completed in self.drain(timeout_s))
+        return failed + self.outstanding
+
     def _request(self, due_s: float) -> None:
         number, sent_s = self.sent, perf_counter()
         self.sent += 1

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kaas.bench.windows import Stability
 from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
+from kaas.cli.observe import print_whole
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
 if TYPE_CHECKING:
+    from kaas.bench.load import Completion, Load
     from kaas.bench.measure import Measurement
+
+Loop = tuple[str, bool, Callable[["Load"], Iterator["Completion | None"]]]
 
 DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
@@ -58,49 +61,33 @@ def bench(
     """
     import msgspec
 
-    from kaas.bench import arrivals as series
     from kaas.bench.load import Load
     from kaas.bench.measure import measure
-    from kaas.bench.payloads import payload
 
     loaded = load_file(file)
-    inputs: dict[str, Any]
-    if isinstance(loaded, CompiledModel):
-        inputs = dict(payload(loaded.variants[0].inputs))
-        if scalars:
-            raise InvalidRequest(f"model {loaded.name!r} has no scalars")
-    else:
-        inputs = dict(payload(loaded.inputs))
-        given = pairs_of(scalars, "--scalar")
-        inputs |= {each: scalar_value(loaded, each, text) for each, text in given.items()}
-    outstanding = _numbers(concurrency or (None if rate else "1"), "--concurrency", int)
-    rates = _numbers(rate, "--rate", float)
-    make = {Arrivals.POISSON: series.poisson, Arrivals.CONSTANT: series.constant}[arrivals]
-    rows: list[tuple[str, Measurement]] = []
+    inputs, loops = _inputs(loaded, scalars), _loops(concurrency, rate, arrivals)
+    rows: list[tuple[str, Measurement, int]] = []
     with _function(loaded, server, keys, name, ray) as function:
         function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
-        for title, count, per_s in [
-            *((f"concurrency {count}", count, 0.0) for count in outstanding),
-            *((f"rate {per_s:g}/s", 0, per_s) for per_s in rates),
-        ]:
+        for title, open_loop, begin in loops:
             load = Load(lambda _: function.call(**inputs))
-            loop = load.closed(count) if count else load.opened(make(per_s))
-            found = measure(load, loop, open_loop=not count, window_s=window, limit_s=limit)
-            for _ in load.drain(DRAIN_S):
-                pass
-            rows.append((title, found))
+            found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit)
+            rows.append((title, found, load.lost(DRAIN_S)))
             if found.interrupted:
                 break
     if json:
-        print(msgspec.json.encode([{"load": title, **figures(found)} for title, found in rows]).decode())
+        print(msgspec.json.encode([{"load": title, **figures(found, lost)} for title, found, lost in rows]).decode())
     else:
         _show(rows)
-    if any(found.latencies.count == 0 for _, found in rows):
+    if any(found.latencies.count == 0 for _, found, _ in rows):
         raise typer.Exit(1)
 
 
-def figures(found: Measurement) -> dict[str, Any]:
-    """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None."""
+def figures(found: Measurement, lost: int) -> dict[str, Any]:
+    """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
+
+    lost: the number of requests that were under way at the end and got no result.
+    """
     latencies = found.latencies
     steady = found.stability is not Stability.UNSTABLE
     times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
@@ -111,6 +98,7 @@ def figures(found: Measurement) -> dict[str, Any]:
         **{f"{time}_ms": value * 1e3 if steady else None for time, value in times.items()},
         "late_ms": found.late_s * 1e3,
         "errors": found.errors,
+        "lost": lost,
         "seconds": sum(each.seconds for each in found.windows),
     }
 
@@ -139,6 +127,30 @@ def _function(
             program.shutdown()
 
 
+def _inputs(loaded: KTask | CompiledModel, scalars: Sequence[str] | None) -> dict[str, Any]:
+    """Return inputs for the smallest variant of a model, or for a kTask with its scalars."""
+    from kaas.bench.payloads import payload
+
+    if isinstance(loaded, CompiledModel):
+        if scalars:
+            raise InvalidRequest(f"model {loaded.name!r} has no scalars")
+        return {**payload(loaded.variants[0].inputs)}
+    given = pairs_of(scalars, "--scalar")
+    return {**payload(loaded.inputs), **{name: scalar_value(loaded, name, text) for name, text in given.items()}}
+
+
+def _loops(concurrency: str | None, rate: str | None, arrivals: Arrivals) -> list[Loop]:
+    """Return the title of each measurement, whether its queue may grow, and a function that begins its loop."""
+    from kaas.bench.arrivals import constant, poisson
+    from kaas.bench.load import Load
+
+    series = {Arrivals.POISSON: poisson, Arrivals.CONSTANT: constant}[arrivals]
+    counts = _numbers(concurrency or (None if rate else "1"), "--concurrency", int)
+    closed = [(f"concurrency {count}", False, partial(Load.closed, outstanding=count)) for count in counts]
+    rates = _numbers(rate, "--rate", float)
+    return [*closed, *((f"rate {each:g}/s", True, partial(Load.opened, arrivals=series(each))) for each in rates)]
+
+
 def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[Any]:
     """Return the numbers of an option, as in "1,4,16".
 
@@ -155,14 +167,19 @@ def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[
     return found
 
 
-def _show(rows: list[tuple[str, Measurement]]) -> None:
-    printed: list[tuple[str, Mapping[str, Any]]] = [(title, figures(found)) for title, found in rows]
-    columns = ("rate_per_s", "mean_ms", "sd_ms", *(key for key in printed[0][1] if key.startswith("p")), "requests")
+def _show(rows: list[tuple[str, Measurement, int]]) -> None:
+    printed: list[tuple[str, Mapping[str, Any]]] = [(title, figures(found, lost)) for title, found, lost in rows]
+    columns = (
+        "rate_per_s",
+        "mean_ms",
+        "sd_ms",
+        *(key for key in printed[0][1] if key.startswith("p")),
+        "requests",
+        "lost",
+    )
     table = Table("load", *columns, "state", "errors")
     for title, row in printed:
         numbers = ("-" if row[key] is None else f"{row[key]:.4g}" for key in columns)
         errors = ", ".join(f"{count} {kind}" for kind, count in row["errors"].items())
         table.add_row(title, *numbers, row["state"], errors)
-    console = Console(emoji=False)
-    needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
-    Console(width=max(console.width, needed), emoji=False).print(table)  # a truncated figure is wrong
+    print_whole(table)

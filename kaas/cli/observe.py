@@ -72,13 +72,13 @@ def stats(
 
 def _show(tables: Iterable[Shown]) -> None:
     for shown in tables:
-        _print_whole(shown.rich())
+        print_whole(shown.rich())
         styles = [None] * len(shown.notes) + ["red"] * len(shown.troubles)
         for line, style in zip(shown.below, styles, strict=True):
             console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
-def _print_whole(table: Table) -> None:
+def print_whole(table: Table) -> None:
     """Print a table in full width, since a truncated figure is wrong."""
     needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
     Console(width=max(console.width, needed), emoji=False).print(table)
@@ -163,7 +163,7 @@ def usage(
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    _print_whole(_table(found, by))
+    print_whole(_table(found, by))
 
 
 def pardon(

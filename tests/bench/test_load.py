@@ -121,3 +121,11 @@ def test_draining_gives_up_after_its_time(load: Load) -> None:
     list(load.opened(iter([0.0])))
     assert list(load.drain(0.0)) == []
     assert load.outstanding == 1
+
+
+def test_requests_that_get_no_result_are_lost(service: Service, load: Load) -> None:
+    next(load.closed(4))
+    service.futures[0].set_result("right")
+    service.futures[1].set_exception(QueueFull("too many"))
+    service.futures[2].cancel()
+    assert load.lost(0.01) == 3
