@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.errors import InvalidGraph
+from kaas.errors import InvalidGraph, UnknownSymbol
 from kaas.ktask.arguments import LIMIT, Argument, integers, items
 from kaas.ktask.images import Image
 from kaas.ktask.signature import KernelSignature, Parameter
@@ -77,10 +77,15 @@ def _entry(library: KnownLibrary, name: str | None) -> KernelSignature:
     if name in symbols or not symbols:
         return known.get(name, KernelSignature(name, name))
     mangled = [symbol for symbol in symbols if symbol.startswith(mangled_start(name))]
-    if len(mangled) != 1:
+    if len(mangled) > 1:
+        several = " and ".join(repr(known[symbol].name if symbol in known else symbol) for symbol in mangled)
+        message = f"library {library.library[:12]} has several kernels {name!r}: {several}; name one"
+        raise UnknownSymbol(message, library=library.library, symbol=name, kernel=name, near=tuple(mangled))
+    if not mangled:
+        names = [known[symbol].name if symbol in known else symbol for symbol in symbols]
         instance = name if "<" in name else f"{name}<...>"
         missing = f"; a template has only the kernels that from_cuda(names=[{instance!r}]) or its code instantiates"
-        raise unknown(library.library, name, [*symbols, *(entry.name for entry in library.entries)], missing)
+        raise unknown(library.library, name, names, missing)
     return known.get(mangled[0], KernelSignature(mangled[0], name))
 
 

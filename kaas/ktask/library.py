@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 from kaas.errors import CorruptImage, InvalidGraph
@@ -339,8 +340,8 @@ class Kernel:
         for position, argument in enumerate(args):
             if not isinstance(argument, ARGUMENTS):
                 raise InvalidGraph(
-                    f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, "
-                    "kaas.f32, … and buffers in In, Out or InOut",
+                    f"kernel {symbol!r}: argument {position} is {shortened(argument)}; wrap values in kaas.i32, "
+                    "kaas.f32, … and buffers in In, Out or InOut (the first argument is 0)",
                     kernel=symbol,
                 )
         shared = integer(shared_bytes)

@@ -57,7 +57,10 @@ def unknown(library: str, symbol: str, known: Iterable[str], missing: str = "") 
     missing: why the kernel may be missing, said where no kernel is similar.
     """
     known = sorted(known)
-    near = tuple(difflib.get_close_matches(symbol, known)) or tuple(name for name in known if symbol in name)
+    plain = {name: name.partition("<")[0] for name in known}  # a template's name is near to its kernels' names
+    close = difflib.get_close_matches(symbol.partition("<")[0], plain.values())
+    near = tuple(name for name in known if plain[name] in close)
+    near = near or tuple(name for name in known if symbol in name)
     if near:
         hint = f"did you mean {' or '.join(repr(name) for name in near)}?"
     else:

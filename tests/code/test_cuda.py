@@ -74,6 +74,14 @@ def test_a_template_without_instances_names_the_way_to_one(asked: str, hint: str
         library.kernel(asked, grid=1, block=32, args=[])
 
 
+def test_a_name_that_fits_no_kernel_or_several_names_the_kernels_as_the_source_does() -> None:
+    library = kaas.Library.from_cuda(SOURCE, names=["scale<float>", "scale<int>"], options=TWICE)
+    with pytest.raises(UnknownSymbol, match="several kernels 'scale': 'scale<float>' and 'scale<int>'; name one"):
+        library.kernel("scale", grid=1, block=32, args=[])
+    with pytest.raises(UnknownSymbol, match="did you mean 'scale<float>' or 'scale<int>'"):
+        library.kernel("scael", grid=1, block=32, args=[])
+
+
 def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:
     (tmp_path / "three.h").write_text("#define FACTOR 3.0f\n")
     source = f'#include "three.h"\n{SOURCE}'

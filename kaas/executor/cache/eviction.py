@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Protocol
 
 IN_USE_REQUESTS = 1024
-"""A function is in use until more requests than these have come since its last one."""
+"""A function whose last request lies further back than this number of requests is not in use any more."""
 
 
 class Eviction(Protocol):

@@ -27,7 +27,7 @@ async def serve(
     settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
 ) -> None:
     """Run a server until it ends by SIGTERM, SIGINT or a drain command. ready: called with the listener's endpoint;
-    devices may still be starting. reread: returns the current configuration, for SIGHUP.
+    the devices have started. reread: returns the current configuration, for SIGHUP.
 
     Raises:
         KaasError: the server cannot start.
@@ -41,7 +41,7 @@ async def serve(
     with state_folder(settings) as folder:
         with place.locked():
             if place.running() is not None:
-                raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
+                raise InvalidConfig(f"name: a pool {settings.name!r} runs on this machine already", field="name")
             check_ports(settings)  # before devices start
             machine = Machine(config, settings.executors_sandbox(folder))
             service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
