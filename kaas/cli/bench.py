@@ -79,7 +79,7 @@ def bench(
         print(msgspec.json.encode([{"load": title, **figures(found, lost)} for title, found, lost in rows]).decode())
     else:
         _show(rows)
-    if any(found.latencies.count == 0 for _, found, _ in rows):
+    if any((found.errors or lost) and not found.latencies.count for _, found, lost in rows):
         raise typer.Exit(1)
 
 

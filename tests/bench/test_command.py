@@ -29,7 +29,7 @@ def task_file(tmp_path: Path) -> Path:
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "kaas.cli", "bench", *arguments, "--window", "0.05", "--limit", "1"]
+    command = [sys.executable, "-m", "kaas.cli", "bench", *arguments, "--window", "0.2", "--limit", "3"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -42,13 +42,13 @@ def measured(*arguments: str) -> list[dict[str, Any]]:
 
 def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
     own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
-    one, two, far = measured(str(task_file), *own, "--concurrency", "1,2", "--rate", "1000000")
-    assert [one["load"], two["load"], far["load"]] == ["concurrency 1", "concurrency 2", "rate 1e+06/s"]
-    for each in (one, two):
+    found = measured(str(task_file), *own, "--concurrency", "1,2", "--rate", "20")
+    assert [each["load"] for each in found] == ["concurrency 1", "concurrency 2", "rate 20/s"]
+    for each in found:
+        assert each["lost"] == 0
         assert each["errors"] == {}
         assert each["requests"] > 0
         assert 0 < each["p50_ms"] <= each["p99_ms"] <= each["p99.9_ms"]
-    assert far["state"] != "stable"  # no service reaches this rate
 
 
 def test_a_server(serve: Serve, task_file: Path) -> None:

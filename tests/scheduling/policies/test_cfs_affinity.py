@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
@@ -252,10 +252,10 @@ def backlogged(world: World, weights: dict[str, float], costs: dict[str, list[fl
         world.finish(end[1], end[2])
 
 
-def had(world: World, client: str, costs: list[float]) -> float:
-    """Device seconds of the requests that were dispatched for a client."""
-    runs = sum(world.arrivals[dispatch.request].client == client for dispatch in world.dispatched)
-    return sum(itertools.islice(itertools.cycle(costs), runs))
+def had(world: World, client: str, costs: list[float], first: int = 0) -> float:
+    """Device seconds of the requests that were dispatched for a client, without the first of all dispatches."""
+    own = [world.arrivals[dispatch.request].client == client for dispatch in world.dispatched]
+    return sum(itertools.islice(itertools.cycle(costs), sum(own[:first]), sum(own)))
 
 
 COSTS = st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=3)
@@ -309,11 +309,13 @@ COSTS = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5)
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), COSTS, COSTS)
+@example(4, 1, [0.5], [2.0])
 def test_weights_two_to_one_give_two_to_one(devices: int, slots: int, double: list[float], single: list[float]) -> None:
+    """At first a client may be ahead by the penalty, once: the test above has the bound, and this one leaves it out."""
     world = idle(devices, slots=slots)
     costs = {"double": double, "single": single}
-    backlogged(world, {"double": 2.0, "single": 1.0}, costs, requests=1000)
-    ratio = had(world, "double", costs["double"]) / had(world, "single", costs["single"])
+    backlogged(world, {"double": 2.0, "single": 1.0}, costs, requests=1500)
+    ratio = had(world, "double", costs["double"], 500) / had(world, "single", costs["single"], 500)
     assert ratio == pytest.approx(2.0, rel=0.05)
 
 
