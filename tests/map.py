@@ -166,7 +166,7 @@ def purpose(part: str) -> str:
     """Return the first sentence of a folder's docstring."""
     path = DISTRIBUTIONS[part] / part if part in DISTRIBUTIONS else ROOT / part
     if not path.is_dir():
-        return "Public names, and modules that all folders need"
+        return "Public names, and modules that all folders need. Used by every process"
     docstring = ast.get_docstring(ast.parse((path / "__init__.py").read_text())) or ""
     return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
 

@@ -105,7 +105,8 @@ def run(size: Size | None = None, console: Console | None = None, *, ray: bool =
     console.print(_stage_table(stats), _cache_table(stats, status))
     total, wrong = sum(tally.right.values()) + sum(tally.wrong.values()), sum(tally.wrong.values())
     verdict = f"[red]{wrong} wrong[/]" if wrong else "[green]all equal to NumPy's[/]"
-    console.print(f"{total} results, {verdict}; start {started_s:.1f} s, in all {perf_counter() - began:.1f} s")
+    console.print(f"{total} results, {verdict} (the tables count those of the competition; the rest ended after it)")
+    console.print(f"start {started_s:.1f} s, in all {perf_counter() - began:.1f} s")
     return total > 0 and wrong == 0
 
 

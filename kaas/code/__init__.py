@@ -1,4 +1,4 @@
-"""Libraries out of kernels of other makers: CUDA C++, CuPy, Triton, numba-cuda. Runs in programs.
+"""Libraries of others' kernels: CUDA C++, CuPy, Triton, numba-cuda. Runs in programs; `providers` in executors too.
 
 `kaas.Library.from_cuda` and its like import these modules on use.
 """

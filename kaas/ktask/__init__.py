@@ -1,4 +1,1 @@
-"""The request: a graph of kernels with its buffers, their libraries, and their encodings.
-
-Pure values; used by every process.
-"""
+"""The request, as values: kernels with their buffers, libraries, and encodings. Used by every process."""

@@ -52,7 +52,7 @@ def complete(
             f"kernel {entry.name!r}: its library does not know the block; pass block=...", kernel=entry.symbol
         )
     shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes) or 0
-    blocks, threads = extent(entry.symbol, "grid", grid), extent(entry.symbol, "block", block)
+    blocks, threads = extent(entry.symbol, entry.name, "grid", grid), extent(entry.symbol, entry.name, "block", block)
     scratch = [part.argument(entry.symbol, math.prod(blocks)) for part in entry.scratch]
     return CompletedLaunch(entry.symbol, blocks, threads, [*_arguments(entry, args), *scratch], shared_bytes)
 
@@ -139,8 +139,8 @@ def _names(parameters: tuple[Parameter, ...]) -> str:
     return ", ".join(parameter.name for parameter in parameters) or "none"
 
 
-def extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    """Return one to three positive integers as three.
+def extent(symbol: str, shown: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return one to three positive integers as three. `shown` is the kernel's name for users.
 
     Raises:
         InvalidGraph: the value is no such extent.
@@ -153,6 +153,6 @@ def extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int
         return value, 1, 1
     given = integers(value) or ()
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
-        raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)
+        raise InvalidGraph(f"kernel {shown!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)
     x, y, z = given + (1,) * (3 - len(given))
     return x, y, z

@@ -26,7 +26,7 @@ from kaas.ktask.arguments import (
 )
 from kaas.ktask.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, Provided, check
 from kaas.ktask.launch import KnownLibrary, complete, extent
-from kaas.ktask.signature import KernelSignature
+from kaas.ktask.signature import KernelSignature, shown_name
 
 __all__ = ["PTX_COMMENT_OR_STRING", "Image", "Kernel", "Library"]
 
@@ -311,7 +311,7 @@ class Kernel:
 
     Args:
         library: the code image set that holds the kernel.
-        symbol: its name there (mangled, for C++).
+        symbol: its name there (mangled, for C++; `Library.kernel` takes the C++ name).
         grid, block: blocks, and threads in a block, in up to three dimensions; an int is one dimension.
         args: in the kernel's own order.
         shared_bytes: dynamic shared memory of each block.
@@ -336,22 +336,23 @@ class Kernel:
         if not isinstance(library, Library):
             raise InvalidGraph(f"kernel {symbol!r}: library is a kaas.Library, not {library!r}", kernel=str(symbol))
         check_name("a kernel's symbol", symbol)
-        args = tuple(args) if isinstance(args, _LISTS) else items(f"kernel {symbol!r}", args)
+        shown = shown_name(library.entries, symbol)
+        args = tuple(args) if isinstance(args, _LISTS) else items(f"kernel {shown!r}", args)
         for position, argument in enumerate(args):
             if not isinstance(argument, ARGUMENTS):
                 raise InvalidGraph(
-                    f"kernel {symbol!r}: argument {position} is {shortened(argument)}; wrap values in kaas.i32, "
+                    f"kernel {shown!r}: argument {position} is {shortened(argument)}; wrap values in kaas.i32, "
                     "kaas.f32, … and buffers in In, Out or InOut (the first argument is 0)",
                     kernel=symbol,
                 )
         shared = integer(shared_bytes)
         if shared is None or shared < 0:
-            raise InvalidGraph(f"kernel {symbol!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
+            raise InvalidGraph(f"kernel {shown!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
         put = object.__setattr__
         put(self, "library", library)
         put(self, "symbol", symbol)
-        put(self, "grid", extent(symbol, "grid", grid))
-        put(self, "block", extent(symbol, "block", block))
+        put(self, "grid", extent(symbol, shown, "grid", grid))
+        put(self, "block", extent(symbol, shown, "block", block))
         put(self, "args", args)
         put(self, "shared_bytes", shared)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,11 @@ class KernelSignature:
     shared_bytes: int | None = None
     parameters: tuple[Parameter, ...] | None = None
     scratch: tuple[ScratchParameter, ...] = ()
+
+
+def shown_name(entries: Iterable[KernelSignature], symbol: str) -> str:
+    """Return the name of a kernel for users: the compiler's, if one of the signatures has it, or else the symbol."""
+    return next((entry.name for entry in entries if entry.symbol == symbol), symbol)
 
 
 def _access(name: str, given: Any) -> Access:

@@ -1,4 +1,4 @@
-"""The request that runs next, and its worker: events in, decisions out.
+"""The request that runs next, and its worker: events in, decisions out. Runs in the pool and in the simulator.
 
-Runs in the pool's process, and in the simulator. Pure, but for `recording`, which writes and reads files.
+Pure, but for `recording`, which writes and reads files.
 """

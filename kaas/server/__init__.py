@@ -1,1 +1,2 @@
-"""`kaas serve`: sessions, invocations and stores of clients from outside. Runs in the server's process."""
+"""`kaas serve`: sessions, invocations and stores of clients from outside. Runs in the pool's
+process."""

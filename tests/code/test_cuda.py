@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda import pathfinder
 from cuda.bindings import nvrtc as bindings
 
 import kaas
 from kaas.code import nvrtc
-from kaas.errors import CompileFailed, InvalidTarget, UnknownSymbol
+from kaas.errors import ArgumentMismatch, CompileFailed, InvalidTarget, UnknownSymbol, UnsupportedCode
 
 SOURCE = """
 template <class T> __global__ void scale(T *values, int n) {
@@ -80,6 +81,28 @@ def test_a_name_that_fits_no_kernel_or_several_names_the_kernels_as_the_source_d
         library.kernel("scale", grid=1, block=32, args=[])
     with pytest.raises(UnknownSymbol, match="did you mean 'scale<float>' or 'scale<int>'"):
         library.kernel("scael", grid=1, block=32, args=[])
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_errors_of_a_launch_name_the_kernel_as_the_source_does() -> None:
+    library = kaas.Library.from_cuda(SOURCE, names=["scale<float>", "scale<int>"], options=TWICE)
+    x = kaas.Buffer("x", 32, "float32")
+    launch = library.kernel("scale<float>", grid=1, block=32, args=[kaas.InOut(x)])
+    with pytest.raises(ArgumentMismatch, match=r"^kernel 'scale<float>' takes 2 arguments, not 1") as raised:
+        kaas.run_local(kaas.KTask([launch], [x]), {"x": np.zeros(32, np.float32)}, device=kaas.Device("software"))
+    assert raised.value.symbol == "_Z5scaleIfEvPT_i"
+    named = kaas.Kernel(library, "scale<float>", 1, 32, [kaas.InOut(x)])
+    with pytest.raises(UnknownSymbol, match=r"library\.kernel\('scale<float>', \.\.\.\) takes C\+\+ names"):
+        kaas.run_local(kaas.KTask([named], [x]), {"x": np.zeros(32, np.float32)}, device=kaas.Device("software"))
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_code_for_other_devices_alone_says_how_to_add_ptx() -> None:
+    library = kaas.Library.from_cuda(SOURCE, "sm_90", options=TWICE)
+    x = kaas.Buffer("x", 32, "float32")
+    task = kaas.KTask([library.kernel("plain", grid=1, block=32, args=[kaas.InOut(x)])], [x])
+    with pytest.raises(UnsupportedCode, match=r'from_cuda\(source, arch="sm_80\+ptx"\) makes both'):
+        kaas.run_local(task, {"x": np.zeros(32, np.float32)}, device=kaas.Device("software"))
 
 
 def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:

@@ -34,11 +34,11 @@ class Eviction(Protocol):
         """
 
 
-class TwoSets:
-    """Least recently used, in two sets and a third for constants.
+class SegmentedLru:
+    """Least recently used, in three segments.
 
-    Objects that were used once leave first, then the rest, and last the constants of functions in use. In each set the
-    least recently used object leaves first. Objects that are used once thus cannot drive out objects that are used
+    Objects that were used once leave first, then the rest, and last the constants of functions in use. In each segment
+    the least recently used object leaves first. Objects that are used once thus cannot drive out objects that are used
     again (as in 2Q; T. Johnson, D. Shasha, 1994). Constants of functions that are not in use any more count among the
     rest.
     """
@@ -47,13 +47,13 @@ class TwoSets:
 
     def __init__(self) -> None:
         self._now = 0
-        self._once: dict[bytes, int] = {}  # each set, in this order: key -> number of the last request
+        self._once: dict[bytes, int] = {}  # each segment, in this order: key -> number of the last request
         self._again: dict[bytes, int] = {}
         self._bound: dict[bytes, int] = {}
         self._place: dict[bytes, dict[bytes, int]] = {}
 
     def used(self, keys: Iterable[bytes], constants: Collection[bytes] = ()) -> None:
-        """Put the objects at the end of their sets: of the constants, or of the objects used once or more often."""
+        """Put the objects at the end of their segments: of the constants, or of the objects used once or more often."""
         self._now += 1
         for key in keys:
             old = self._place.get(key)

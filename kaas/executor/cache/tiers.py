@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from kaas.executor.cache.eviction import Eviction, TwoSets
+from kaas.executor.cache.eviction import Eviction, SegmentedLru
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Tier(Generic[T]):
         self.reserved_bytes = 0
         self.values: dict[bytes, T] = {}
         self.sizes: dict[bytes, int] = {}
-        self._eviction: Eviction = eviction or TwoSets()
+        self._eviction: Eviction = eviction or SegmentedLru()
         self._left: dict[bytes, None] = {}
 
     def victims(

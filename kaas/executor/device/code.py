@@ -12,6 +12,11 @@ from kaas.errors import CorruptImage, KaasError, Unprovided, UnsupportedCode
 from kaas.executor.device.driver_errors import call, check
 from kaas.ktask.library import Image, Library
 
+_NO_PTX = (
+    "; the library has machine code alone. PTX beside it runs on newer GPUs and on the software GPU: "
+    'from_cuda(source, arch="sm_80+ptx") makes both'
+)
+
 
 def load(library: Library, device: Any, name: str) -> LoadedLibrary:
     """Load the first of the library's images that a device can run.
@@ -74,6 +79,8 @@ def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
     words = "; ".join(error.message for error in refusals)
     if all(isinstance(error, CorruptImage) for error in refusals):
         return CorruptImage(words, library=library.hash)
+    if all(image.kind == "cubin" for image in library.images):
+        words += _NO_PTX
     instructions = tuple(line for error in refusals for line in error.fields.get("instructions", ()))
     return UnsupportedCode(words, library=library.hash, instructions=instructions)
 

@@ -38,7 +38,8 @@ class LoadedKernels:
                 error.kernel, error.library = symbol, library.hash
                 raise
             if function is None:
-                raise unknown(library.hash, symbol, loaded.symbols())
+                cplusplus = f"; library.kernel({symbol!r}, ...) takes C++ names" if {*symbol} & {*"<:"} else ""
+                raise unknown(library.hash, symbol, loaded.symbols(), cplusplus)
             self._functions[key] = function
         return self._functions[key]
 

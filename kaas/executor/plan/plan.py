@@ -34,6 +34,7 @@ from kaas.ktask.arguments import (
 from kaas.ktask.dtypes import KIND_BYTES
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Image, Kernel
+from kaas.ktask.signature import shown_name
 
 Table = tuple[tuple[int, int], ...]
 """The entries of a table of pointers: (index of a buffer, offset in bytes)."""
@@ -261,12 +262,16 @@ def _tables(argument: Argument) -> Iterator[Pointers]:
 # --- checks
 
 
+def _shown(kernel: Kernel) -> str:
+    return f"kernel {shown_name(kernel.library.entries, kernel.symbol)!r}"
+
+
 def _check_arguments(kernel: Kernel, function: LoadedKernel) -> None:
     names = {"library": kernel.library.hash, "symbol": kernel.symbol, "kernel": kernel.symbol}
     expected, given = len(function.params), len(kernel.args)
     if expected != given:
         raise ArgumentMismatch(
-            f"kernel {kernel.symbol!r} takes {expected} arguments, not {given}",
+            f"{_shown(kernel)} takes {expected} arguments, not {given}",
             expected_count=expected,
             given_count=given,
             **names,
@@ -274,7 +279,7 @@ def _check_arguments(kernel: Kernel, function: LoadedKernel) -> None:
     for position, (argument, (_, nbytes)) in enumerate(zip(kernel.args, function.params, strict=True)):
         if argument_bytes(argument) != nbytes:
             raise ArgumentMismatch(
-                f"kernel {kernel.symbol!r}: argument {position} has {nbytes} bytes in the code, not "
+                f"{_shown(kernel)}: argument {position} has {nbytes} bytes in the code, not "
                 f"{argument_bytes(argument)} ({argument!r})",
                 argument=position,
                 expected_bytes=nbytes,
@@ -294,7 +299,7 @@ def _check_types(kernel: Kernel, images: tuple[Image, ...]) -> None:
         wrong = _as_address(argument, parameter.pointers) or _of_type(argument, parameter.type)
         if wrong is not None:
             raise ArgumentMismatch(
-                f"kernel {kernel.symbol!r}: argument {position}, {argument!r}, {wrong}",
+                f"{_shown(kernel)}: argument {position}, {argument!r}, {wrong}",
                 argument=position,
                 library=kernel.library.hash,
                 symbol=kernel.symbol,
@@ -340,7 +345,7 @@ def _check_limits(kernel: Kernel, function: LoadedKernel, limits: LaunchLimits, 
     for what, given, limit in bounds:
         if given > limit:
             raise LaunchLimit(
-                f"kernel {kernel.symbol!r}: {given} {what}; {device} allows {limit}",
+                f"{_shown(kernel)}: {given} {what}; {device} allows {limit}",
                 kernel=kernel.symbol,
                 device=device,
                 what=what,

@@ -21,8 +21,8 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies.fair_share import FairShare
+from kaas.scheduling.policies.reclaiming import Reclaiming, leaving_workers
 from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest, Rank, Serves, WorkerGroup, WorkerState
-from kaas.scheduling.policies.victims import Victims, leaving_workers
 
 FAILED_STARTS = 3
 """Workers in a row that may fail to start before a device is given up, or the requests of a group."""
@@ -49,7 +49,7 @@ class Placement:
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
-        self._victims = Victims(fair_share, self.usable, conserving=conserving)
+        self._reclaiming = Reclaiming(fair_share, self.usable, conserving=conserving)
         self.reserved: dict[int, WorkerState] = {}
         """Workers whose devices are reserved for other groups."""
         for partition in self.partitions:
@@ -320,12 +320,12 @@ class Placement:
         if not waiting and not partition.free:
             return
         if not partition.free and not self._conserving and not partition.shared_places:
-            largest = max((self._victims.relative(group) for group in partition.holding.values()), default=0.0)
-            waiting = [group for group in waiting if self._victims.smaller(group, largest)]
+            largest = max((self._reclaiming.relative(group) for group in partition.holding.values()), default=0.0)
+            waiting = [group for group in waiting if self._reclaiming.smaller(group, largest)]
         order = [(urgency(group, group.provided), group.born, group) for group in waiting if self.wants(group) > 0]
         heapq.heapify(order)
-        self._victims.exhausted = False
-        while order and not (self._victims.exhausted and not partition.free):
+        self._reclaiming.exhausted = False
+        while order and not (self._reclaiming.exhausted and not partition.free):
             group = heapq.heappop(order)[-1]
             if self._find(group) and self.wants(group) > 0:
                 heapq.heappush(order, (urgency(group, group.provided), group.born, group))
@@ -359,7 +359,7 @@ class Placement:
         if device is not None:
             self.start(group, device)
             return True
-        worker = self._victims.choose(group)
+        worker = self._reclaiming.choose(group)
         if worker is None:
             return False
         worker.device.reservation = group

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from kaas.executor.cache.eviction import TwoSets
+from kaas.executor.cache.eviction import SegmentedLru
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SimulatedMemory:
         self._sizes: dict[bytes, int] = {}
         self._ready_ps: dict[bytes, int] = {}
         self._used_bytes = 0
-        self._eviction = TwoSets()
+        self._eviction = SegmentedLru()
         self._running: Counter[bytes] = Counter()
 
     @property

@@ -153,9 +153,9 @@ class ServerListener:
         except zmq.ZMQError as error:
             self._keys = None
             self.close(0.0)
-            raise InvalidConfig(
-                f"no server can listen at {host}, port {port}: {error.strerror}", field="host"
-            ) from error
+            field = "listen.port" if error.errno == zmq.EADDRINUSE else "listen.host"
+            message = f"{field}: no server can listen at {host}, port {port}: {error.strerror}"
+            raise InvalidConfig(message, field=field) from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._connections.bound(self.endpoint)
 

@@ -242,6 +242,11 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
 void pool_take_back(const allocation *entry);
 void pools_release_locked(device *dev);
 
+/* --- where memory comes from (pages.c). bytes: a multiple of ALIGNMENT, the same for both */
+
+uintptr_t pages_take(size_t bytes); /* 0: the host has no memory left */
+void pages_free(uintptr_t base, size_t bytes);
+
 /* --- kernels (module.c, launch.c) */
 
 typedef struct variant { /* a kernel compiled for one block shape */
@@ -379,7 +384,7 @@ void faults_let_go(bool all); /* ends all hangs, or only the hangs of dying cont
 extern _Atomic bool strict;
 uint32_t strict_draw(uint32_t limit);
 void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
-void memory_free(uintptr_t base, size_t bytes);   /* to the C library, in strict mode later */
+void memory_free(uintptr_t base, size_t bytes);   /* pages_free, in strict mode later */
 CUresult pools_look(CUcontext ctx);               /* checks the freed blocks of all pools */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
 CUresult strict_look(CUcontext ctx); /* fails it if freed memory was written */

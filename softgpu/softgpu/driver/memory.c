@@ -210,7 +210,7 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
     if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(entry.ctx)) status = reserve(entry.dev, entry.reserved);
     TRY(status);
   }
-  entry.base = (uintptr_t)aligned_alloc(ALIGNMENT, entry.reserved);
+  entry.base = pages_take(entry.reserved);
   CUresult status = entry.base != 0 ? memory_add(&entry)
                                     : fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", entry.bytes);
   if (status != CUDA_SUCCESS) memory_give_back(&entry);

@@ -79,7 +79,7 @@ static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base, b
     REQUIRE(limit == 0 || pool->used + *bytes <= limit, CUDA_ERROR_OUT_OF_MEMORY,
             "%zu bytes wanted; of the pool's %zu bytes %zu are in use", *bytes, (size_t)limit, (size_t)pool->used);
     if (pool->dev != NULL) TRY(memory_reserve_locked(pool->dev, *bytes));
-    *base = (uintptr_t)aligned_alloc(ALIGNMENT, *bytes);
+    *base = pages_take(*bytes);
     if (*base == 0) {
       if (pool->dev != NULL) pool->dev->used_bytes -= *bytes;
       return fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", *bytes);

@@ -90,7 +90,7 @@ CUresult strict_look(CUcontext ctx) {
 
 static void let_go(void *base, size_t bytes) {
   race_forget((uintptr_t)base, bytes);
-  free(base);
+  pages_free((uintptr_t)base, bytes);
 }
 
 static void drop_oldest_locked(void) {
@@ -104,7 +104,7 @@ static void drop_oldest_locked(void) {
 
 void memory_free(uintptr_t base, size_t bytes) {
   if (base == 0 || !atomic_load_explicit(&strict, memory_order_relaxed)) {
-    free((void *)base);
+    pages_free(base, bytes);
     return;
   }
   if (bytes > KEPT_BYTES) {

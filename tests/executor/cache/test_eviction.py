@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.cache.eviction import IN_USE_REQUESTS, TwoSets
+from kaas.executor.cache.eviction import IN_USE_REQUESTS, SegmentedLru
 
 SIZES = {bytes([key]): 10 for key in range(256)}
 KEYS = st.integers(0, 6).map(lambda key: bytes([key]))
 
 
-def after(*requests: bytes, constants: bytes = b"") -> TwoSets:
+def after(*requests: bytes, constants: bytes = b"") -> SegmentedLru:
     """Return a policy that has noted these requests; each byte is the key of an object."""
-    eviction = TwoSets()
+    eviction = SegmentedLru()
     for request in requests:
         eviction.used(keys(request), keys(constants))
     return eviction
@@ -23,7 +23,7 @@ def keys(request: bytes) -> tuple[bytes, ...]:
     return tuple(bytes([key]) for key in request)
 
 
-def order(eviction: TwoSets, count: int) -> bytes:
+def order(eviction: SegmentedLru, count: int) -> bytes:
     return b"".join(eviction.victims(10 * count, SIZES, ()) or ())
 
 
@@ -74,7 +74,7 @@ def test_an_object_that_is_loaded_again_counts_as_new() -> None:
 def test_asking_changes_nothing_and_takes_no_more_than_needed(
     requests: list[set[bytes]], constants: set[bytes], kept: set[bytes], needed_bytes: int
 ) -> None:
-    eviction = TwoSets()
+    eviction = SegmentedLru()
     for request in requests:
         eviction.used(sorted(request), constants)
     there = set().union(*requests)

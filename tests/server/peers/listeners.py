@@ -36,7 +36,7 @@ class Open:
         received: in order. gone: channels that have ended. on_receive: is called too. faults: errors out of it.
     """
 
-    def __init__(self, keys: Keys | None, host: str = LOCAL, **limits: Any) -> None:
+    def __init__(self, keys: Keys | None, host: str = LOCAL, port: int = 0, **limits: Any) -> None:
         self.received: queue.Queue[tuple[ServerChannel, list[Any]]] = queue.Queue()
         self.gone: queue.Queue[ServerChannel] = queue.Queue()
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -48,7 +48,7 @@ class Open:
         server = None if keys is None else keys.server
         try:
             self.listener = self.do(
-                lambda: ServerListener(self.loop, host, 0, keys, server, self._receive, gone=self.gone.put, **limits)
+                lambda: ServerListener(self.loop, host, port, keys, server, self._receive, gone=self.gone.put, **limits)
             )
         except BaseException:
             self._end()

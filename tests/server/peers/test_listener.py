@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -560,8 +561,17 @@ def test_places_on_loopback(host: str) -> None:
 
 def test_a_listener_at_an_unusable_address_is_refused(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
     for host in ("192.0.2.1", "no such place"):
-        with pytest.raises(InvalidConfig, match="no server can listen at"):
+        with pytest.raises(InvalidConfig, match=r"listen\.host: no server can listen at"):
             Open(Keys(folder), host)
+
+
+def test_a_listener_at_a_port_in_use_names_the_port(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InvalidConfig, match=r"listen\.port: no server can listen at 127\.0\.0\.1, port") as raised:
+            Open(Keys(folder), "127.0.0.1", port=other.getsockname()[1])
+    assert raised.value.field == "listen.port"
 
 
 def test_the_last_message_before_a_close_arrives(alice: OwnKeys, folder: Path) -> None:

@@ -9,8 +9,8 @@ from kaas.scheduling.policies.fair_share import NO_CLIENT, FairShare
 from kaas.scheduling.policies.state import DeviceState, WorkerGroup, WorkerState
 
 
-class Victims:
-    """Chooses workers that give up their devices; changes nothing.
+class Reclaiming:
+    """Chooses workers whose devices go to waiting groups; changes nothing.
 
     Fields:
         exhausted: `choose` found no worker because all devices are reserved: no group has a device to give now.
