@@ -42,6 +42,7 @@ ORDER = (
     ("server",),
     ("kernels", "remote"),
     ("bench",),
+    ("papers",),
     ("cli",),
 )
 """Folders and modules of kaas from the bottom up: each imports its own level and those below."""

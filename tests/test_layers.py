@@ -30,7 +30,7 @@ from tests.map import (
 ROOT = Path(__file__).parent.parent
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "softgpu.runtime_calls"},
+    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "kaas.papers.etasks", "softgpu.runtime_calls"},
     "ray": {
         "kaas.api.dag",
         "kaas.api.ray_session",

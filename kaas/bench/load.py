@@ -21,7 +21,12 @@ TICK_S = 0.1
 """Longest time without a yield: the caller may want to stop while no request ends."""
 
 Send = Callable[[int], "Future[Any]"]
-"""Sends the request of a number, counted from 0, and returns its future. Raises a KaasError for a refused request."""
+"""Sends a request and returns its future. Its argument is the number of the caller in a closed loop, and of the request
+in an open one, both counted from 0. Raises a KaasError for a refused request."""
+
+
+Check = Callable[[int, Any], object]
+"""Checks a result, after the number that its request was sent with. Raises a KaasError for a wrong one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,9 @@ class Completion:
     """The end of a request. Times are seconds of `time.perf_counter`.
 
     Fields:
-        number: of the request. due_s: when it should be sent; in a closed loop, when it is. sent_s: when it was sent.
-        ended_s: when its future ended. error: why it failed; None for a result. value: the result.
+        number: that the request was sent with. due_s: when it should be sent; in a closed loop, when it is.
+        sent_s: when it was sent. ended_s: when its future ended. error: why it failed, or the result is wrong; None for
+        a right result. value: the result.
     """
 
     number: int
@@ -53,23 +59,25 @@ class Load:
         sent: the number of requests. outstanding: those without an end.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, check: Check | None = None) -> None:
+        """Take the function that sends a request, and one that checks its result."""
+        self._send, self._check = send, check
         self._ends: SimpleQueue[Completion] = SimpleQueue()
+        self._under_way: set[Future[Any]] = set()
         self.sent = 0
         self.outstanding = 0
 
     def closed(self, outstanding: int) -> Iterator[Completion | None]:
-        """Keep so many requests outstanding: each end sends the next. Yield each end, and None when none comes.
+        """Be so many callers, each with one request outstanding. Yield each end, and None when none comes.
 
         The loop has no end of its own: the caller stops to iterate, and calls `drain`.
         """
-        for _ in range(outstanding):
-            self._request(perf_counter())
+        for caller in range(outstanding):
+            self._request(caller, perf_counter())
         while True:
             completed = self._end(TICK_S)
             if completed is not None:
-                self._request(perf_counter())
+                self._request(completed.number, perf_counter())
             yield completed
 
     def opened(self, arrivals: Iterator[float]) -> Iterator[Completion | None]:
@@ -78,11 +86,11 @@ class Load:
         The loop ends with the last arrival; `drain` yields what is outstanding then.
         """
         began_s = perf_counter()
-        for arrival_s in arrivals:
+        for number, arrival_s in enumerate(arrivals):
             due_s = began_s + arrival_s
             while (left_s := due_s - perf_counter()) > 0:
                 yield self._end(min(left_s, TICK_S))
-            self._request(due_s)
+            self._request(number, due_s)
             yield self._end(0)  # also if the loop is late, so that its caller can stop it
 
     def drain(self, timeout_s: float) -> Iterator[Completion]:
@@ -93,13 +101,18 @@ class Load:
             if completed is not None:
                 yield completed
 
+    def cancel(self) -> None:
+        """Cancel the outstanding requests. Each still has its end, which `drain` yields."""
+        for future in tuple(self._under_way):
+            future.cancel()
+
     def lost(self, timeout_s: float) -> int:
         """Drain, and return the number of requests that ended with an error, or did not end in timeout_s seconds."""
         failed = sum(completed.error is not None for completed in self.drain(timeout_s))
         return failed + self.outstanding
 
-    def _request(self, due_s: float) -> None:
-        number, sent_s = self.sent, perf_counter()
+    def _request(self, number: int, due_s: float) -> None:
+        sent_s = perf_counter()
         self.sent += 1
         self.outstanding += 1
         try:
@@ -107,15 +120,19 @@ class Load:
         except KaasError as error:  # a refusal is an end like others
             self._ends.put(Completion(number, due_s, sent_s, perf_counter(), error))
         else:
+            self._under_way.add(future)
             future.add_done_callback(partial(self._ended, number, due_s, sent_s))
 
     def _ended(self, number: int, due_s: float, sent_s: float, future: Future[Any]) -> None:
         ended_s = perf_counter()
+        self._under_way.discard(future)
+        value = error = None
         try:
-            error = future.exception()
-        except CancelledError as cancelled:
-            error = cancelled
-        value = None if error is not None else future.result()
+            value = future.result()
+            if self._check is not None:
+                self._check(number, value)
+        except (Exception, CancelledError) as failed:  # noqa: BLE001 - the completion has it
+            error = failed
         self._ends.put(Completion(number, due_s, sent_s, ended_s, error, value))
 
     def _end(self, timeout_s: float) -> Completion | None:

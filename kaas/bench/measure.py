@@ -33,12 +33,14 @@ class LatencyFigures:
 
     Fields:
         sd: the standard deviation. percentiles: by the names in QUANTILES; each is a latency that a request had.
+        cdf: the latencies at 0, 1, ... 100 % of the requests, in order.
     """
 
     count: int
     mean: float
     sd: float
     percentiles: dict[str, float]
+    cdf: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, latencies_s: Sequence[float]) -> LatencyFigures:
@@ -48,7 +50,8 @@ class LatencyFigures:
         values = np.asarray(latencies_s)
         found = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
         percentiles = dict(zip(QUANTILES, map(float, found), strict=True))
-        return cls(len(values), float(values.mean()), float(values.std()), percentiles)
+        cdf = tuple(map(float, np.quantile(values, np.linspace(0, 1, 101), method="inverted_cdf")))
+        return cls(len(values), float(values.mean()), float(values.std()), percentiles, cdf)
 
 
 @dataclass(frozen=True, slots=True)

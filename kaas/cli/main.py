@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kaas import __version__
-from kaas.cli import bench, code, compiling, files, keys, observe, policies, serve
+from kaas.cli import bench, code, compiling, files, keys, observe, papers, policies, serve
 from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -32,6 +32,7 @@ app.command()(observe.usage)
 app.command()(observe.pardon)
 app.add_typer(keys.app, name="keys")
 app.add_typer(code.app, name="code")
+app.add_typer(papers.app, name="papers")
 app.add_typer(serve.app, name="state", help="Check and copy the state folder of a server.")
 
 

@@ -1,0 +1,94 @@
+"""`kaas papers`: the experiments of the papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kaas.papers.cells import Cell, Found
+    from kaas.papers.workloads import Scale
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+console = Console(emoji=False)
+
+
+@app.callback()
+def papers() -> None:
+    """Run the experiments of the papers on this machine, and lay the figures beside the published ones."""
+
+
+@app.command()
+def kaas(
+    figure: Annotated[str, typer.Option(help="10, 11, 12, 13, several as 10,12, or all")] = "all",
+    folder: Annotated[
+        Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
+    ] = Path("papers"),
+    fresh: Annotated[bool, typer.Option(help="measure again what the folder has already")] = False,
+    json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
+) -> None:
+    """Kernel as a Service: throughput and latency of kTasks and eTasks, with more tenants than devices.
+
+    Four software devices with the times of Table 1, scaled down, serve clients over ZeroMQ; everything but the kernels'
+    time is real. Needs Ray.
+    """
+    import msgspec
+
+    from kaas.papers.cells import Results
+    from kaas.papers.experiments import FIGURES, bars, cells_of, run
+    from kaas.papers.workloads import SMALL
+
+    cells = cells_of(FIGURES if figure == "all" else [each.strip() for each in figure.split(",")])
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "kaas-small.jsonl"
+    if fresh:
+        file.unlink(missing_ok=True)
+    results = Results(file)
+
+    def progress(cell: Cell, found: Found) -> None:
+        if not json:
+            console.print(f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state}", highlight=False)
+
+    run(cells, results, SMALL, progress)
+    rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
+    found_bars = bars(results, SMALL)
+    if json:
+        print(msgspec.json.encode({"benchmark": "papers kaas", "bars": found_bars, "detail": rows}).decode())
+        return
+    _show(rows, found_bars)
+
+
+def _title(cell: Cell) -> str:
+    load = "offline"
+    if cell.online:
+        load = "online" if cell.peak is None else f"online at the rate of {cell.peak.value}"
+    return f"{cell.workload}, {cell.side.value}, {cell.replicas} replicas, {load}"
+
+
+def _figures(cell: Cell, found: Found, scale: Scale) -> dict[str, Any]:
+    from kaas.papers.experiments import efficiency
+
+    return {
+        "state": found.state,
+        "rate_per_s": found.rate_per_s,
+        "efficiency": efficiency(cell, found, scale),
+        "p50_ms": found.p50_s * 1e3,
+        "p90_ms": found.p90_s * 1e3,
+        "requests": found.requests,
+        "errors": found.errors,
+        "lost": found.lost,
+    }
+
+
+def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
+    table = Table("cell", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
+    for row in rows:
+        numbers = (f"{row[name]:.3g}" for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
+        table.add_row(row["cell"], *numbers, row["state"])
+    console.print(table)
+    for name, (value, comparison, limit) in bars.items():
+        console.print(f"{name}: {value if isinstance(value, str) else f'{value:.3g}'} ({comparison} {limit:g})")

@@ -1,0 +1,118 @@
+"""The figures of the KaaS paper over replicas: their cells, the run of the cells, and the ratios of their results."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kaas.errors import InvalidRequest
+from kaas.papers.cells import Cell, Found, Results, Side, measured, steady
+from kaas.papers.experiment_server import serve
+from kaas.papers.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from kaas.papers.workloads import Scale
+
+MOST_REPLICAS = 32
+REPLICAS = {
+    Side.KTASK: (1, 4, 16, 32),
+    Side.KTASK_EXCLUSIVE: (1, 4, 16),
+    Side.ETASK_EXCLUSIVE: (1, 4, 16),
+}
+ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
+
+Bar = tuple[float | str, str, float]
+"""A measured value, or a word why there is none; the comparison with the limit; and the limit."""
+
+
+def _offline(*workloads: str) -> list[Cell]:
+    return [Cell(name, side, count) for name in workloads for side, counts in REPLICAS.items() for count in counts]
+
+
+def _online(*workloads: str) -> list[Cell]:
+    return [
+        Cell(name, side, count, online=True)
+        for name in workloads
+        for side, counts in ONLINE_REPLICAS.items()
+        for count in counts
+    ]
+
+
+FIGURES: dict[str, list[Cell]] = {
+    "10": _offline("resnet50", "jacobi"),
+    "11": [
+        *(Cell("bert", side, count, online=True) for side in ONLINE_REPLICAS for count in (4, 16)),
+        *(Cell("bert", Side.KTASK, count, online=True, peak=Side.ETASK_EXCLUSIVE) for count in (4, 16)),
+    ],
+    "12": _offline("bert", "cgemm"),
+    "13": _online("resnet50", "jacobi", "bert", "cgemm"),
+}
+
+
+def cells_of(figures: Iterable[str]) -> list[Cell]:
+    """Return the cells of some figures, each once. An online cell comes after its offline one.
+
+    Raises:
+        InvalidRequest: there is no such figure.
+    """
+    cells = dict[Cell, None]()
+    for figure in figures:
+        if figure not in FIGURES:
+            raise InvalidRequest(f"no figure {figure!r}: there are {', '.join(FIGURES)} and all")
+        for cell in FIGURES[figure]:
+            if cell.online:
+                cells[cell.offline] = None
+            cells[cell] = None
+    return list(cells)
+
+
+def run(cells: Iterable[Cell], results: Results, scale: Scale, progress: Callable[[Cell, Found], object]) -> None:
+    """Measure the cells that are not in the results yet, on one server for each policy.
+
+    An online cell whose offline cell is of another policy waits for that policy's server.
+
+    Raises:
+        KaasError: the server does not start, or a result is wrong.
+    """
+    missing = sorted(
+        (cell for cell in cells if cell not in results.found),
+        key=lambda cell: (cell.peak is not None, cell.side.policy, cell.workload, cell.online),
+    )
+    for (_, policy), wanted in groupby(missing, key=lambda cell: (cell.peak is not None, cell.side.policy)):
+        with (
+            tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
+            serve(Path(folder), policy, scale, MOST_REPLICAS) as server,
+        ):
+            for cell in wanted:
+                peak = results.found.get(cell.offline)
+                results.add(cell, found := measured(cell, server, peak.rate_per_s if peak else None))
+                progress(cell, found)
+
+
+def bars(results: Results, scale: Scale) -> dict[str, Bar]:
+    """Return the ratios asked for, of the cells that are there."""
+    rates = {cell: found.rate_per_s for cell, found in results.found.items() if not cell.online}
+    ktask, etask = Side.KTASK, Side.ETASK_EXCLUSIVE
+    made: dict[str, Bar] = {}
+    few, many, most = (Cell("resnet50", ktask, count) for count in (4, 16, 32))
+    exclusive = Cell("resnet50", etask, 16)
+    if many in rates and exclusive in rates:
+        made["ktask_over_etask_16"] = rates[many] / rates[exclusive], ">=", 20.0
+    if most in rates and few in rates:
+        made["ktask_32_over_4"] = rates[most] / rates[few], ">=", 0.9
+    if many in rates:
+        made["efficiency_16"] = efficiency(many, results.found[many], scale), ">=", 0.9
+    online = [results.found.get(Cell("resnet50", ktask, count, online=True)) for count in (16, 4)]
+    sixteen, four = online
+    if sixteen is not None and four is not None:
+        stable = steady(sixteen) and steady(four)
+        made["p90_16_over_4"] = sixteen.p90_s / four.p90_s if stable else "unstable", "<=", 1.5
+    return made
+
+
+def efficiency(cell: Cell, found: Found, scale: Scale) -> float:
+    """Return a cell's rate over the rate of the devices with the kernels alone."""
+    return found.rate_per_s * scale.gpu_s(WORKLOADS[cell.workload]) / scale.devices
