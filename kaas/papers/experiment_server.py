@@ -131,7 +131,7 @@ def serve(folder: Path, policy: str, scale: Scale, clients: int) -> Iterator[Exp
     command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config)]
     model, log = folder / "model.toml", folder / "log"
     model.write_text(_model(scale))
-    environment = {**os.environ, "SOFTGPU_MODEL": str(model)}  # also of the pool's workers
+    environment = {**os.environ, "SOFTGPU_MODEL": str(model), "RAY_AUTH_MODE": "token"}  # of its workers too
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:

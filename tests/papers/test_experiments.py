@@ -1,0 +1,127 @@
+"""A run of experiments measures each cell once, goes on where it was stopped, and never takes one cell for another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kaas.errors import InvalidRequest
+from kaas.papers import experiments
+from kaas.papers.cells import Cell, Found, Results, Side, callers
+from kaas.papers.experiments import FIGURES, bars, cells_of, run
+from kaas.papers.workloads import SMALL, WORKLOADS
+
+
+def found(rate_per_s: float, p90_s: float = 1.0, state: str = "stable") -> Found:
+    return Found(rate_per_s, state, 100, 0.5, p90_s, (), {}, 0, 5.0)
+
+
+class Stand:
+    """Measurements that a test answers for: the rate of each is the number of its replicas."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.policies: list[str] = []
+        self.cells: list[Cell] = []
+        self.peaks: list[float | None] = []
+        self.stops_at: Cell | None = None
+        monkeypatch.setattr(experiments, "serve", self.serve)
+        monkeypatch.setattr(experiments, "measured", self.measured)
+
+    @contextmanager
+    def serve(self, folder: Path, policy: str, *_: Any) -> Iterator[str]:
+        assert folder.is_dir()
+        self.policies.append(policy)
+        yield policy
+
+    def measured(self, cell: Cell, server: Any, peak_per_s: float | None) -> Found:
+        assert server == cell.side.policy
+        if cell == self.stops_at:
+            raise KeyboardInterrupt
+        self.cells.append(cell)
+        self.peaks.append(peak_per_s)
+        return found(cell.replicas)
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    return Stand(monkeypatch)
+
+
+def nothing(*_: Any) -> None:
+    """Show no progress."""
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_has_kTasks_and_eTasks_with_more_replicas_than_devices(figure: str) -> None:  # noqa: N802
+    cells = cells_of([figure])
+    for side in (Side.KTASK, Side.ETASK_EXCLUSIVE):
+        assert any(cell.side is side and cell.replicas > SMALL.devices for cell in cells)
+    assert len(set(cells)) == len(cells)
+
+
+def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: Stand, tmp_path: Path) -> None:
+    cells = cells_of(FIGURES)
+    results = Results(tmp_path / "results")
+    run(cells, results, SMALL, nothing)
+    assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
+    for cell, peak in zip(stand.cells, stand.peaks, strict=True):
+        assert not cell.online or peak == cell.replicas
+    assert stand.policies == ["cfs_affinity", "exclusive", "cfs_affinity"]  # the last: at the rate of eTasks
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
+    cells = cells_of(["10"])
+    run(cells, Results(tmp_path / "all"), SMALL, nothing)
+    order, stand.cells = stand.cells, []
+    stand.stops_at = order[7]
+    with pytest.raises(KeyboardInterrupt):
+        run(cells, Results(tmp_path / "results"), SMALL, nothing)
+    assert stand.cells == order[:7]
+    stand.stops_at = None
+    results = Results(tmp_path / "results")
+    run(cells, results, SMALL, nothing)
+    assert stand.cells == order
+    assert results.found == Results(tmp_path / "results").found == Results(tmp_path / "all").found
+
+
+def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    results.add(Cell("bert", Side.KTASK, 4), found(1.0))
+    run([Cell("bert", Side.KTASK, 4)], results, SMALL, nothing)
+    assert stand.policies == []
+
+
+def test_no_such_figure_names_those_that_there_are() -> None:
+    with pytest.raises(InvalidRequest, match="no figure '9': there are 10, 11, 12, 13 and all"):
+        cells_of(["9"])
+
+
+def test_the_ratios_are_those_of_their_cells(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    assert bars(results, SMALL) == {}
+    results.add(Cell("resnet50", Side.KTASK, 4), found(240.0))
+    results.add(Cell("resnet50", Side.KTASK, 16), found(200.0))
+    results.add(Cell("resnet50", Side.KTASK, 32), found(120.0))
+    results.add(Cell("resnet50", Side.ETASK_EXCLUSIVE, 16), found(4.0))
+    results.add(Cell("resnet50", Side.KTASK, 4, online=True), found(160.0, p90_s=0.5))
+    results.add(Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, p90_s=0.75))
+    peak = SMALL.devices / SMALL.gpu_s(WORKLOADS["resnet50"])
+    assert bars(results, SMALL) == {
+        "ktask_over_etask_16": (50.0, ">=", 20.0),
+        "ktask_32_over_4": (0.5, ">=", 0.9),
+        "efficiency_16": (pytest.approx(200.0 / peak), ">=", 0.9),
+        "p90_16_over_4": (1.5, "<=", 1.5),
+    }
+    results.add(Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, state="unstable"))
+    assert bars(results, SMALL)["p90_16_over_4"][0] == "unstable"
+
+
+def test_callers_keep_devices_and_steps_busy_and_leave_no_replica_idle() -> None:
+    for workload in WORKLOADS.values():
+        assert callers(workload, SMALL, 100) == 100
+        in_steps = SMALL.devices / workload.gpu_s * workload.cpu_s  # Little's law, at the kernels' own rate
+        assert callers(workload, SMALL, 1) >= SMALL.devices + in_steps

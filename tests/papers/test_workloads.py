@@ -1,0 +1,66 @@
+"""The workloads keep the ratios of Table 1, and as kTasks and eTasks they compute one result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.papers import steps
+from kaas.papers.workloads import GB, MB, SMALL, WORKLOADS, Workload, answer, constants, ktask
+
+EACH = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
+
+
+def ones(workload: Workload) -> np.ndarray:
+    return np.ones(SMALL.bytes(workload.input_bytes) // 4, np.float32)
+
+
+@EACH
+def test_constants_are_as_large_for_their_device_as_in_table_1(workload: Workload) -> None:
+    held = sum(each.nbytes for each in constants(workload, SMALL, 1.0).values())
+    assert held / SMALL.bytes(16 * GB) == pytest.approx(workload.constant_bytes / (16 * GB), rel=0.01)
+
+
+@EACH
+def test_the_kernels_of_a_request_take_the_time_of_table_1(workload: Workload) -> None:
+    task = ktask(workload, SMALL)
+    assert isinstance(task.iterations, int)
+    assert len(task.kernels) * task.iterations * workload.kernel_s == pytest.approx(workload.gpu_s)
+
+
+def test_a_cold_copy_over_the_kernels_is_that_of_the_paper() -> None:
+    """2 GB at 12 GB/s take 167 ms, 4.3 times the 39 ms of cGEMM's kernels."""
+    cgemm = WORKLOADS["cgemm"]
+    held = sum(each.nbytes for each in constants(cgemm, SMALL, 1.0).values())
+    assert held / SMALL.copy_rate() / SMALL.gpu_s(cgemm) == pytest.approx(2 * GB / 12e9 / 39e-3, rel=0.01)
+    assert cgemm.constant_bytes == 2000 * MB
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("value", [1.0, 7.0])
+@EACH
+def test_a_ktask_gives_its_replicas_answer(workload: Workload, value: float) -> None:
+    inputs = {**constants(workload, SMALL, value), "x": ones(workload)}
+    y = kaas.run_local(ktask(workload, SMALL), inputs, device=kaas.Device("software"))["y"]
+    np.testing.assert_allclose(y[:256], answer(workload, value), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("softgpu")
+@EACH
+def test_an_etask_gives_the_answer_of_the_ktask(workload: Workload) -> None:
+    from kaas.papers import etasks
+
+    task = getattr(etasks, workload.name.capitalize())()
+    for _ in range(2):
+        np.testing.assert_allclose(task(ones(workload))[:256], answer(workload, etasks.VALUE), rtol=1e-5)
+
+
+def test_the_steps_pass_on_what_the_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(steps, "sleep", waited.append)
+    data = bytes([1, 2, 3])
+    np.testing.assert_array_equal(steps.resnet50_before({"data": data})["x"], np.array([1, 2, 3], np.float32))
+    scores = np.array([0.5, 0.25], np.float32)
+    np.testing.assert_array_equal(steps.resnet50_after({"y": scores.tobytes()})["score"], scores[:1])
+    assert sum(waited) == pytest.approx(WORKLOADS["resnet50"].cpu_s * SMALL.slow)
