@@ -607,6 +607,10 @@ class InvalidRecord(KaasError, ValueError):
     line: int
 
 
+class WrongAnswer(KaasError):
+    """A measurement that counts for nothing: a request got a result that is not the one of its inputs."""
+
+
 class PolicyError(KaasError):
     """A scheduling policy that raised or broke an invariant; `story` holds its last events."""
 

@@ -68,6 +68,8 @@ def init(
         raise InvalidConfig(f"a pool has a name, not {name!r}", field="name")
     if address is not None and not ray:
         raise InvalidConfig(f"a pool without Ray is on this machine, not at {address!r}", field="address")
+    if config is not None and not isinstance(config, Config):
+        raise InvalidConfig(f"config is a kaas.Config, not {config!r}", field="config")
     given = {"devices": devices, "policy": policy, "record": record}
     named: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     wanted = replace(config or Config(), **named) if named else config

@@ -179,7 +179,8 @@ def _show(rows: list[tuple[str, Measurement, int]]) -> None:
     )
     table = Table("load", *columns, "state", "errors")
     for title, row in printed:
-        numbers = ("-" if row[key] is None else f"{row[key]:.4g}" for key in columns)
+        numbers = ("-" if (cell := row[key]) is None else str(cell) if type(cell) is int else f"{cell:.4g}"
+                   for key in columns)  # fmt: skip
         errors = ", ".join(f"{count} {kind}" for kind, count in row["errors"].items())
         table.add_row(title, *numbers, row["state"], errors)
     print_whole(table)

@@ -6,6 +6,7 @@ import math
 import struct
 from functools import cache
 from numbers import Complex, Real
+from operator import index
 from typing import Any
 
 from kaas.errors import InvalidLiteral
@@ -102,7 +103,9 @@ def dtype_name(dtype: Any) -> str | None:
     """
     if isinstance(dtype, str) and dtype in DTYPE_BYTES:
         return dtype
-    if dtype is None:  # NumPy would take it for float64
+    if dtype is None or (
+        isinstance(dtype, str) and dtype in ("float", "complex")
+    ):  # float64 to NumPy, float32 to CUDA C++
         return None
     import numpy as np
 
@@ -141,7 +144,7 @@ def encode(kind: str, value: Any) -> bytes:
     """
     try:
         if kind in _INTEGERS:
-            return _PACK[kind](value.__index__())
+            return _PACK[kind](index(value))
         if kind in _FLOATS:
             return _PACK[kind](_real(value))
         if kind == "bf16":

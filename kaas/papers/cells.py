@@ -15,7 +15,8 @@ from kaas.bench.arrivals import poisson
 from kaas.bench.load import Load
 from kaas.bench.measure import measure
 from kaas.bench.windows import Stability
-from kaas.papers.experiment_server import SLOTS, WrongReplicaResult
+from kaas.errors import WrongAnswer
+from kaas.papers.experiment_server import SLOTS
 from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def measured(cell: Cell, server: ExperimentServer, peak_per_s: float | None) -> 
         load.cancel()
         for _ in load.drain(DRAIN_S):  # cancelled ones are not lost
             pass
-    if WrongReplicaResult.__name__ in measurement.errors:
-        raise WrongReplicaResult(f"{measurement.errors[WrongReplicaResult.__name__]} wrong results in {cell}")
+    if WrongAnswer.__name__ in measurement.errors:
+        raise WrongAnswer(f"{measurement.errors[WrongAnswer.__name__]} wrong results in {cell}")
     latencies = measurement.latencies
     seconds = sum(window.seconds for window in measurement.windows)
     answered = sum(window.answered for window in measurement.windows)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kaas.client.client import Client
-from kaas.errors import DeviceUnavailable, KaasError
+from kaas.errors import DeviceUnavailable, WrongAnswer
 from kaas.papers.workloads import WORKLOADS, Scale, Workload, answer, constants, ktask
 from kaas.server.peers.keys import new_client
 
@@ -62,7 +62,7 @@ class ExperimentServer:
         """Register a kTask for each replica: each is a client's, with constants of its own, and has run once.
 
         Raises:
-            WrongReplicaResult: a result is not the replica's, here or by `Replicas.check`.
+            WrongAnswer: a result is not the replica's, here or by `Replicas.check`.
         """
         task = ktask(workload, self.scale)
         before, after = (f"{workload.name}_{end}" if workload.steps else "" for end in ("before", "after"))
@@ -98,15 +98,11 @@ class ExperimentServer:
             replica = number % len(calls)
             found = float(np.frombuffer(result["score"] if workload.steps else result, np.float32)[0])
             if abs(found - wanted[replica]) > 1e-3:
-                raise WrongReplicaResult(f"{workload.name}, replica {replica}: {found} is not {wanted[replica]}")
+                raise WrongAnswer(f"{workload.name}, replica {replica}: {found} is not {wanted[replica]}")
 
         for replica, call in enumerate(calls):
             check(replica, call(**inputs).result())
         return Replicas(lambda number: calls[number % len(calls)](**inputs), check)
-
-
-class WrongReplicaResult(KaasError):
-    """A request got a result that is not its replica's."""
 
 
 @contextmanager

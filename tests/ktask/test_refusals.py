@@ -26,6 +26,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "shape beyond everything": lambda: kaas.Buffer("a", 1 << 70),
     "shape beyond everything in all": lambda: kaas.Buffer("a", (1 << 40, 1 << 40)),
     "lone surrogate": lambda: kaas.Buffer("\ud800", 1),
+    "a dtype that NumPy and CUDA take for two": lambda: kaas.Buffer("a", 1, "float"),
     "NUL in a symbol": lambda: kernel(symbol="k\0x"),
     "grid beyond everything": lambda: kernel(grid=1 << 70),
     "shared memory beyond everything": lambda: kernel(shared_bytes=1 << 70),

@@ -15,8 +15,11 @@ def library(name: str) -> Library:
     """Return the library of a file in this folder, by its stem, as "nearest_neighbours".
 
     Raises:
-        FileNotFoundError: no such file.
+        NotProvided: no such kernels.
     """
+    known = sorted(path.stem for path in _FOLDER.glob("*.ptx"))
+    if name not in known:
+        raise NotProvided(f"KaaS ships no kernels {name!r}; it ships {', '.join(known)}")
     return Library.from_file(_FOLDER / f"{name}.ptx")
 
 
@@ -26,10 +29,8 @@ def provided(name: str, version_wanted: str) -> Library:
     Raises:
         NotProvided: KaaS ships no such kernels, or those of another version.
     """
-    known = sorted(path.stem for path in _FOLDER.glob("*.ptx"))
-    if name not in known:
-        raise NotProvided(f"KaaS ships no kernels {name!r}; it ships {', '.join(known)}")
+    found = library(name)
     here = version("kaas-gpu")
     if version_wanted != here:
         raise NotProvided(f"kernels {name!r} of KaaS {version_wanted} are named, and this is {here}", has=(here,))
-    return library(name)
+    return found

@@ -1,4 +1,4 @@
-"""The LRU rule: which cached objects leave when room is needed. Values in, values out.
+"""The eviction rule: which cached objects leave when room is needed. Values in, values out.
 
 The simulator's memory uses the same rule (`scheduling/simulation/memory.py`). Policies do not know the cache's order:
 `Locality._loss` estimates by dispatches which objects leave (`scheduling/policies/locality.py`). A change of the rule

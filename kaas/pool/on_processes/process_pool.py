@@ -120,7 +120,7 @@ def _orders() -> PoolOrders:
     try:
         orders: PoolOrders = ordered(sys.stdin.buffer, _leave)
     except (AttributeError, ImportError) as error:
-        reason = f"the pool's process cannot import a module that the configuration names: {error}"
+        reason = f"the pool's process cannot import the policy: {error}; it takes classes of modules, not of the script"
         raise InvalidConfig(reason, field="policy") from error
     return orders
 

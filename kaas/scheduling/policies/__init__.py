@@ -26,5 +26,6 @@ def factory(policy: str | PolicyFactory) -> PolicyFactory:
     if callable(policy):
         return policy
     if policy not in POLICIES:
-        raise InvalidConfig(f"no policy {policy!r}; there are {', '.join(POLICIES)}", field="policy")
+        there = f"there are {', '.join(POLICIES)}, and your own: the class itself, in a file module:Class"
+        raise InvalidConfig(f"no policy {policy!r}; {there}", field="policy")
     return POLICIES[policy]

@@ -20,7 +20,7 @@ def policy_of_the_page() -> PolicyFactory:
     *_, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, type] = {}
     exec(source, names)
-    return names["OneAtATime"]
+    return names["NewestFirst"]
 
 
 def test_the_policy_of_the_documentation_runs() -> None:
