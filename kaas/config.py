@@ -160,8 +160,9 @@ class Config:
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
         # a text that is no plain name is a policy's code as a running pool describes it
         if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
-            there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair; a file names your own as module:Class"
-            raise InvalidConfig(f"no policy {self.policy!r}; {there}", field="policy")
+            there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair"
+            own = "a file names your own as module:Class"
+            raise InvalidConfig(f"no policy {self.policy!r}; {there}; {own}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
         _require_positive("slots", self.slots, int)

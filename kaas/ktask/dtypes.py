@@ -99,13 +99,12 @@ def is_integer_kind(kind: str) -> bool:
 def dtype_name(dtype: Any) -> str | None:
     """Return the name of a dtype given as a name, a NumPy dtype or a scalar type; None if no buffer can have it.
 
-    Byte order counts: a big-endian dtype has no name here.
+    Byte order counts: a big-endian dtype has no name here. Nor has the text "float": it is float64 to NumPy, and float32
+    to CUDA C++.
     """
     if isinstance(dtype, str) and dtype in DTYPE_BYTES:
         return dtype
-    if dtype is None or (
-        isinstance(dtype, str) and dtype in ("float", "complex")
-    ):  # float64 to NumPy, float32 to CUDA C++
+    if dtype is None or (isinstance(dtype, str) and dtype in ("float", "complex")):  # NumPy would take None for float64
         return None
     import numpy as np
 
