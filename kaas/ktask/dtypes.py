@@ -99,7 +99,7 @@ def is_integer_kind(kind: str) -> bool:
 def dtype_name(dtype: Any) -> str | None:
     """Return the name of a dtype given as a name, a NumPy dtype or a scalar type; None if no buffer can have it.
 
-    Byte order counts: a big-endian dtype has no name here. Nor has the text "float": it is float64 to NumPy, and float32
+    Byte order counts: a big-endian dtype has no name here. Nor has the text "float": it is float64 to NumPy and float32
     to CUDA C++.
     """
     if isinstance(dtype, str) and dtype in DTYPE_BYTES:
