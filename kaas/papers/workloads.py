@@ -103,10 +103,16 @@ SMALL = Scale()
 
 
 def constants(workload: Workload, scale: Scale, value: float) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the constants of a replica, filled with its own value: no replica's results fit another."""
+    """Return the constants of a replica, filled with its own value: no replica's results fit another.
+
+    No two have the same contents, since a cache keeps these once: each ends with its number, which no kernel reads.
+    """
     import numpy as np
 
-    return {f"w{k}": np.full(_constant(workload, scale), value, np.float32) for k in range(workload.constants)}
+    made = {f"w{k}": np.full(_constant(workload, scale), value, np.float32) for k in range(workload.constants)}
+    for number, array in enumerate(made.values()):
+        array[-1] = number
+    return made
 
 
 def ktask(workload: Workload, scale: Scale) -> KTask:

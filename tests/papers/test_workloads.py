@@ -23,6 +23,13 @@ def test_constants_are_as_large_for_their_device_as_in_table_1(workload: Workloa
 
 
 @EACH
+def test_no_two_constants_of_any_replicas_have_the_same_contents(workload: Workload) -> None:
+    """A cache keeps equal contents once, and the memory limit would be gone."""
+    contents = [each.tobytes() for value in (1.0, 2.0) for each in constants(workload, SMALL, value).values()]
+    assert len(set(contents)) == len(contents) == 2 * workload.constants
+
+
+@EACH
 def test_the_kernels_of_a_request_take_the_time_of_table_1(workload: Workload) -> None:
     task = ktask(workload, SMALL)
     assert isinstance(task.iterations, int)
