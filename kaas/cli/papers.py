@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kaas.papers.cells import Cell, Found
+    from kaas.papers.results import Kept
     from kaas.papers.workloads import Scale
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -24,7 +27,7 @@ def papers() -> None:
 
 @app.command()
 def kaas(
-    figure: Annotated[str, typer.Option(help="10, 11, 12, 13, several as 10,12, or all")] = "all",
+    figure: Annotated[str, typer.Option(help="table1, 8, 10, 11, 12, 13, several as 10,12, or all")] = "all",
     folder: Annotated[
         Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
     ] = Path("papers"),
@@ -38,22 +41,28 @@ def kaas(
     """
     import msgspec
 
-    from kaas.papers.cells import Results
     from kaas.papers.experiments import FIGURES, bars, cells_of, run
+    from kaas.papers.results import Machine, Results
     from kaas.papers.workloads import SMALL
 
-    cells = cells_of(FIGURES if figure == "all" else [each.strip() for each in figure.split(",")])
+    figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
+    cells = cells_of(figures)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "kaas-small.jsonl"
     if fresh:
         file.unlink(missing_ok=True)
     results = Results(file)
 
-    def progress(cell: Cell, found: Found) -> None:
-        if not json:
-            console.print(f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state}", highlight=False)
+    here = Machine.here()
+    if here not in results.machines:
+        results.add(here)
 
-    run(cells, results, SMALL, progress)
+    def progress(kept: Kept) -> None:
+        if not json:
+            console.print(_line(kept), highlight=False)
+
+    run(figures, results, SMALL, progress)
     rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
     found_bars = bars(results, SMALL)
     if json:
@@ -67,6 +76,20 @@ def _title(cell: Cell) -> str:
     if cell.online:
         load = "online" if cell.peak is None else f"online at the rate of {cell.peak.value}"
     return f"{cell.workload}, {cell.side.value}, {cell.replicas} replicas, {load}"
+
+
+def _line(kept: Kept) -> str:
+    from kaas.papers.breakdown import Breakdown, Properties
+
+    match kept:
+        case cell, found:
+            return f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state}"
+        case Breakdown():
+            return f"micro-benchmark, {kept.task}, {'cold' if kept.cold else 'warm'}: {kept.total_s * 1e3:.3g} ms"
+        case Properties():
+            return f"{kept.workload}: {kept.constant_bytes / 1e6:.4g} MB, {kept.gpu_s * 1e3:.3g} ms on the device"
+        case _:
+            return str(kept)
 
 
 def _figures(cell: Cell, found: Found, scale: Scale) -> dict[str, Any]:

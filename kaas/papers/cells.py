@@ -1,4 +1,4 @@
-"""The cells of the experiments: one load on one setting, measured once, and kept in a file, so that a run can go on."""
+"""The cells of the experiments over replicas: one load on one setting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -85,22 +84,6 @@ class Found(msgspec.Struct, frozen=True):
     lost: int
     seconds: float
     offered_per_s: float = 0.0
-
-
-class Results:
-    """The measured cells of a scale, in a file with a line of JSON for each."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        lines = file.read_bytes().splitlines() if file.exists() else []
-        kept = [msgspec.json.decode(line, type=tuple[Cell, Found]) for line in lines]
-        self.found: dict[Cell, Found] = dict(kept)
-
-    def add(self, cell: Cell, found: Found) -> None:
-        """Keep a cell. A run that is stopped after this goes on with the next one."""
-        self.found[cell] = found
-        with self._file.open("ab") as lines:
-            lines.write(msgspec.json.encode((cell, found)) + b"\n")
 
 
 def measured(cell: Cell, server: ExperimentServer, peak_per_s: float | None) -> Found:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kaas.errors import InvalidRequest
-from kaas.papers.cells import Cell, Found, Results, Side, measured, steady
+from kaas.papers.breakdown import breakdowns, properties
+from kaas.papers.cells import Cell, Found, Side, measured, steady
 from kaas.papers.experiment_server import serve
 from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
+    from kaas.papers.experiment_server import ExperimentServer
+    from kaas.papers.results import Kept, Results
     from kaas.papers.workloads import Scale
 
 MOST_REPLICAS = 32
@@ -41,7 +45,12 @@ def _online(*workloads: str) -> list[Cell]:
     ]
 
 
+SINGLE_POLICY = Side.KTASK.policy
+"""Of the server for Table 1 and Figure 8: its executors run already."""
+
 FIGURES: dict[str, list[Cell]] = {
+    "table1": [],
+    "8": [],
     "10": _offline("resnet50", "jacobi"),
     "11": [
         *(Cell("bert", side, count, online=True) for side in ONLINE_REPLICAS for count in (4, 16)),
@@ -69,27 +78,46 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
     return list(cells)
 
 
-def run(cells: Iterable[Cell], results: Results, scale: Scale, progress: Callable[[Cell, Found], object]) -> None:
-    """Measure the cells that are not in the results yet, on one server for each policy.
+def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callable[[Kept], object]) -> None:
+    """Measure what is not in the results yet, on one server for each policy.
 
     An online cell whose offline cell is of another policy waits for that policy's server.
 
     Raises:
         KaasError: the server does not start, or a result is wrong.
     """
+    wanted = list(figures)
+    singles: list[Callable[[ExperimentServer], Sequence[Kept]]] = []
+    if "table1" in wanted and not results.properties:
+        singles.append(properties)
+    if "8" in wanted and not results.breakdowns:
+        singles.append(breakdowns)
     missing = sorted(
-        (cell for cell in cells if cell not in results.found),
+        (cell for cell in cells_of(wanted) if cell not in results.found),
         key=lambda cell: (cell.peak is not None, cell.side.policy, cell.workload, cell.online),
     )
-    for (_, policy), wanted in groupby(missing, key=lambda cell: (cell.peak is not None, cell.side.policy)):
-        with (
-            tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
-            serve(Path(folder), policy, scale, MOST_REPLICAS) as server,
-        ):
-            for cell in wanted:
+    if singles:
+        with _server(SINGLE_POLICY, scale) as server:
+            for single in singles:
+                results.add(*(made := single(server)))
+                for each in made:
+                    progress(each)
+    for (_, policy), cells in groupby(missing, key=lambda cell: (cell.peak is not None, cell.side.policy)):
+        with _server(policy, scale) as server:
+            for cell in cells:
                 peak = results.found.get(cell.offline)
-                results.add(cell, found := measured(cell, server, peak.rate_per_s if peak else None))
-                progress(cell, found)
+                found = measured(cell, server, peak.rate_per_s if peak else None)
+                results.add((cell, found))
+                progress((cell, found))
+
+
+@contextmanager
+def _server(policy: str, scale: Scale) -> Iterator[ExperimentServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
+        serve(Path(folder), policy, scale, MOST_REPLICAS) as server,
+    ):
+        yield server
 
 
 def bars(results: Results, scale: Scale) -> dict[str, Bar]:

@@ -76,8 +76,9 @@ class Scale:
     Fields:
         shrink: what bytes and rates of copies are divided by, so that memory to device memory, and copy time to kernel
             time, stay those of Table 1.
-        slow: what all modelled times are multiplied by: two cores have to keep four devices busy. A worker of an eTask
-            takes some four times as long to start here as in §5.2, so that cold to warm stays as well.
+        slow: what all modelled times are multiplied by: two cores have to keep four devices busy. The start of a
+            process is real and takes as long as in the paper, so that a cold request is as long as fewer warm ones: the
+            comparison is kinder to eTasks than on the paper's machine.
     """
 
     shrink: int = 64

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
-from kaas.papers.cells import Cell, Found, Results, Side, callers
+from kaas.papers.breakdown import Breakdown, Properties
+from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
+from kaas.papers.results import Machine, Results
 from kaas.papers.workloads import SMALL, WORKLOADS
 
 
@@ -30,12 +32,20 @@ class Stand:
         self.stops_at: Cell | None = None
         monkeypatch.setattr(experiments, "serve", self.serve)
         monkeypatch.setattr(experiments, "measured", self.measured)
+        monkeypatch.setattr(experiments, "breakdowns", self.breakdowns)
+        monkeypatch.setattr(experiments, "properties", self.properties)
 
     @contextmanager
     def serve(self, folder: Path, policy: str, *_: Any) -> Iterator[str]:
         assert folder.is_dir()
         self.policies.append(policy)
         yield policy
+
+    def breakdowns(self, _: str) -> list[Breakdown]:
+        return [Breakdown("kTask", cold, {"Kernel Run": 0.5, "Overheads": 0.25}) for cold in (True, False)]
+
+    def properties(self, _: str) -> list[Properties]:
+        return [Properties("bert", 1.3e9, 0.092, 0.132)]
 
     def measured(self, cell: Cell, server: Any, peak_per_s: float | None) -> Found:
         assert server == cell.side.policy
@@ -55,7 +65,7 @@ def nothing(*_: Any) -> None:
     """Show no progress."""
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", ["10", "11", "12", "13"])
 def test_a_figure_has_kTasks_and_eTasks_with_more_replicas_than_devices(figure: str) -> None:  # noqa: N802
     cells = cells_of([figure])
     for side in (Side.KTASK, Side.ETASK_EXCLUSIVE):
@@ -66,49 +76,67 @@ def test_a_figure_has_kTasks_and_eTasks_with_more_replicas_than_devices(figure: 
 def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: Stand, tmp_path: Path) -> None:
     cells = cells_of(FIGURES)
     results = Results(tmp_path / "results")
-    run(cells, results, SMALL, nothing)
+    run(FIGURES, results, SMALL, nothing)
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
-    assert stand.policies == ["cfs_affinity", "exclusive", "cfs_affinity"]  # the last: at the rate of eTasks
+    assert stand.policies == ["cfs_affinity", "cfs_affinity", "exclusive", "cfs_affinity"]  # first: one client's
+    assert [each.total_s for each in results.breakdowns] == [0.75, 0.75]
+    assert [each.workload for each in results.properties] == ["bert"]
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
-    cells = cells_of(["10"])
-    run(cells, Results(tmp_path / "all"), SMALL, nothing)
+    run(["8", "10"], Results(tmp_path / "all"), SMALL, nothing)
     order, stand.cells = stand.cells, []
     stand.stops_at = order[7]
     with pytest.raises(KeyboardInterrupt):
-        run(cells, Results(tmp_path / "results"), SMALL, nothing)
+        run(["8", "10"], Results(tmp_path / "results"), SMALL, nothing)
     assert stand.cells == order[:7]
     stand.stops_at = None
     results = Results(tmp_path / "results")
-    run(cells, results, SMALL, nothing)
+    run(["8", "10"], results, SMALL, nothing)
     assert stand.cells == order
-    assert results.found == Results(tmp_path / "results").found == Results(tmp_path / "all").found
+    whole, read = Results(tmp_path / "all"), Results(tmp_path / "results")
+    assert results.found == read.found == whole.found
+    assert results.breakdowns == read.breakdowns == whole.breakdowns
 
 
 def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
-    results.add(Cell("bert", Side.KTASK, 4), found(1.0))
-    run([Cell("bert", Side.KTASK, 4)], results, SMALL, nothing)
+    run(FIGURES, results, SMALL, nothing)
+    stand.policies.clear()
+    run(FIGURES, Results(tmp_path / "results"), SMALL, nothing)
     assert stand.policies == []
 
 
+def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text('{"type": "Machine"}\n')
+    with pytest.raises(InvalidRecord, match=r"results, line 1: .*; --fresh measures all again"):
+        Results(tmp_path / "results")
+
+
+def test_a_file_knows_the_machines_that_measured(tmp_path: Path) -> None:
+    here = Machine.here()
+    Results(tmp_path / "results").add(here)
+    assert Results(tmp_path / "results").machines == [here]
+    assert here.processors >= 1
+    assert {"python", "kaas-gpu", "ray"} <= here.versions.keys()
+
+
 def test_no_such_figure_names_those_that_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="no figure '9': there are 10, 11, 12, 13 and all"):
+    with pytest.raises(InvalidRequest, match="no figure '9': there are table1, 8, 10, 11, 12, 13 and all"):
         cells_of(["9"])
 
 
 def test_the_ratios_are_those_of_their_cells(tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
     assert bars(results, SMALL) == {}
-    results.add(Cell("resnet50", Side.KTASK, 4), found(240.0))
-    results.add(Cell("resnet50", Side.KTASK, 16), found(200.0))
-    results.add(Cell("resnet50", Side.KTASK, 32), found(120.0))
-    results.add(Cell("resnet50", Side.ETASK_EXCLUSIVE, 16), found(4.0))
-    results.add(Cell("resnet50", Side.KTASK, 4, online=True), found(160.0, p90_s=0.5))
-    results.add(Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, p90_s=0.75))
+    results.add((Cell("resnet50", Side.KTASK, 4), found(240.0)))
+    results.add((Cell("resnet50", Side.KTASK, 16), found(200.0)))
+    results.add((Cell("resnet50", Side.KTASK, 32), found(120.0)))
+    results.add((Cell("resnet50", Side.ETASK_EXCLUSIVE, 16), found(4.0)))
+    results.add((Cell("resnet50", Side.KTASK, 4, online=True), found(160.0, p90_s=0.5)))
+    results.add((Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, p90_s=0.75)))
     peak = SMALL.devices / SMALL.gpu_s(WORKLOADS["resnet50"])
     assert bars(results, SMALL) == {
         "ktask_over_etask_16": (50.0, ">=", 20.0),
@@ -116,7 +144,7 @@ def test_the_ratios_are_those_of_their_cells(tmp_path: Path) -> None:
         "efficiency_16": (pytest.approx(200.0 / peak), ">=", 0.9),
         "p90_16_over_4": (1.5, "<=", 1.5),
     }
-    results.add(Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, state="unstable"))
+    results.add((Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, state="unstable")))
     assert bars(results, SMALL)["p90_16_over_4"][0] == "unstable"
 
 

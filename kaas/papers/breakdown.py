@@ -1,0 +1,133 @@
+"""Figure 8, the time of the micro-benchmark's requests by stage (§5.2), and Table 1 as the server's figures have it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kaas.client.client import Client
+from kaas.papers.workloads import WORKLOADS, constants, ktask
+
+if TYPE_CHECKING:
+    from kaas.papers.experiment_server import ExperimentServer
+
+COLD = 5
+"""The number of cold requests, each a client's first; their mean is the figure."""
+PROBES = 5
+"""The number of requests for a column of Table 1."""
+WARM = 50
+"""The number of warm requests of each of these clients."""
+
+STAGES = {
+    "kernels": "Kernel Run",
+    "plan": "Kernel Init",
+    "memory": "GPU Malloc",
+    "copy_in": "GPU Copy",
+    "copy_out": "GPU Copy",
+    "fetch": "Data Layer",
+    "start": "Worker Start",
+    "run": "Function",
+}
+"""Stage of KaaS -> the paper's. An eTask has two: the start of its process, and its function, which is a whole."""
+OVERHEADS = "Overheads"
+"""The rest of the time that the client sees."""
+
+
+class Breakdown(msgspec.Struct, frozen=True, tag=True):
+    """Mean seconds of a request by the paper's stages, from a client's view. cold: first requests of clients."""
+
+    task: str
+    cold: bool
+    stages_s: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """The time that the client sees."""
+        return sum(self.stages_s.values())
+
+
+class Properties(msgspec.Struct, frozen=True, tag=True):
+    """A column of Table 1, as measured: the scale is taken out.
+
+    Fields:
+        constant_bytes: that a first request fetched. gpu_s, cpu_s: median times of the kernels, and of both steps.
+    """
+
+    workload: str
+    constant_bytes: float
+    gpu_s: float
+    cpu_s: float
+
+
+def properties(server: ExperimentServer) -> list[Properties]:
+    """Return Table 1 of the server's own figures of some requests, one after the other."""
+    made: list[Properties] = []
+    for workload in WORKLOADS.values():
+        with server.ktasks(workload, 1) as replica:
+            for _ in range(PROBES):
+                replica.send(0).result()
+            with Client(server.address, keys=server.keys[0]) as client:
+                stats = client.stats()
+        rows = [row for row in stats["stages"] if row["function"].startswith(f"{workload.name}/")]
+        median_s = {row["stage"]: row["p50_s"] for row in rows}
+        fetched = (row for row in stats["tiers"] if row["function"].startswith(f"{workload.name}/"))
+        nbytes = sum(row["nbytes"] for row in fetched if row["tier"] == "store")
+        steps_s = median_s.get("before", 0.0) + median_s.get("after", 0.0)
+        scale = server.scale
+        made.append(
+            Properties(workload.name, nbytes * scale.shrink, median_s["kernels"] / scale.slow, steps_s / scale.slow)
+        )
+    return made
+
+
+def breakdowns(server: ExperimentServer) -> list[Breakdown]:
+    """Measure kTasks and eTasks, cold and warm. The executors run already, as in the paper."""
+    workload = WORKLOADS["micro"]
+    task = ktask(workload, server.scale)
+    made: list[Breakdown] = []
+    for kind in ("kTask", "eTask"):
+        cold, warm = list[dict[str, float]](), list[dict[str, float]]()
+        for number, keys in enumerate(server.keys[: COLD + 1]):
+            with Client(server.address, keys=keys) as client:
+                if kind == "kTask":
+                    function: Any = client.register(task, constants(workload, server.scale, number + 1.0))
+                else:
+                    function = client.function(workload.name)
+                first = _measured(server, client, function, 1)
+                if number:  # the very first request finds no executor, no code that the driver has compiled
+                    cold.append(first)
+                    warm.append(_measured(server, client, function, WARM))
+        made += [Breakdown(kind, True, _mean(cold)), Breakdown(kind, False, _mean(warm))]
+    return made
+
+
+def _measured(server: ExperimentServer, client: Client, function: Any, count: int) -> dict[str, float]:
+    """Return the mean seconds of some requests, one after the other, by the paper's stages."""
+    import numpy as np
+
+    x = np.ones(server.scale.bytes(WORKLOADS["micro"].input_bytes) // 4, np.float32)
+    before, began_s = _totals(client.stats()), perf_counter()
+    for _ in range(count):
+        function.call(x=x).result()
+    seconds = perf_counter() - began_s
+    stages: dict[str, float] = defaultdict(float)
+    for stage, total_s in _totals(client.stats()).items():
+        stages[STAGES[stage]] += (total_s - before.get(stage, 0.0)) / count
+    return {**stages, OVERHEADS: max(0.0, seconds / count - sum(stages.values()))}
+
+
+def _totals(stats: Mapping[str, Any]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for row in stats["stages"]:
+        if row["stage"] in STAGES:
+            totals[row["stage"]] += row["total_s"]
+    return totals
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    names = [*dict.fromkeys([*STAGES.values(), OVERHEADS])]
+    return {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
