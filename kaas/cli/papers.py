@@ -42,7 +42,7 @@ def kaas(
     import msgspec
 
     from kaas.papers.experiments import FIGURES, bars, cells_of, run
-    from kaas.papers.results import Machine, Results
+    from kaas.papers.results import Hardware, Results
     from kaas.papers.workloads import SMALL
 
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
@@ -54,8 +54,8 @@ def kaas(
         file.unlink(missing_ok=True)
     results = Results(file)
 
-    here = Machine.here()
-    if here not in results.machines:
+    here = Hardware.here()
+    if here not in results.measured_on:
         results.add(here)
 
     def progress(kept: Kept) -> None:

@@ -14,16 +14,16 @@ from kaas.papers.breakdown import Breakdown, Properties
 from kaas.papers.cells import Cell, Found
 
 
-class Machine(msgspec.Struct, frozen=True, tag=True):
-    """Where and with which packages a result was measured."""
+class Hardware(msgspec.Struct, frozen=True, tag=True):
+    """A machine that measured, with its packages."""
 
     processor: str
     processors: int
     versions: dict[str, str]
 
     @classmethod
-    def here(cls) -> Machine:
-        """Return this machine."""
+    def here(cls) -> Hardware:
+        """Return those of this machine."""
         names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
         models = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
         packages = {"kaas-gpu", "ray", "numpy", "cuda-core"}
@@ -31,14 +31,14 @@ class Machine(msgspec.Struct, frozen=True, tag=True):
         return cls(models[0] if models else platform.machine(), os.cpu_count() or 1, versions)
 
 
-Kept = Machine | Breakdown | Properties | tuple[Cell, Found]
+Kept = Hardware | Breakdown | Properties | tuple[Cell, Found]
 
 
 class Results:
     """What a file has, and what is added to it.
 
     Fields:
-        found: the cells. breakdowns: of Figure 8. properties: of Table 1. machines: those that measured, in order.
+        found: the cells. breakdowns: of Figure 8. properties: of Table 1. measured_on: those that measured, in order.
     """
 
     def __init__(self, file: Path) -> None:
@@ -51,7 +51,7 @@ class Results:
         self.found: dict[Cell, Found] = {}
         self.breakdowns: list[Breakdown] = []
         self.properties: list[Properties] = []
-        self.machines: list[Machine] = []
+        self.measured_on: list[Hardware] = []
         for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
             try:
                 self._take(msgspec.json.decode(line, type=Kept))
@@ -68,8 +68,8 @@ class Results:
 
     def _take(self, kept: Kept) -> None:
         match kept:
-            case Machine():
-                self.machines.append(kept)
+            case Hardware():
+                self.measured_on.append(kept)
             case Breakdown():
                 self.breakdowns.append(kept)
             case Properties():

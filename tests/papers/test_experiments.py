@@ -14,7 +14,7 @@ from kaas.papers import experiments
 from kaas.papers.breakdown import Breakdown, Properties
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
-from kaas.papers.results import Machine, Results
+from kaas.papers.results import Hardware, Results
 from kaas.papers.workloads import SMALL, WORKLOADS
 
 
@@ -110,15 +110,15 @@ def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> N
 
 
 def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text('{"type": "Machine"}\n')
+    (tmp_path / "results").write_text('{"type": "Hardware"}\n')
     with pytest.raises(InvalidRecord, match=r"results, line 1: .*; --fresh measures all again"):
         Results(tmp_path / "results")
 
 
 def test_a_file_knows_the_machines_that_measured(tmp_path: Path) -> None:
-    here = Machine.here()
+    here = Hardware.here()
     Results(tmp_path / "results").add(here)
-    assert Results(tmp_path / "results").machines == [here]
+    assert Results(tmp_path / "results").measured_on == [here]
     assert here.processors >= 1
     assert {"python", "kaas-gpu", "ray"} <= here.versions.keys()
 
