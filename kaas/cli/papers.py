@@ -31,6 +31,9 @@ def kaas(
     folder: Annotated[
         Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
     ] = Path("papers"),
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="a page of all that the folder has, Markdown")
+    ] = None,
     fresh: Annotated[bool, typer.Option(help="measure again what the folder has already")] = False,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
@@ -42,6 +45,7 @@ def kaas(
     import msgspec
 
     from kaas.papers.experiments import FIGURES, bars, cells_of, run
+    from kaas.papers.page import page
     from kaas.papers.results import Hardware, Results
     from kaas.papers.workloads import SMALL
 
@@ -63,6 +67,8 @@ def kaas(
             console.print(_line(kept), highlight=False)
 
     run(figures, results, SMALL, progress)
+    if report is not None:
+        report.write_text(page(results, SMALL))
     rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
     found_bars = bars(results, SMALL)
     if json:
@@ -112,6 +118,7 @@ def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
     for row in rows:
         numbers = (f"{row[name]:.3g}" for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
         table.add_row(row["cell"], *numbers, row["state"])
-    console.print(table)
+    if rows:
+        console.print(table)
     for name, (value, comparison, limit) in bars.items():
         console.print(f"{name}: {value if isinstance(value, str) else f'{value:.3g}'} ({comparison} {limit:g})")

@@ -14,6 +14,7 @@ from kaas.papers.workloads import WORKLOADS, constants, ktask
 
 if TYPE_CHECKING:
     from kaas.papers.experiment_server import ExperimentServer
+    from kaas.papers.workloads import Workload
 
 COLD = 5
 """The number of cold requests, each a client's first; their mean is the figure."""
@@ -72,16 +73,19 @@ def properties(server: ExperimentServer) -> list[Properties]:
                 replica.send(0).result()
             with Client(server.address, keys=server.keys[0]) as client:
                 stats = client.stats()
-        rows = [row for row in stats["stages"] if row["function"].startswith(f"{workload.name}/")]
-        median_s = {row["stage"]: row["p50_s"] for row in rows}
-        fetched = (row for row in stats["tiers"] if row["function"].startswith(f"{workload.name}/"))
-        nbytes = sum(row["nbytes"] for row in fetched if row["tier"] == "store")
+        median_s = {row["stage"]: row["p50_s"] for row in _rows(stats, "stages", workload)}
+        nbytes = sum(row["nbytes"] for row in _rows(stats, "tiers", workload) if row["tier"] == "store")
         steps_s = median_s.get("before", 0.0) + median_s.get("after", 0.0)
         scale = server.scale
         made.append(
             Properties(workload.name, nbytes * scale.shrink, median_s["kernels"] / scale.slow, steps_s / scale.slow)
         )
     return made
+
+
+def _rows(stats: Mapping[str, Any], table: str, workload: Workload) -> list[Mapping[str, Any]]:
+    """Return the rows of a workload's function; its name has a part of its key behind a slash if it has constants."""
+    return [row for row in stats[table] if row["function"].partition("/")[0] == workload.name]
 
 
 def breakdowns(server: ExperimentServer) -> list[Breakdown]:
