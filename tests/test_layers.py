@@ -49,6 +49,7 @@ ALLOWED_IMPORTERS = {
         "kaas.optional_ray",
     },
     "llvmlite": {"softgpu"},
+    "matplotlib": {"kaas.papers.plots"},
     "triton": {"kaas.code.triton"},
     "numba": {"kaas.code.numba"},
     "numba_cuda": {"kaas.code.numba"},

@@ -34,6 +34,7 @@ def kaas(
     report: Annotated[
         Path | None, typer.Option(dir_okay=False, help="a page of all that the folder has, Markdown")
     ] = None,
+    plots: Annotated[bool, typer.Option(help="draw the figures into the folder; needs matplotlib")] = False,
     fresh: Annotated[bool, typer.Option(help="measure again what the folder has already")] = False,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
@@ -46,6 +47,7 @@ def kaas(
 
     from kaas.papers.experiments import FIGURES, bars, cells_of, run
     from kaas.papers.page import page
+    from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results
     from kaas.papers.workloads import SMALL
 
@@ -67,6 +69,8 @@ def kaas(
             console.print(_line(kept), highlight=False)
 
     run(figures, results, SMALL, progress)
+    if plots:
+        draw(results, folder)
     if report is not None:
         report.write_text(page(results, SMALL))
     rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]

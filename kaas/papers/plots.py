@@ -1,0 +1,91 @@
+"""The figures as the paper draws them, PNG, by matplotlib (extra `bench`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kaas.errors import MissingPackage
+from kaas.papers.cells import Cell, Found, Side, steady
+from kaas.papers.experiments import FIGURES
+
+if TYPE_CHECKING:
+    from kaas.papers.results import Results
+
+FORMATS = {Side.KTASK: "o-", Side.KTASK_EXCLUSIVE: "s--", Side.ETASK_EXCLUSIVE: "^:"}
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Draw the figures that have results into a folder, and return their files.
+
+    Raises:
+        MissingPackage: no matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = "plots are drawn by matplotlib: pip install matplotlib"
+        raise MissingPackage(message, package="matplotlib", install="matplotlib") from error
+
+    made: list[Path] = []
+    for name, axis, draw_cells in (
+        ("10", "requests/s", _throughput),
+        ("11", "share of requests", _distributions),
+        ("12", "requests/s", _throughput),
+        ("13", "latency, ms", _latency),
+    ):
+        cells = [cell for cell in FIGURES[name] if cell in results.found]
+        panels = list(dict.fromkeys(_panel(name, cell) for cell in cells))
+        if not panels:
+            continue
+        figure = Figure(figsize=(4 * len(panels), 3.2), layout="constrained")
+        for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+            axes.set_title(panel)
+            axes.set_ylabel(axis)
+            draw_cells(axes, {cell: results.found[cell] for cell in cells if _panel(name, cell) == panel})
+            axes.set_ylim(bottom=0)
+            axes.legend(fontsize="small")
+        made.append(folder / f"figure{name}.png")
+        figure.savefig(made[-1], dpi=150)
+    return made
+
+
+def _panel(figure: str, cell: Cell) -> str:
+    return f"{cell.workload}, {cell.replicas} replicas" if figure == "11" else cell.workload
+
+
+def _throughput(axes: Any, cells: dict[Cell, Found]) -> None:
+    axes.set_xlabel("replicas")
+    for side, points in _by_side(cells, lambda found: found.rate_per_s):
+        axes.plot(*zip(*points, strict=True), FORMATS[side], label=side.value)
+
+
+def _latency(axes: Any, cells: dict[Cell, Found]) -> None:
+    """Draw medians, with the 90th percentiles as upper ends of bars. Cells without a steady state have no latency."""
+    axes.set_xlabel("replicas")
+    stable = {cell: found for cell, found in cells.items() if steady(found)}
+    tails = dict(_by_side(stable, lambda found: found.p90_s * 1e3))
+    for side, points in _by_side(stable, lambda found: found.p50_s * 1e3):
+        replicas, medians = zip(*points, strict=True)
+        above = [high - median for (_, high), median in zip(tails[side], medians, strict=True)]
+        below = [0.0] * len(above)
+        axes.errorbar(replicas, medians, yerr=[below, above], fmt=FORMATS[side], capsize=3, label=side.value)
+
+
+def _distributions(axes: Any, cells: dict[Cell, Found]) -> None:
+    axes.set_xlabel("latency, ms")
+    for cell, found in cells.items():
+        if steady(found) and found.cdf_s:
+            label = f"{cell.side.value}, {found.offered_per_s:.3g}/s"
+            shares = [percent / 100 for percent in range(len(found.cdf_s))]
+            axes.plot([each * 1e3 for each in found.cdf_s], shares, label=label)
+
+
+def _by_side(
+    cells: dict[Cell, Found], value: Callable[[Found], float]
+) -> Iterator[tuple[Side, list[tuple[int, float]]]]:
+    for side in FORMATS:
+        points = sorted((cell.replicas, value(found)) for cell, found in cells.items() if cell.side is side)
+        if points:
+            yield side, points

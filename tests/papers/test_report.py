@@ -1,0 +1,87 @@
+"""The page and the plots show what was measured, beside what the paper says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kaas.papers.breakdown import Breakdown, Properties
+from kaas.papers.cells import Cell, Found, Side
+from kaas.papers.experiments import FIGURES, cells_of
+from kaas.papers.page import page
+from kaas.papers.results import Hardware, Results
+from kaas.papers.workloads import SMALL
+
+
+def found(cell: Cell, state: str = "stable") -> Found:
+    """Return what a kTask gets at any number of replicas, and an eTask where it starts processes."""
+    starts = cell.side is not Side.KTASK and cell.replicas > SMALL.devices
+    rate_per_s, latency_s = (4.0, 8.0) if starts else (200.0, 0.05)
+    cdf_s = tuple(latency_s * percent / 50 for percent in range(101))
+    return Found(rate_per_s, state, 100, latency_s, 2 * latency_s, cdf_s, {}, 0, 5.0, 0.8 * rate_per_s)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    made = Results(tmp_path / "results")
+    made.add(
+        Hardware("a processor", 2, {"python": "3.11"}),
+        Properties("bert", 1.3e9, 0.093, 0.135),
+        Breakdown("kTask", True, {"Kernel Run": 0.002, "Overheads": 0.004}),
+        Breakdown("kTask", False, {"Kernel Run": 0.002}),
+        Breakdown("eTask", True, {"Worker Start": 0.5, "Function": 0.5}),
+        Breakdown("eTask", False, {"Function": 0.01}),
+        *((cell, found(cell)) for cell in cells_of(FIGURES)),
+    )
+    return made
+
+
+def line(text: str, start: str) -> list[str]:
+    (one,) = (row for row in text.splitlines() if row.startswith(f"| {start}"))
+    return [cell.strip() for cell in one.strip("|").split("|")]
+
+
+def test_the_page_lays_the_ratios_beside_the_papers(results: Results) -> None:
+    text = page(results, SMALL)
+    throughput = line(text, "throughput of kTasks over eTasks")
+    assert throughput[1] == "50"
+    assert throughput[2].split(", ")[0] == "resnet50 50"
+    latency = line(text, "median latency of eTasks over kTasks")
+    assert (latency[1], latency[2].split(", ")[0]) == ("16", "resnet50 160")
+    assert "eTask 100, kTask 3" in line(text, "first request over a warm one")[2]
+
+
+def test_the_page_has_a_row_for_each_setting(results: Results) -> None:
+    text = page(results, SMALL)
+    assert line(text, "bert | 1300")[1:5] == ["1300", "1300", "92", "93"]
+    assert line(text, "resnet50 | 16 | 200")[2:] == ["200 (0.80)", "4 (0.02)", "4 (0.02)"]
+    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 100", "-"]
+    assert line(text, "Worker Start")[1:] == ["-", "-", "500", "-"]
+    assert "a processor" in text
+
+
+def test_a_queue_that_grew_has_no_latency_on_the_page(results: Results) -> None:
+    cell = Cell("resnet50", Side.ETASK_EXCLUSIVE, 16, online=True)
+    results.add((cell, found(cell, "unstable")))
+    text = page(results, SMALL)
+    assert line(text, "median latency of eTasks over kTasks")[2].split(", ")[0] == "resnet50 unstable"
+    assert line(text, "resnet50 | 16 | 50")[2:] == ["50 / 100", "unstable"]
+
+
+def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) -> None:
+    text = page(Results(tmp_path / "none"), SMALL)
+    assert [row for row in text.splitlines() if row.startswith("#")] == ["# Evaluation", "## The machine"]
+
+
+def test_a_plot_for_each_figure_over_replicas(results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from kaas.papers.plots import draw
+
+    files = draw(results, tmp_path)
+    assert [file.name for file in files] == ["figure10.png", "figure11.png", "figure12.png", "figure13.png"]
+    before = files[0].read_bytes()
+    assert before.startswith(b"\x89PNG")
+    results.add((Cell("resnet50", Side.KTASK, 16), found(Cell("resnet50", Side.ETASK_EXCLUSIVE, 16))))
+    draw(results, tmp_path)
+    assert files[0].read_bytes() != before
