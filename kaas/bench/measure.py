@@ -83,6 +83,12 @@ class Measurement:
             return None
         return sum(window.answered for window in last) / sum(window.seconds for window in last)
 
+    @property
+    def mean_s(self) -> float:
+        """Return the mean latency in all windows, as a server's figures are of all; 0 without a result."""
+        answered = sum(window.answered for window in self.windows)
+        return sum(window.latency_s * window.answered for window in self.windows) / answered if answered else 0.0
+
 
 @dataclass(slots=True)
 class _Open:

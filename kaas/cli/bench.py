@@ -22,9 +22,11 @@ from kaas.models.model import CompiledModel
 if TYPE_CHECKING:
     from kaas.bench.load import Completion, Load
     from kaas.bench.measure import Measurement
+    from kaas.bench.stages import StageTotals
 
 Loop = tuple[str, bool, Callable[["Load"], Iterator["Completion | None"]]]
 
+NONE = "-"
 DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
 
@@ -63,30 +65,34 @@ def bench(
 
     from kaas.bench.load import Load
     from kaas.bench.measure import measure
+    from kaas.bench.stages import StageTotals
 
     loaded = load_file(file)
     inputs, loops = _inputs(loaded, scalars), _loops(concurrency, rate, arrivals)
-    rows: list[tuple[str, Measurement, int]] = []
-    with _function(loaded, server, keys, name, ray) as function:
+    rows: list[dict[str, Any]] = []
+    with _function(loaded, server, keys, name, ray) as (function, stats):
         function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
         for title, open_loop, begin in loops:
-            load = Load(lambda _: function.call(**inputs))
+            load, before = Load(lambda _: function.call(**inputs)), StageTotals.of(stats())
             found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit)
-            rows.append((title, found, load.lost(DRAIN_S)))
+            lost = load.lost(DRAIN_S)
+            stages = None if load.outstanding else StageTotals.of(stats()).since(before)
+            rows.append({"load": title, **figures(found, lost, stages)})
             if found.interrupted:
                 break
     if json:
-        print(msgspec.json.encode([{"load": title, **figures(found, lost)} for title, found, lost in rows]).decode())
+        print(msgspec.json.encode(rows).decode())
     else:
         _show(rows)
-    if any((found.errors or lost) and not found.latencies.count for _, found, lost in rows):
+    if any((row["errors"] or row["lost"]) and not row["requests"] for row in rows):
         raise typer.Exit(1)
 
 
-def figures(found: Measurement, lost: int) -> dict[str, Any]:
+def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[str, Any]:
     """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
 
-    lost: the number of requests that were under way at the end and got no result.
+    lost: the number of requests that were under way at the end and got no result. stages: of the pool or server; None
+    if it no longer answers.
     """
     latencies = found.latencies
     steady = found.stability is not Stability.UNSTABLE
@@ -96,6 +102,9 @@ def figures(found: Measurement, lost: int) -> dict[str, Any]:
         "rate_per_s": found.rate_per_s,
         "requests": latencies.count,
         **{f"{time}_ms": value * 1e3 if steady else None for time, value in times.items()},
+        "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
+        "hits": stages.hits if stages else 0,
+        "misses": stages.misses if stages else 0,
         "late_ms": found.late_s * 1e3,
         "errors": found.errors,
         "lost": lost,
@@ -106,13 +115,13 @@ def figures(found: Measurement, lost: int) -> dict[str, Any]:
 @contextmanager
 def _function(
     loaded: KTask | CompiledModel, server: str | None, keys: Path | None, name: str, ray: bool
-) -> Iterator[Any]:
-    """Give the registered function: of a server's client, or of a pool."""
+) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Give the registered function, of a server's client or of a pool, and what reads the figures there."""
     if server is not None:
         from kaas.client.client import Client
 
         with Client(server, keys=keys) as client:
-            yield client.register(loaded)
+            yield client.register(loaded), client.stats
         return
     from kaas.api import program
     from kaas.api.function import register
@@ -121,7 +130,7 @@ def _function(
         program.attach(name)
     opened = not ray and program.init(ray=False, name=name)
     try:
-        yield register(loaded) if isinstance(loaded, KTask) else loaded.register()
+        yield register(loaded) if isinstance(loaded, KTask) else loaded.register(), program.stats
     finally:
         if opened:
             program.shutdown()
@@ -167,20 +176,24 @@ def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[
     return found
 
 
-def _show(rows: list[tuple[str, Measurement, int]]) -> None:
-    printed: list[tuple[str, Mapping[str, Any]]] = [(title, figures(found, lost)) for title, found, lost in rows]
-    columns = (
-        "rate_per_s",
-        "mean_ms",
-        "sd_ms",
-        *(key for key in printed[0][1] if key.startswith("p")),
-        "requests",
-        "lost",
-    )
-    table = Table("load", *columns, "state", "errors")
-    for title, row in printed:
-        numbers = ("-" if (cell := row[key]) is None else str(cell) if type(cell) is int else f"{cell:.4g}"
-                   for key in columns)  # fmt: skip
-        errors = ", ".join(f"{count} {kind}" for kind, count in row["errors"].items())
-        table.add_row(title, *numbers, row["state"], errors)
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    quantiles = [key for key in rows[0] if key.startswith("p") and key.endswith("_ms")]
+    table = Table("load", "requests/s", "mean ± sd ms", *(key.replace("_", " ") for key in quantiles), "state")
+    for row in rows:
+        spread = NONE if row["mean_ms"] is None else f"{row['mean_ms']:.3g} ± {row['sd_ms']:.3g}"
+        times = (NONE if row[key] is None else f"{row[key]:.4g}" for key in quantiles)
+        rate = NONE if row["rate_per_s"] is None else f"{row['rate_per_s']:.4g}"
+        table.add_row(row["load"], rate, spread, *times, row["state"])
     print_whole(table)
+    stages = list(dict.fromkeys(stage for row in rows for stage in row["stages_ms"]))
+    if stages:
+        split = Table("mean ms", *stages, "hits", "misses")
+        for row in rows:
+            means = (f"{row['stages_ms'][stage]:.3g}" if stage in row["stages_ms"] else NONE for stage in stages)
+            split.add_row(row["load"], *means, str(row["hits"]), str(row["misses"]))
+        print_whole(split)
+    for row in rows:
+        failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
+        failed += [f"{row['lost']} lost"] if row["lost"] else []
+        if failed:
+            print(f"{row['load']}: {', '.join(failed)}")

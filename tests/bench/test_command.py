@@ -49,6 +49,8 @@ def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
         assert each["errors"] == {}
         assert each["requests"] > 0
         assert 0 < each["p50_ms"] <= each["p99_ms"] <= each["p99.9_ms"]
+        assert each["stages_ms"].keys() >= {"queue", "kernels", "outside"}
+        assert all(mean_ms >= 0 for mean_ms in each["stages_ms"].values())
 
 
 def test_a_server(serve: Serve, task_file: Path) -> None:
@@ -56,6 +58,7 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
     (found,) = measured(str(task_file), "--server", server.endpoint, "--scalar", "factor=3")
     assert found["requests"] > 0
     assert found["errors"] == {}
+    assert found["stages_ms"]["kernels"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""The parts of a latency, by the figures of the pool or server that was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from kaas.wire.status.stats import Stats
+
+SPLIT = ("before", "queue", "plan", "fetch", "memory", "copy_in", "kernels", "copy_out", "start", "run", "after")
+"""Stages that do not overlap, in order; see `kaas.wire.status.stats.StageStats`. Of an eTask: "start" and "run"."""
+WHOLE = ("request", "before", "after")
+"""What the pool or server takes in all: its steps come before and after the pool's request."""
+BETWEEN = "messages"
+"""The rest of what the pool or server takes: its own work, the way to the executor and back."""
+OUTSIDE = "outside"
+"""The rest of a latency: the caller's own work, the way to the server and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTotals:
+    """Sums over requests.
+
+    Fields:
+        seconds, counts: by stage. hits, misses: input objects that were, and were not, in the device's memory.
+    """
+
+    seconds: Counter[str]
+    counts: Counter[str]
+    hits: int
+    misses: int
+
+    @classmethod
+    def of(cls, stats: Stats | Mapping[str, Any]) -> Self:
+        """Return the sums of `kaas.stats()`, or of a client's `stats()`."""
+        known = stats if isinstance(stats, Stats) else msgspec.convert(stats, Stats)
+        seconds, counts = Counter[str](), Counter[str]()
+        for stage in known.stages:
+            seconds[stage.stage] += stage.total_s  # type: ignore[assignment]
+            counts[stage.stage] += stage.count
+        device = [tier for tier in known.tiers if tier.tier == "device"]
+        return cls(seconds, counts, sum(tier.objects for tier in device), sum(tier.misses for tier in device))
+
+    def since(self, before: Self) -> StageTotals:
+        """Return the sums over the requests that ended after others were read."""
+        return StageTotals(
+            Counter({stage: total - before.seconds[stage] for stage, total in self.seconds.items()}),
+            Counter({stage: count - before.counts[stage] for stage, count in self.counts.items()}),
+            self.hits - before.hits,
+            self.misses - before.misses,
+        )
+
+    def means_s(self, latency_s: float) -> dict[str, float]:
+        """Return the mean seconds of a request in each stage that it has, and outside of all.
+
+        latency_s: the mean latency that the callers saw.
+        """
+        requests = self.counts["request"]
+        if not requests:
+            return {}
+        means = {stage: self.seconds[stage] / requests for stage in SPLIT if self.counts[stage]}
+        whole_s = sum(self.seconds[stage] for stage in WHOLE) / requests
+        return {**means, BETWEEN: max(0.0, whole_s - sum(means.values())), OUTSIDE: max(0.0, latency_s - whole_s)}
