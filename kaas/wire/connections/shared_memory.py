@@ -7,6 +7,7 @@ mapping can write it (F_SEAL_FUTURE_WRITE), so that no process that is handed th
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -28,11 +29,10 @@ IDLE_AT_MOST = 64
 """Files that a process keeps for later use: it may have open only so many."""
 
 LEASED_AT_MOST = 256
-"""An outbox with this many files is crowded: each takes two descriptors, and a process often may have 1024."""
+"""An outbox with this many files is crowded: each takes a descriptor, and a process often may have 1024."""
 
 MAPPED_AT_MOST = 256
-"""Files that an inbox keeps mapped for the next time: each takes a descriptor, and no event of a sender's end comes for
-files that were received."""
+"""Files that an inbox keeps mapped for the next time: no event of a sender's end comes for files that were received."""
 
 _GRAIN_BYTES = 64 << 10
 _SEAL_FUTURE_WRITE = 0x10
@@ -152,7 +152,7 @@ class _Segment:
         self.nbytes = nbytes
         self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, nbytes)
-        self.memory = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+        self.memory = np.frombuffer(_mapping(self.fd, nbytes, mmap.ACCESS_WRITE), np.uint8)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
 
     def close(self) -> None:
@@ -261,8 +261,24 @@ class _Mapped:
         _check(file, found)
         self.pid = pid
         self.identity = _identity(found)
-        self.memory = memoryview(mmap.mmap(file, found.st_size, access=mmap.ACCESS_READ))
+        self.memory = memoryview(_mapping(file, found.st_size, mmap.ACCESS_READ))
 
+
+def _mapping(file: int, nbytes: int, access: int) -> mmap.mmap:
+    """Map a whole file. Python's own mapping of a file keeps a second descriptor of it, before 3.13 in any case."""
+    made = mmap.mmap(-1, nbytes, access=access)  # its place, which Python unmaps with the last view into it
+    place = np.frombuffer(made, np.uint8).ctypes.data
+    rights = mmap.PROT_READ | (mmap.PROT_WRITE if access == mmap.ACCESS_WRITE else 0)
+    if _libc_mmap(place, nbytes, rights, mmap.MAP_SHARED | _MAP_FIXED, file, 0) != place:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return made
+
+
+_MAP_FIXED = 0x10
+_libc_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc_mmap.restype = ctypes.c_void_p
+_libc_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 
 _Identity = tuple[int, int, int]
 
