@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kaas.api.attached import current_session
-from kaas.api.function import RETRIES, Function, call_function, caller_of, signature_of
+from kaas.api.function import Function, call_function, caller_of, signature_of
 from kaas.errors import InvalidRequest
 from kaas.futures import Future
 from kaas.ktask.graph import KTask
+from kaas.ktask.request import RETRIES
 from kaas.wire.packing import pack
 
 

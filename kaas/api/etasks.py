@@ -76,7 +76,7 @@ class ETask:
         """Return this eTask with other defaults for its calls; a default that is None stays as it is.
 
         Args:
-            client: the tenant that calls are billed to, and whose worker runs them; default: this program, by its
+            client: the party that calls are billed to, and whose worker runs them; default: this program, by its
                 script and Ray job.
             deadline_s: seconds within which a call must have ended.
             retries: how often a call may run again when its worker dies. The default is 0, since a call may have

@@ -12,6 +12,7 @@ from kaas.api.session import Session
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
+from kaas.ktask.request import RETRIES, check_deadline
 from kaas.ktask.variant import Variant, of_shapes
 from kaas.optional_ray import check_ray
 from kaas.wire import specs
@@ -21,10 +22,7 @@ from kaas.wire.packing import CallOptions, FunctionSignature, ObjectSink, bind, 
 if TYPE_CHECKING:
     from kaas.futures import Future
 
-RETRIES = 3
 MOST_RETRIES = 1 << 16
-LONGEST_S = 1e9
-"""Deadlines lie below this, about thirty years."""
 
 
 def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
@@ -90,12 +88,8 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.client, str | None) or self.client == "":
             raise InvalidRequest(f"a client is a name, not {self.client!r}")
-        if self.deadline_s is not None and not (
-            type(self.deadline_s) is not bool
-            and isinstance(self.deadline_s, int | float)
-            and 0 < self.deadline_s < LONGEST_S
-        ):
-            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
+        if self.deadline_s is not None:
+            check_deadline(self.deadline_s)
         if type(self.retries) is bool or not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
         if not isinstance(self.profile, bool):

@@ -9,7 +9,6 @@ from typing import Any
 
 from kaas.api.attached import current_session
 from kaas.api.function import (
-    RETRIES,
     Function,
     Options,
     invoke_function,
@@ -21,6 +20,7 @@ from kaas.config import Config, Device
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.executor.device import software
 from kaas.ktask.graph import KTask
+from kaas.ktask.request import RETRIES
 from kaas.optional_ray import check_ray
 from kaas.scheduling import policies
 from kaas.wire.packing import pack
@@ -187,7 +187,7 @@ def invoke(
             buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet. Arrays
             may be of any library that knows DLPack; arrays on a GPU are copied to the host here.
         scalars: a value for each of the kTask's Scalars.
-        client: the tenant that the request is billed to; default: the client of a Function's options, else this
+        client: the party that the request is billed to; default: the client of a Function's options, else this
             program: its script and Ray job.
         deadline_s: seconds from now within which the request must have ended.
         retries: how often the request may run again when its executor dies; the default leaves a Function its own.

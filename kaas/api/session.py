@@ -37,7 +37,7 @@ class Session(ABC):
     """This process's session with one pool. Every query raises PoolStopped when the pool is gone.
 
     Fields:
-        ray: True if the pool is on Ray. client: the tenant of requests that name no other.
+        ray: True if the pool is on Ray. client: the client of requests that name no other.
         registered: by key, the calls that register functions and eTasks with a restarted pool. pins: the commands for
             this program's pins. gone: the pool has ended for good. pid: of this process. store: the session's objects.
     """

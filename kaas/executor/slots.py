@@ -207,7 +207,7 @@ class Slot:
 
 def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, bytes) of the regions of the arena."""
-    for tenant in plan.tenants:
+    for tenant in plan.arena_buffers:
         address = placement.addresses[tenant.index]
         if address and tenant.nbytes:
             name = plan.buffers[tenant.index].name if tenant.index < len(plan.buffers) else "a table of pointers"

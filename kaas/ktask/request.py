@@ -31,6 +31,11 @@ from kaas.ktask.dlpack import device_of, is_exporter, tensor_of
 from kaas.ktask.dtypes import decode, dtype_name, encode
 from kaas.ktask.graph import KTask
 
+RETRIES = 3
+"""How often a request runs again on another executor when its executor ended, by default."""
+LONGEST_DEADLINE_S = 1e9
+"""Deadlines lie below this, about thirty years."""
+
 
 class Invocable(Protocol):
     """A kTask, or the description of a kTask that is elsewhere."""
@@ -79,6 +84,17 @@ def mapping(task: Invocable, what: str, values: Any) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"kTask {task.label!r}: {what} are given by name, not as {values!r}", task=task.label)
     return values
+
+
+def check_deadline(deadline_s: Any) -> None:
+    """Check a deadline in seconds from the request's arrival.
+
+    Raises:
+        InvalidRequest: not a number above 0, or beyond LONGEST_DEADLINE_S.
+    """
+    number = isinstance(deadline_s, int | float) and type(deadline_s) is not bool
+    if not (number and 0 < deadline_s < LONGEST_DEADLINE_S):
+        raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
 
 
 def check_names(task: KTask, names: Iterable[str]) -> None:

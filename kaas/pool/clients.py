@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kaas.errors import InvalidRequest, KaasError
+from kaas.ktask.request import check_deadline
 from kaas.pool.core.core import Pool
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.payloads import Payload
@@ -40,8 +41,6 @@ from kaas.wire.status.status import Status
 
 _log = logging.getLogger(__name__)
 
-LONGEST_S = 1e9
-"""Upper limit of deadlines in seconds, about thirty years."""
 YES, NO = b"1", b"0"
 
 
@@ -244,8 +243,8 @@ class Clients:
             raise KaasError(f"the pool does not know function {invocation.function}")
         if invocation.keep:
             raise InvalidRequest("only kaas.invoke can keep outputs on the device")
-        if invocation.deadline_s is not None and not 0 < invocation.deadline_s < LONGEST_S:
-            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {invocation.deadline_s!r}")
+        if invocation.deadline_s is not None:
+            check_deadline(invocation.deadline_s)
         refs: Sequence[Any] = ()
         ready = None
         if message.attached:

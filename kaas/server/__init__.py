@@ -1,2 +1,1 @@
-"""`kaas serve`: sessions, invocations and stores of clients from outside. Runs in the pool's
-process."""
+"""`kaas serve`: sessions, invocations and stores of clients from outside. Runs in the pool's process."""

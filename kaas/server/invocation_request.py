@@ -7,8 +7,7 @@ from typing import Any
 
 from kaas.errors import InvalidRequest, MissingInput, MissingScalar, UnexpectedInput, WrongScalar, WrongSize
 from kaas.ktask.dtypes import KIND_BYTES, decode
-from kaas.ktask.request import check_fit
-from kaas.pool.clients import LONGEST_S
+from kaas.ktask.request import RETRIES, check_deadline, check_fit
 from kaas.pool.executors.payloads import Payload
 from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.state.object_store import ObjectStore
@@ -16,9 +15,6 @@ from kaas.server.steps.steps import Made
 from kaas.wire import specs as pool_wire
 from kaas.wire.messages import Framed
 from kaas.wire.protocol import Invoke
-
-RETRIES = 3
-"""How often a request runs again on another executor when its executor ended."""
 
 
 def invocation_of(
@@ -82,16 +78,6 @@ def sent_bytes(message: Invoke, frames: Sequence[Any]) -> int:
     places = [item.frame for item in message.inputs.values() if not item.object and 0 < item.frame < len(frames)]
     again = sum(len(frames[place]) for place in places) - sum(len(frames[place]) for place in {*places})
     return sum(map(len, frames)) - len(frames[0]) + again
-
-
-def check_deadline(deadline_s: float) -> None:
-    """Raise if a deadline in seconds is out of range.
-
-    Raises:
-        InvalidRequest
-    """
-    if not 0 < deadline_s < LONGEST_S:
-        raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
 
 
 def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:

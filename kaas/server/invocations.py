@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.ktask.request import check_deadline
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
@@ -18,7 +19,7 @@ from kaas.pool.observing.tracing import TraceStep
 from kaas.pool.service import Service
 from kaas.server.building.remote_function import InvocableFunction
 from kaas.server.idempotency_keys import IdempotencyKeys
-from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of, sent_bytes
+from kaas.server.invocation_request import check_made, given_values, invocation_of, sent_bytes
 from kaas.server.replies import failure_of
 from kaas.server.reply_tracker import ENDED, ReplyTracker
 from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient

@@ -47,5 +47,5 @@ def test_no_request_has_no_parts() -> None:
 
 @pytest.mark.parametrize("stage", ["start", "run"])
 def test_an_etasks_stages_count_and_a_clients_figures_are_read(stage: str) -> None:
-    told = msgspec.to_builtins(stats(2, request=0.5, **{stage: 0.25}))
+    told = msgspec.to_builtins(stats(2, (), request=0.5, **{stage: 0.25}))
     assert StageTotals.of(told).means_s(0.5)[stage] == 0.25

@@ -17,7 +17,7 @@ GAP_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class ArenaBuffer:
     """A buffer in the arena.
 
     Fields:
@@ -36,7 +36,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The offset of each tenant, a multiple of ALIGNMENT_BYTES, and the size of the arena, both in bytes."""
+    """The offset of each buffer, a multiple of ALIGNMENT_BYTES, and the size of the arena, both in bytes."""
 
     offsets: Mapping[int, int]
     nbytes: int
@@ -58,10 +58,10 @@ class HappensBefore:
         later[0] = (self._end << 1) - 2
         self._later = later
 
-    def users(self, tenant: Tenant) -> int:
-        """Return the mask of all users of a tenant."""
-        mask = sum(1 << (kernel + 1) for kernel in tenant.kernels)
-        return mask | (1 if tenant.from_start else 0) | (self._end if tenant.to_end else 0)
+    def users(self, buffer: ArenaBuffer) -> int:
+        """Return the mask of all users of a buffer."""
+        mask = sum(1 << (kernel + 1) for kernel in buffer.kernels)
+        return mask | (1 if buffer.from_start else 0) | (self._end if buffer.to_end else 0)
 
     def after(self, users: int) -> int:
         """Return the mask of the users that come after each of these users."""
@@ -73,35 +73,35 @@ class HappensBefore:
         return common
 
 
-def lay_out(tenants: Iterable[Tenant], order: HappensBefore) -> Layout:
-    """Place the tenants, the largest first, each as low as the tenants allow that may be in use at the same time."""
-    sized = sorted(tenants, key=lambda tenant: (-tenant.nbytes, tenant.index))
+def lay_out(buffers: Iterable[ArenaBuffer], order: HappensBefore) -> Layout:
+    """Place the buffers, the largest first, each as low as the buffers allow that may be in use at the same time."""
+    sized = sorted(buffers, key=lambda buffer: (-buffer.nbytes, buffer.index))
     placed: list[tuple[int, int, int, int]] = []  # offset, end, users, after
     offsets: dict[int, int] = {}
-    for tenant in sized:
-        users = order.users(tenant)
+    for buffer in sized:
+        users = order.users(buffer)
         after = order.after(users)
         spans = sorted(
             (start, end)
             for start, end, others, others_after in placed
-            if others & ~after and users & ~others_after  # neither tenant has ended before the other begins
+            if others & ~after and users & ~others_after  # neither buffer has ended before the other begins
         )
-        offset = _first_gap(spans, tenant.nbytes)
-        offsets[tenant.index] = offset
-        placed.append((offset, offset + tenant.nbytes, users, after))
+        offset = _first_gap(spans, buffer.nbytes)
+        offsets[buffer.index] = offset
+        placed.append((offset, offset + buffer.nbytes, users, after))
     return Layout(offsets, _aligned(max((end for _, end, _, _ in placed), default=0)))
 
 
-def lay_apart(tenants: Iterable[Tenant]) -> Layout:
-    """Place the tenants one after the other, with gaps. No two share memory.
+def lay_apart(buffers: Iterable[ArenaBuffer]) -> Layout:
+    """Place the buffers one after the other, with gaps. No two share memory.
 
     An access past the end of a buffer must not end in another buffer, even one that is used at other times.
     """
     offsets: dict[int, int] = {}
     nbytes = 0
-    for tenant in tenants:
-        offsets[tenant.index] = nbytes
-        nbytes = _aligned(nbytes + tenant.nbytes) + GAP_BYTES
+    for buffer in buffers:
+        offsets[buffer.index] = nbytes
+        nbytes = _aligned(nbytes + buffer.nbytes) + GAP_BYTES
     return Layout(offsets, nbytes)
 
 

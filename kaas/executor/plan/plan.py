@@ -15,7 +15,7 @@ from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
 from kaas.executor.device.code import LoadedKernel
 from kaas.executor.device.device import LaunchLimits
 from kaas.executor.device.graphs import KernelNode, ParameterBlock
-from kaas.executor.plan.arena import HappensBefore, Layout, Tenant, lay_apart, lay_out
+from kaas.executor.plan.arena import ArenaBuffer, HappensBefore, Layout, lay_apart, lay_out
 from kaas.executor.plan.globals import Globals
 from kaas.executor.plan.loaded_kernels import LoadedKernels
 from kaas.executor.plan.parameters import parameters_of
@@ -64,7 +64,7 @@ class Plan:
         launches, parameters: of each kernel. The parameters have its literals, and zeros in the places of patches.
         buffers, tables: values with an address. Indices count buffers, then tables. nbytes: of the buffers.
         address_patches, scalar_patches: by that index, and in the order of scalars.
-        tenants, order: buffers and tables that may lie in the arena, and the order of their users.
+        arena_buffers, order: buffers and tables that may lie in the arena, and the order of their users.
         globals: of the libraries that have some.
         inputs, private, outputs: indices of buffers: those read first, inputs that are also written, those returned.
         often_read: indices of small inputs that many launches read.
@@ -83,7 +83,7 @@ class Plan:
     scalars: tuple[str, ...]
     address_patches: tuple[tuple[Patch, ...], ...]
     scalar_patches: tuple[tuple[Patch, ...], ...]
-    tenants: tuple[Tenant, ...] = field(repr=False)
+    arena_buffers: tuple[ArenaBuffer, ...] = field(repr=False)
     order: HappensBefore = field(repr=False)
     inputs: tuple[int, ...]
     private: frozenset[int]
@@ -102,8 +102,8 @@ class Plan:
         """
         cached = {index for index in self.inputs if not resident >> index & 1}
         cached.update(index for index in self.outputs if kept >> index & 1)
-        tenants = [tenant for tenant in self.tenants if tenant.index not in cached]
-        return lay_apart(tenants) if self.apart else lay_out(tenants, self.order)
+        arena_buffers = [buffer for buffer in self.arena_buffers if buffer.index not in cached]
+        return lay_apart(arena_buffers) if self.apart else lay_out(arena_buffers, self.order)
 
     def parameter_blocks(self) -> list[ParameterBlock]:
         """Return the parameters of each launch, in new host memory, with zeros in the places of patches."""
@@ -124,8 +124,8 @@ def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
     pointers = (table for kernel in task.kernels for argument in kernel.args for table in _tables(argument))
     tables = dict.fromkeys(_entries(table, index) for table in pointers)
     away = {index[buffer] for buffer in set(cached) - set(task.private_inputs)}
-    tenants = (tenant for tenant in _tenants(task, index, tables) if tenant.index not in away)
-    return lay_out(tenants, HappensBefore(len(task.kernels), task.edges)).nbytes
+    arena_buffers = (buffer for buffer in _arena_buffers(task, index, tables) if buffer.index not in away)
+    return lay_out(arena_buffers, HappensBefore(len(task.kernels), task.edges)).nbytes
 
 
 def make_plan(
@@ -165,7 +165,7 @@ def make_plan(
         scalars=tuple(builder.scalars),
         address_patches=tuple(map(tuple, (*builder.accesses, *builder.tables.values()))),
         scalar_patches=tuple(map(tuple, builder.scalars.values())),
-        tenants=tuple(_tenants(task, index, builder.tables)),
+        arena_buffers=tuple(_arena_buffers(task, index, builder.tables)),
         order=HappensBefore(len(task.kernels), task.edges),
         inputs=tuple(index[buffer] for buffer in task.inputs),
         private=frozenset(index[buffer] for buffer in task.private_inputs),
@@ -196,7 +196,7 @@ def _zeroed(task: KTask) -> tuple[Buffer, ...]:
     return tuple(b for b in task.buffers if b.init == "zero" or (b in outputs and b not in inputs))
 
 
-def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:
+def _arena_buffers(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[ArenaBuffer]:
     users: dict[Buffer, list[int]] = {buffer: [] for buffer in buffers}
     for number, kernel in enumerate(task.kernels):
         for buffer in dict.fromkeys(access.buffer for access in kernel.accesses):
@@ -206,9 +206,9 @@ def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]
         # A buffer that carries data to the next iteration must stay until the end.
         carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
         from_start = buffer in inputs or buffer in zeroed
-        yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
+        yield ArenaBuffer(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
     for number, table in enumerate(tables, start=len(buffers)):
-        yield Tenant(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)
+        yield ArenaBuffer(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)
 
 
 class _Parameters:

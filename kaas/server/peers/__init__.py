@@ -1,1 +1,1 @@
-"""Peers of a server: their TCP connections, keys, revocations and signatures. Runs in the server's process."""
+"""Peers of a server: their TCP connections, keys, revocations and signatures. Runs in servers and commands."""

@@ -1,1 +1,1 @@
-"""Starting of a server: in its own process, or as a Ray actor. Runs in the server's process."""
+"""Starting of a server: in its own process, or as a Ray actor. Runs in the command's process."""
