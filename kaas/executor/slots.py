@@ -207,11 +207,11 @@ class Slot:
 
 def _regions(plan: Plan, placement: ArenaPlacement) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, bytes) of the regions of the arena."""
-    for tenant in plan.arena_buffers:
-        address = placement.addresses[tenant.index]
-        if address and tenant.nbytes:
-            name = plan.buffers[tenant.index].name if tenant.index < len(plan.buffers) else "a table of pointers"
-            yield name, address - placement.arena, tenant.nbytes
+    for buffer in plan.arena_buffers:
+        address = placement.addresses[buffer.index]
+        if address and buffer.nbytes:
+            name = plan.buffers[buffer.index].name if buffer.index < len(plan.buffers) else "a table of pointers"
+            yield name, address - placement.arena, buffer.nbytes
 
 
 @dataclass(slots=True, eq=False)
