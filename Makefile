@@ -19,7 +19,7 @@ test test-all bench: export RAY_AUTH_MODE ?= disabled
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist gpu gpu-expected kernels map tables lock clean
+.PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist papers gpu gpu-expected kernels map tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; 
 
 bench: libs ## every benchmark against its bars, and docs/benchmarks.md of the results; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (15 minutes)
+	@$(BIN)/kaas papers kaas --folder benchmarks/results/papers --report docs/evaluation.md $(ARGS)
 
 gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are
 	@$(PYTHON) -m tests.gpu

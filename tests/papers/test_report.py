@@ -85,3 +85,10 @@ def test_a_plot_for_each_figure_over_replicas(results: Results, tmp_path: Path) 
     results.add((Cell("resnet50", Side.KTASK, 16), found(Cell("resnet50", Side.ETASK_EXCLUSIVE, 16))))
     draw(results, tmp_path)
     assert files[0].read_bytes() != before
+
+
+def test_the_page_of_the_documentation_is_that_of_the_kept_results() -> None:
+    """`make papers` writes both."""
+    root = Path(__file__).parents[2]
+    kept = Results(root / "benchmarks" / "results" / "papers" / "kaas-small.jsonl")
+    assert (root / "docs" / "evaluation.md").read_text() == page(kept, SMALL)
