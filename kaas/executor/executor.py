@@ -288,10 +288,12 @@ class Executor:
         except DeviceLost:
             raise
         except BaseException:
-            slot.stream.synchronize()
-            if plan.prints:
-                self._take_printed(request.client)  # otherwise the text would be in the next request's result
-            self._give_back(admitted.lease)
+            try:
+                slot.stream.synchronize()  # it may bring a kernel's error, and has ended the stream's work then too
+                if plan.prints:
+                    self._take_printed(request.client)  # otherwise the text would be in the next request's result
+            finally:
+                self._give_back(admitted.lease)
             raise
         self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()

@@ -121,7 +121,7 @@ def from_json(text: str | bytes) -> Fields:
     """
     try:
         data = json.loads(text)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidGraph(f"this is no kTask in JSON: {error}") from error
     _require_fields(data)
     try:

@@ -69,6 +69,7 @@ def properties(server: ExperimentServer) -> list[Properties]:
     made: list[Properties] = []
     for workload in WORKLOADS.values():
         with server.ktasks(workload, 1) as replica:
+            replica.warm()
             for _ in range(PROBES):
                 replica.send(0).result()
             with Client(server.address, keys=server.keys[0]) as client:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -16,18 +14,17 @@ from kaas.bench.measure import measure
 from kaas.bench.windows import Stability
 from kaas.errors import WrongAnswer
 from kaas.papers.experiment_server import SLOTS
-from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from kaas.papers.experiment_server import ExperimentServer, Replicas
+    from kaas.papers.experiment_server import Replicas
     from kaas.papers.workloads import Scale, Workload
 
 PEAK_SHARE = 0.8
 """The rate of an online load, as a share of the offline load's (§5.3.2)."""
 DRAIN_S = 60.0
-WINDOW_REQUESTS = 60
+WINDOW_REQUESTS = 50
 """The least number of requests that devices can run in a window: fewer would hardly agree within 10 %."""
-SHORTEST_S, LONGEST_S = 1.5, 5.0
+SHORTEST_S, LONGEST_S = 1.5, 4.0
 """Bounds of a window's seconds."""
 WINDOWS = 5
 """The most windows of a cell; three that agree end it."""
@@ -86,26 +83,30 @@ class Found(msgspec.Struct, frozen=True):
     offered_per_s: float = 0.0
 
 
-def measured(cell: Cell, server: ExperimentServer, peak_per_s: float | None) -> Found:
-    """Measure a cell. peak_per_s: the rate of `cell.offline`, for an online cell."""
-    workload, scale = WORKLOADS[cell.workload], server.scale
-    with _replicas(cell, server, workload) as replicas:
-        load = Load(replicas.send, replicas.check)
-        window_s = min(max(WINDOW_REQUESTS * scale.gpu_s(workload) / scale.devices, SHORTEST_S), LONGEST_S)
-        if cell.online:
-            assert peak_per_s is not None, "an online cell comes after its offline cell"
-            offered_per_s = PEAK_SHARE * peak_per_s
-            window_s = max(window_s, min(WINDOW_REQUESTS / offered_per_s, LONGEST_S))
-            loop = load.opened(poisson(offered_per_s))
-        else:
-            offered_per_s = 0.0
-            loop = load.closed(callers(workload, scale, cell.replicas))
-        measurement = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=WINDOWS * window_s)
-        if measurement.interrupted:
-            raise KeyboardInterrupt
-        load.cancel()
-        for _ in load.drain(DRAIN_S):  # cancelled ones are not lost
-            pass
+def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | None) -> Found:
+    """Measure a cell. peak_per_s: the rate of `cell.offline`, for an online cell.
+
+    Raises:
+        WrongAnswer: a result is not the replica's.
+    """
+    workload = replicas.workload
+    replicas.warm()
+    load = Load(replicas.send, replicas.check)
+    window_s = min(max(WINDOW_REQUESTS * scale.gpu_s(workload) / scale.devices, SHORTEST_S), LONGEST_S)
+    if cell.online:
+        assert peak_per_s is not None, "an online cell comes after its offline cell"
+        offered_per_s = PEAK_SHARE * peak_per_s
+        window_s = max(window_s, min(WINDOW_REQUESTS / offered_per_s, LONGEST_S))
+        loop = load.opened(poisson(offered_per_s))
+    else:
+        offered_per_s = 0.0
+        loop = load.closed(callers(workload, scale, cell.replicas))
+    measurement = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=WINDOWS * window_s)
+    if measurement.interrupted:
+        raise KeyboardInterrupt
+    load.cancel()
+    for _ in load.drain(DRAIN_S):  # cancelled ones are not lost
+        pass
     if WrongAnswer.__name__ in measurement.errors:
         raise WrongAnswer(f"{measurement.errors[WrongAnswer.__name__]} wrong results in {cell}")
     latencies = measurement.latencies
@@ -129,16 +130,6 @@ def callers(workload: Workload, scale: Scale, replicas: int) -> int:
     """Return the number of outstanding requests that keeps devices and steps busy: each replica has one at least."""
     per_device = 2 * SLOTS * (workload.gpu_s + workload.cpu_s) / workload.gpu_s
     return max(replicas, math.ceil(scale.devices * per_device))
-
-
-@contextmanager
-def _replicas(cell: Cell, server: ExperimentServer, workload: Workload) -> Iterator[Replicas]:
-    if cell.side is Side.ETASK_EXCLUSIVE:
-        with server.etasks(workload, cell.replicas) as replicas:
-            yield replicas
-    else:
-        with server.ktasks(workload, cell.replicas) as replicas:
-            yield replicas
 
 
 def steady(found: Found) -> bool:

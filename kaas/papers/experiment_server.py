@@ -11,9 +11,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from kaas.papers.workloads import WORKLOADS, Scale, Workload, answer, constants,
 from kaas.server.peers.keys import new_client
 
 if TYPE_CHECKING:
-    from kaas.bench.load import Check, Send
+    from kaas.client.remote_function import RemoteFunction
 
 STEP_PROCESSES = 16
 """Enough for all steps that are under way at the highest rate: 10 of resnet50 (10 ms for each 1 ms of four devices)."""
@@ -38,10 +38,42 @@ _ADDRESS = re.compile(r"tcp://\S+:\d+")
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Functions that send a request and check its result. A number stands for a replica, modulo their number."""
+    """Clients of a workload, each with its own function. A number stands for a replica, modulo their count.
 
-    send: Send
-    check: Check
+    Fields:
+        calls: of the replicas' functions. answers: the first element of each replica's results.
+    """
+
+    workload: Workload
+    inputs: Mapping[str, Any]
+    calls: tuple[Callable[..., Any], ...]
+    answers: tuple[float, ...]
+
+    def first(self, count: int) -> Replicas:
+        """Return the first of the replicas."""
+        return replace(self, calls=self.calls[:count], answers=self.answers[:count])
+
+    def send(self, number: int) -> Any:
+        """Send a replica's request, and return its future."""
+        return self.calls[number % len(self.calls)](**self.inputs)
+
+    def check(self, number: int, result: Any) -> None:
+        """Check a replica's result.
+
+        Raises:
+            WrongAnswer
+        """
+        import numpy as np
+
+        replica = number % len(self.calls)
+        found = float(np.frombuffer(result["score"] if self.workload.steps else result, np.float32)[0])
+        if abs(found - self.answers[replica]) > 1e-3:
+            raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
+
+    def warm(self) -> None:
+        """Send a request of each replica, one after the other: a first one compiles, or starts a process."""
+        for number in range(len(self.calls)):
+            self.check(number, self.send(number).result())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,50 +91,38 @@ class ExperimentServer:
 
     @contextmanager
     def ktasks(self, workload: Workload, replicas: int) -> Iterator[Replicas]:
-        """Register a kTask for each replica: each is a client's, with constants of its own, and has run once.
-
-        Raises:
-            WrongAnswer: a result is not the replica's, here or by `Replicas.check`.
-        """
+        """Register a kTask for each replica: each is a client's, with constants of its own."""
         task = ktask(workload, self.scale)
         before, after = (f"{workload.name}_{end}" if workload.steps else "" for end in ("before", "after"))
+        values = [number + 1.0 for number in range(replicas)]
         with self._clients(replicas) as clients:
             functions = [
-                client.register(task, constants(workload, self.scale, number + 1.0), before=before, after=after)
-                for number, client in enumerate(clients)
+                client.register(task, constants(workload, self.scale, value), before=before, after=after)
+                for client, value in zip(clients, values, strict=True)
             ]
-            yield self._replicas(workload, [each.call for each in functions], [k + 1.0 for k in range(replicas)])
+            yield self._replicas(workload, functions, values)
             for client, function in zip(clients, functions, strict=True):
                 client.unregister(function)
 
     @contextmanager
     def etasks(self, workload: Workload, replicas: int) -> Iterator[Replicas]:
-        """Call the eTask once for each replica, as `ktasks`: each client has a process of its own."""
+        """Give the eTask to each replica: each client has a process of its own."""
         with self._clients(replicas) as clients:
             functions = [client.function(workload.name) for client in clients]
-            yield self._replicas(workload, [each.call for each in functions], [1.0] * replicas)
+            yield self._replicas(workload, functions, [1.0] * replicas)
 
     @contextmanager
     def _clients(self, count: int) -> Iterator[list[Client]]:
         with ExitStack() as closing:
             yield [closing.enter_context(Client(self.address, keys=keys)) for keys in self.keys[:count]]
 
-    def _replicas(self, workload: Workload, calls: list[Callable[..., Any]], values: list[float]) -> Replicas:
+    def _replicas(self, workload: Workload, functions: Sequence[RemoteFunction], values: Sequence[float]) -> Replicas:
         import numpy as np
 
         count = self.scale.bytes(workload.input_bytes) // 4
         inputs = {"data": np.ones(count, np.uint8)} if workload.steps else {"x": np.ones(count, np.float32)}
-        wanted = [answer(workload, value) for value in values]
-
-        def check(number: int, result: Any) -> None:
-            replica = number % len(calls)
-            found = float(np.frombuffer(result["score"] if workload.steps else result, np.float32)[0])
-            if abs(found - wanted[replica]) > 1e-3:
-                raise WrongAnswer(f"{workload.name}, replica {replica}: {found} is not {wanted[replica]}")
-
-        for replica, call in enumerate(calls):
-            check(replica, call(**inputs).result())
-        return Replicas(lambda number: calls[number % len(calls)](**inputs), check)
+        calls = tuple(function.call for function in functions)
+        return Replicas(workload, inputs, calls, tuple(answer(workload, value) for value in values))
 
 
 @contextmanager

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 32
 REPLICAS = {
     Side.KTASK: (1, 4, 16, 32),
-    Side.KTASK_EXCLUSIVE: (1, 4, 16),
-    Side.ETASK_EXCLUSIVE: (1, 4, 16),
+    Side.KTASK_EXCLUSIVE: (4, 16),
+    Side.ETASK_EXCLUSIVE: (4, 16),
 }
 ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
 
@@ -94,7 +94,7 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
         singles.append(breakdowns)
     missing = sorted(
         (cell for cell in cells_of(wanted) if cell not in results.found),
-        key=lambda cell: (cell.peak is not None, cell.side.policy, cell.workload, cell.online),
+        key=lambda cell: (*_setting(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
     )
     if singles:
         with _server(SINGLE_POLICY, scale) as server:
@@ -102,13 +102,23 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
                 results.add(*(made := single(server)))
                 for each in made:
                     progress(each)
-    for (_, policy), cells in groupby(missing, key=lambda cell: (cell.peak is not None, cell.side.policy)):
+    for (_, policy), cells in groupby(missing, key=_setting):
         with _server(policy, scale) as server:
-            for cell in cells:
-                peak = results.found.get(cell.offline)
-                found = measured(cell, server, peak.rate_per_s if peak else None)
-                results.add((cell, found))
-                progress((cell, found))
+            for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
+                measuring = list(group)
+                registered = server.etasks if side is Side.ETASK_EXCLUSIVE else server.ktasks
+                with registered(WORKLOADS[name], max(cell.replicas for cell in measuring)) as replicas:
+                    for cell in measuring:
+                        peak = results.found.get(cell.offline)
+                        among = replicas.first(cell.replicas)
+                        found = measured(cell, among, scale, peak.rate_per_s if peak else None)
+                        results.add((cell, found))
+                        progress((cell, found))
+
+
+def _setting(cell: Cell) -> tuple[bool, str]:
+    """Return what cells of one server have in common: their turn, and their policy."""
+    return cell.peak is not None, cell.side.policy
 
 
 @contextmanager

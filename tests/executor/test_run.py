@@ -10,8 +10,12 @@ import pytest
 
 import kaas
 import softgpu
+from kaas.errors import OutOfDeviceMemory
+from kaas.executor import executor as executor_module
+from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from kaas.ktask.request import encode_scalars
+from tests.executor.conftest import MakeExecutor
 from tests.executor.interpreter import PACKED, interpret
 
 N = 1000
@@ -60,6 +64,27 @@ def test_one_kernel(executor: Executor, library: kaas.Library) -> None:
     assert set(result.stats.stages) == {"plan", "fetch", "memory", "copy_in", "kernels", "copy_out", "total"}
     assert result.stats.device_s > 0
     assert result.stats.stages["total"] >= result.stats.device_s
+
+
+def test_a_request_whose_error_comes_twice_leaves_its_slot_and_memory(
+    make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is not the device's end may come from the wait for the request's work, too."""
+    executor = make_executor(1 << 20)
+    task = kaas.KTask([launch(library, "add", kaas.In(A), kaas.In(B), kaas.Out(C), COUNT)], [C])
+    request = RunRequest(task, {"a": InputSource(ints(0)), "b": InputSource(ints(7))}, {})
+    free = executor.run(request) and executor.cached_bytes
+
+    def fail(*_: Any) -> None:
+        raise OutOfDeviceMemory("the host has no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "synchronize", fail)
+        patch.setattr(executor_module, "work", fail)
+        with pytest.raises(OutOfDeviceMemory):
+            executor.run(request)
+    np.testing.assert_array_equal(executor.run(request).outputs["c"], ints(0) + ints(7))
+    assert executor.cached_bytes == free
 
 
 def test_outputs_have_their_declared_order(executor: Executor, library: kaas.Library) -> None:

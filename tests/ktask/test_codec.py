@@ -166,7 +166,9 @@ def test_malformed_arguments_are_refused_by_type(argument: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "[]", "{}", '{"kaas": 1, "libraries": {"x": [{"data": "?"}]}}', b"\xff"]
+    "text",
+    ["", "nonsense", "[]", "{}", '{"kaas": 1, "libraries": {"x": [{"data": "?"}]}}', b"\xff", '{"a":' * 100_000],
+    ids=lambda text: repr(text[:20]),
 )
 def test_malformed_json_is_refused_by_type(text: str | bytes) -> None:
     with pytest.raises(InvalidGraph):

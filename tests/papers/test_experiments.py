@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,11 +16,35 @@ from kaas.papers.breakdown import Breakdown, Properties
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
 from kaas.papers.results import Hardware, Results
-from kaas.papers.workloads import SMALL, WORKLOADS
+from kaas.papers.workloads import SMALL, WORKLOADS, Scale, Workload
 
 
 def found(rate_per_s: float, p90_s: float = 1.0, state: str = "stable") -> Found:
     return Found(rate_per_s, state, 100, 0.5, p90_s, (), {}, 0, 5.0)
+
+
+class StandReplicas(NamedTuple):
+    policy: str
+    kind: str
+    workload: str
+    replicas: int
+
+    def first(self, count: int) -> StandReplicas:
+        assert count <= self.replicas
+        return self._replace(replicas=count)
+
+
+@dataclass
+class StandServer:
+    policy: str
+
+    @contextmanager
+    def ktasks(self, workload: Workload, replicas: int) -> Iterator[StandReplicas]:
+        yield StandReplicas(self.policy, "kTask", workload.name, replicas)
+
+    @contextmanager
+    def etasks(self, workload: Workload, replicas: int) -> Iterator[StandReplicas]:
+        yield StandReplicas(self.policy, "eTask", workload.name, replicas)
 
 
 class Stand:
@@ -36,19 +61,20 @@ class Stand:
         monkeypatch.setattr(experiments, "properties", self.properties)
 
     @contextmanager
-    def serve(self, folder: Path, policy: str, *_: Any) -> Iterator[str]:
+    def serve(self, folder: Path, policy: str, *_: Any) -> Iterator[StandServer]:
         assert folder.is_dir()
         self.policies.append(policy)
-        yield policy
+        yield StandServer(policy)
 
-    def breakdowns(self, _: str) -> list[Breakdown]:
+    def breakdowns(self, _: StandServer) -> list[Breakdown]:
         return [Breakdown("kTask", cold, {"Kernel Run": 0.5, "Overheads": 0.25}) for cold in (True, False)]
 
-    def properties(self, _: str) -> list[Properties]:
+    def properties(self, _: StandServer) -> list[Properties]:
         return [Properties("bert", 1.3e9, 0.092, 0.132)]
 
-    def measured(self, cell: Cell, server: Any, peak_per_s: float | None) -> Found:
-        assert server == cell.side.policy
+    def measured(self, cell: Cell, replicas: StandReplicas, _: Scale, peak_per_s: float | None) -> Found:
+        kind = "eTask" if cell.side is Side.ETASK_EXCLUSIVE else "kTask"
+        assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
             raise KeyboardInterrupt
         self.cells.append(cell)

@@ -8,7 +8,7 @@ import pytest
 
 from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.experiment_server import serve
-from kaas.papers.workloads import Scale
+from kaas.papers.workloads import WORKLOADS, Scale
 
 pytestmark = [pytest.mark.ray, pytest.mark.processes]
 
@@ -17,8 +17,11 @@ TENANTS = 3
 
 def with_one_device(folder: Path, side: Side) -> Found:
     folder.mkdir()
-    with serve(folder, side.policy, Scale(devices=1), TENANTS) as server:
-        return measured(Cell("resnet50", side, TENANTS), server, None)
+    scale, workload = Scale(devices=1), WORKLOADS["resnet50"]
+    with serve(folder, side.policy, scale, TENANTS) as server:
+        registered = server.ktasks if side is Side.KTASK else server.etasks
+        with registered(workload, TENANTS) as replicas:
+            return measured(Cell(workload.name, side, TENANTS), replicas, scale, None)
 
 
 def test_three_tenants_of_one_device(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
   TRY(check_shape(kern, grid, block));
   int most = kern->max_dynamic_shared[ctx->dev->ordinal];
   REQUIRE(shared <= INT32_MAX && (int)shared <= most, CUDA_ERROR_INVALID_VALUE,
-          "kernel %s: %u bytes of dynamic shared memory and %u static; %d are allowed", info->name, shared,
-          info->shared_bytes, most);
+          "kernel %s: %u bytes of dynamic shared memory and %u static; %d are allowed in all", info->name,
+          shared, info->shared_bytes, most + (int)info->shared_bytes);
   *call = (kernel_call){.kern = kern,
                         .launch = {.static_shared_bytes = info->shared_bytes,
                                    .dynamic_shared_bytes = shared,

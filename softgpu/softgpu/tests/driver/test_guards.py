@@ -70,3 +70,51 @@ print(len(live))
 
 def test_memory_of_all_sizes_keeps_its_bytes_while_others_come_and_go() -> None:
     assert int(run("-c", SIZES)) > 10
+
+
+MANY = """
+import os
+import softgpu
+softgpu.load([2 << 30])
+from cuda.bindings import driver
+from softgpu.tests.driver.calls import ok
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+blocks = [int(ok(driver.cuMemAlloc(66_048))) for _ in range(30_000)]
+print(len(open("/proc/self/maps").readlines()))
+for block in reversed(blocks):
+    ok(driver.cuMemFree(block))
+print(len(open("/proc/self/maps").readlines()))
+"""
+
+
+def test_many_allocations_leave_the_process_mappings_for_other_things() -> None:
+    """Linux gives a process 65,530 of them; a thread's stack takes one, too."""
+    held, left = map(int, run("-c", MANY).split())
+    assert held < 20_000
+    assert left < 1000
+
+
+FILLED = """
+import resource
+import softgpu
+softgpu.load([32 << 20])
+from cuda.bindings import driver
+from softgpu.tests.driver.calls import ok
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+for size in [1 << 16, 1 << 15, 3 << 14, 5 << 13, 1 << 14, 7 << 12, 1 << 13, 1 << 12]:
+    blocks = []
+    for _ in range((32 << 20) // size):
+        blocks.append(int(ok(driver.cuMemAlloc(size))))
+        ok(driver.cuMemsetD8(blocks[-1], 1, size))
+    for block in blocks[::2] + blocks[1::2]:
+        ok(driver.cuMemFree(block))
+    if size == 1 << 16:
+        first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first) >> 10)
+"""
+
+
+def test_memory_that_was_freed_is_used_again_by_allocations_of_other_sizes() -> None:
+    assert int(run("-c", FILLED)) < 16  # MB
