@@ -66,6 +66,7 @@ class Measurement:
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement.
+        last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
     """
 
     stability: Stability
@@ -74,6 +75,7 @@ class Measurement:
     errors: dict[str, int]
     late_s: float
     interrupted: bool
+    last_result_s: float = 0.0
 
     @property
     def rate_per_s(self) -> float | None:
@@ -131,7 +133,7 @@ def measure(
     errors: Counter[str] = Counter()
     began_s = clock()
     window = _Open(began_s, counts.sent)
-    state, interrupted = Stability.OPEN, False
+    state, interrupted, last_result_s = Stability.OPEN, False, 0.0
 
     def close(now_s: float) -> None:
         windows.append(window.closed(counts, now_s))
@@ -143,6 +145,7 @@ def measure(
             if completed is not None and completed.error is None:
                 window.latencies_s.append(completed.latency_s)
                 window.late_s.append(completed.sent_s - completed.due_s)
+                last_result_s = completed.ended_s - began_s
             elif completed is not None:
                 errors[type(completed.error).__name__] += 1
             now_s = clock()
@@ -165,4 +168,5 @@ def measure(
         dict(errors),
         sum(late_s) / len(late_s) if late_s else 0.0,
         interrupted,
+        last_result_s,
     )

@@ -108,6 +108,7 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
         "late_ms": found.late_s * 1e3,
         "errors": found.errors,
         "lost": lost,
+        "last_result_s": found.last_result_s,
         "seconds": sum(each.seconds for each in found.windows),
     }
 
@@ -194,6 +195,6 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         print_whole(split)
     for row in rows:
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
-        failed += [f"{row['lost']} lost"] if row["lost"] else []
+        failed += [f"{row['lost']} lost, the last result after {row['last_result_s']:.3g} s"] if row["lost"] else []
         if failed:
             print(f"{row['load']}: {', '.join(failed)}")

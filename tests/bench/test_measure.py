@@ -114,3 +114,14 @@ def test_percentiles_are_latencies_that_requests_had() -> None:
     figures = LatencyFigures.of([0.1] * 989 + [1.0] * 10 + [9.0])
     assert list(figures.percentiles.values()) == [0.1, 0.1, 0.1, 1.0, 1.0]
     assert LatencyFigures.of([]).count == 0
+
+
+def test_the_last_result_of_a_service_that_dies_has_its_time() -> None:
+    def dies() -> Iterator[float | None]:
+        yield from [0.25] * 6
+        while True:
+            yield None
+
+    found, _ = Simulated(dies()).measured(limit_s=5.0)
+    assert found.last_result_s == pytest.approx(1.5)
+    assert found.errors["DeadlineExceeded"] > 0
