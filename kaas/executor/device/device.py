@@ -88,7 +88,8 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
         handle = call(driver.cuDeviceGet, ordinal)
         context = call(driver.cuDevicePrimaryCtxRetain, handle)
     except RuntimeError as error:  # no libcuda.so.1: nothing else of cuda.bindings may be called then
-        raise DeviceUnavailable(f"no CUDA driver on this machine, which kaas.Device(\"software\") does without: {error}") from error
+        without = 'kaas.Device("software") needs none'
+        raise DeviceUnavailable(f"no CUDA driver on this machine ({without}): {error}") from error
     return OpenDevice(kind, handle, context, memory_bytes)
 
 
