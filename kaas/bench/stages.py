@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,14 +35,14 @@ class StageTotals:
     misses: int
 
     @classmethod
-    def of(cls, stats: Stats | Mapping[str, Any]) -> Self:
-        """Return the sums of `kaas.stats()`, or of a client's `stats()`."""
-        known = stats if isinstance(stats, Stats) else msgspec.convert(stats, Stats)
+    def of(cls, figures: Iterable[Stats | Mapping[str, Any]]) -> Self:
+        """Return the sums of `kaas.stats()`, or of the `stats()` of several clients."""
+        known = [each if isinstance(each, Stats) else msgspec.convert(each, Stats) for each in figures]
         seconds, counts = Counter[str](), Counter[str]()
-        for stage in known.stages:
+        for stage in (stage for each in known for stage in each.stages):
             seconds[stage.stage] += stage.total_s  # type: ignore[assignment]
             counts[stage.stage] += stage.count
-        device = [tier for tier in known.tiers if tier.tier == "device"]
+        device = [tier for each in known for tier in each.tiers if tier.tier == "device"]
         return cls(seconds, counts, sum(tier.objects for tier in device), sum(tier.misses for tier in device))
 
     def since(self, before: Self) -> StageTotals:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from kaas.bench import shares
 from kaas.bench.windows import Stability
 from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
+from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
@@ -47,7 +50,12 @@ def bench(
     arrivals: Annotated[Arrivals, typer.Option(help="of an open loop")] = Arrivals.POISSON,
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
-    keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of the client, for --server")] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="of the client, for --server; several for several clients"),
+    ] = None,
+    client: Annotated[list[str] | None, typer.Option(help="of a pool: name, or name=weight; several compete")] = None,
+    policy: Annotated[str, typer.Option(help="of the pool that runs for the measurement")] = "fcfs",
     name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
@@ -67,17 +75,27 @@ def bench(
     from kaas.bench.measure import measure
     from kaas.bench.stages import StageTotals
 
-    loaded = load_file(file)
+    loaded, weights = load_file(file), shares.parse(client)
+    if server is not None and weights:
+        raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
     inputs, loops = _inputs(loaded, scalars), _loops(concurrency, rate, arrivals)
     rows: list[dict[str, Any]] = []
-    with _function(loaded, server, keys, name, ray) as (function, stats):
-        function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
+    with _functions(loaded, server, keys, name, ray, weights, policy) as (functions, stats):
+        for function in functions.values():
+            function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
+        calls = [function.call for function in functions.values()]
         for title, open_loop, begin in loops:
-            load, before = Load(lambda _: function.call(**inputs)), StageTotals.of(stats())
+            answered = Counter[int]()
+            load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
+            before = StageTotals.of(stats())
             found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit)
             lost = load.lost(DRAIN_S)
             stages = None if load.outstanding else StageTotals.of(stats()).since(before)
             rows.append({"load": title, **figures(found, lost, stages)})
+            if len(functions) > 1:
+                counts = {each: answered[number] for number, each in enumerate(functions)}
+                fairness = shares.jain(counts, {each: weights.get(each, 1.0) for each in functions})
+                rows[-1] |= {"clients": counts, "jain": fairness}
             if found.interrupted:
                 break
     if json:
@@ -86,6 +104,10 @@ def bench(
         _show(rows)
     if any((row["errors"] or row["lost"]) and not row["requests"] for row in rows):
         raise typer.Exit(1)
+
+
+def _count(answered: Counter[int], clients: int, number: int, _: Any) -> None:
+    answered[number % clients] += 1
 
 
 def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[str, Any]:
@@ -114,24 +136,38 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
 
 
 @contextmanager
-def _function(
-    loaded: KTask | CompiledModel, server: str | None, keys: Path | None, name: str, ray: bool
-) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """Give the registered function, of a server's client or of a pool, and what reads the figures there."""
+def _functions(
+    loaded: KTask | CompiledModel,
+    server: str | None,
+    keys: Sequence[Path] | None,
+    name: str,
+    ray: bool,
+    weights: Mapping[str, float],
+    policy: str,
+) -> Iterator[tuple[dict[str, Any], Callable[[], Any]]]:
+    """Give the registered function of each client, of a server or of a pool, and what reads the figures there."""
     if server is not None:
         from kaas.client.client import Client
 
-        with Client(server, keys=keys) as client:
-            yield client.register(loaded), client.stats
+        paths: list[Path | None] = [*keys] if keys else [None]
+        with ExitStack() as closing:
+            clients = {path.stem if path else "": closing.enter_context(Client(server, keys=path)) for path in paths}
+            yield (
+                {each: client.register(loaded) for each, client in clients.items()},
+                lambda: [client.stats() for client in clients.values()],
+            )
         return
     from kaas.api import program
     from kaas.api.function import register
 
     if ray:
         program.attach(name)
-    opened = not ray and program.init(ray=False, name=name)
+    settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
+    opened = not ray and program.init(ray=False, name=name, config=Config(policy=policy, clients=settings))
     try:
-        yield register(loaded) if isinstance(loaded, KTask) else loaded.register(), program.stats
+        function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
+        each_own = {each: function.options(client=each) for each in weights}
+        yield each_own or {"": function}, lambda: [program.stats()]
     finally:
         if opened:
             program.shutdown()
@@ -194,6 +230,9 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             split.add_row(row["load"], *means, str(row["hits"]), str(row["misses"]))
         print_whole(split)
     for row in rows:
+        if "clients" in row:
+            got = ", ".join(f"{each} {count}" for each, count in row["clients"].items())
+            print(f"{row['load']}: requests of {got}; Jain's index {row['jain']:.3f}")
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
         failed += [f"{row['lost']} lost, the last result after {row['last_result_s']:.3g} s"] if row["lost"] else []
         if failed:

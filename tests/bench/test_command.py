@@ -53,6 +53,14 @@ def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
         assert all(mean_ms >= 0 for mean_ms in each["stages_ms"].values())
 
 
+def test_several_clients_of_a_pool(task_file: Path) -> None:
+    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--policy", "cfs_affinity")
+    (found,) = measured(str(task_file), *own, "--concurrency", "4", "--client", "ann=1", "--client", "bob=2")
+    assert found["clients"].keys() == {"ann", "bob"}
+    assert all(found["clients"].values())
+    assert 0.5 <= found["jain"] <= 1
+
+
 def test_a_server(serve: Serve, task_file: Path) -> None:
     server = serve(insecure=True)
     (found,) = measured(str(task_file), "--server", server.endpoint, "--scalar", "factor=3")
@@ -67,6 +75,8 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
         (("--rate", "fast"), "--rate takes numbers"),
         (("--concurrency", "0"), "--concurrency takes positive numbers"),
         (("--concurrency", "2.5"), "--concurrency takes whole numbers"),
+        (("--client", "ann=much"), "--client takes name or name=weight"),
+        (("--client", "ann", "--server", "tcp://127.0.0.1:1"), "clients of a server have --keys"),
     ],
 )
 def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -19,7 +19,7 @@ def stats(requests: int, tiers: tuple[TierStats, ...] = (), **seconds: float) ->
 
 
 def test_the_stages_and_the_rest_are_the_latency() -> None:
-    totals = StageTotals.of(stats(10, before=0.25, queue=0.125, kernels=0.5, total=0.625, request=0.75, after=0.125))
+    totals = StageTotals.of([stats(10, before=0.25, queue=0.125, kernels=0.5, total=0.625, request=0.75, after=0.125)])
     means_s = totals.means_s(latency_s=1.25)
     assert means_s == {
         "before": 0.25,
@@ -34,18 +34,18 @@ def test_the_stages_and_the_rest_are_the_latency() -> None:
 
 def test_only_requests_of_the_measurement_count() -> None:
     hit = TierStats("f", "ann", 0, "device", objects=7, nbytes=0, compulsory=2, capacity=1)
-    before = StageTotals.of(stats(10, queue=1.0, request=1.0))
-    since = StageTotals.of(stats(30, (hit,), queue=1.0, request=1.0)).since(before)
+    before = StageTotals.of([stats(10, queue=1.0, request=1.0)])
+    since = StageTotals.of([stats(30, (hit,), queue=1.0, request=1.0)]).since(before)
     assert since.counts["request"] == 20
     assert since.means_s(1.0) == {"queue": 1.0, BETWEEN: 0.0, OUTSIDE: 0.0}
     assert (since.hits, since.misses) == (7, 3)
 
 
 def test_no_request_has_no_parts() -> None:
-    assert StageTotals.of(stats(0)).means_s(1.0) == {}
+    assert StageTotals.of([stats(0)]).means_s(1.0) == {}
 
 
 @pytest.mark.parametrize("stage", ["start", "run"])
 def test_an_etasks_stages_count_and_a_clients_figures_are_read(stage: str) -> None:
     told = msgspec.to_builtins(stats(2, (), request=0.5, **{stage: 0.25}))
-    assert StageTotals.of(told).means_s(0.5)[stage] == 0.25
+    assert StageTotals.of([told]).means_s(0.5)[stage] == 0.25
