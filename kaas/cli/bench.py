@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from kaas.bench import shares
-from kaas.bench.windows import Stability
+from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.config import ClientSettings, Config
@@ -87,11 +89,13 @@ def bench(
         for title, open_loop, begin in loops:
             answered = Counter[int]()
             load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
-            before = StageTotals.of(stats())
-            found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit)
+            before, own_s, began_s = StageTotals.of(stats()), process_time(), perf_counter()
+            told = partial(_tell, title)
+            found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit, progress=told)
+            own_cores = (process_time() - own_s) / (perf_counter() - began_s)
             lost = load.lost(DRAIN_S)
             stages = None if load.outstanding else StageTotals.of(stats()).since(before)
-            rows.append({"load": title, **figures(found, lost, stages)})
+            rows.append({"load": title, **figures(found, lost, stages), "own_cores": own_cores})
             if len(functions) > 1:
                 counts = {each: answered[number] for number, each in enumerate(functions)}
                 fairness = shares.jain(counts, {each: weights.get(each, 1.0) for each in functions})
@@ -104,6 +108,12 @@ def bench(
         _show(rows)
     if any((row["errors"] or row["lost"]) and not row["requests"] for row in rows):
         raise typer.Exit(1)
+
+
+def _tell(title: str, window: MeasurementWindow) -> None:
+    """Show a window that has ended; only the results go to stdout."""
+    rate, latency = f"{window.rate_per_s:.4g} requests/s", f"{window.latency_s * 1e3:.3g} ms"
+    print(f"{title}: {rate}, {latency}, {window.queued} under way", file=sys.stderr)
 
 
 def _count(answered: Counter[int], clients: int, number: int, _: Any) -> None:
@@ -224,10 +234,10 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     print_whole(table)
     stages = list(dict.fromkeys(stage for row in rows for stage in row["stages_ms"]))
     if stages:
-        split = Table("mean ms", *stages, "hits", "misses")
+        split = Table("mean ms", *stages, "hits", "misses", "own cores")
         for row in rows:
             means = (f"{row['stages_ms'][stage]:.3g}" if stage in row["stages_ms"] else NONE for stage in stages)
-            split.add_row(row["load"], *means, str(row["hits"]), str(row["misses"]))
+            split.add_row(row["load"], *means, str(row["hits"]), str(row["misses"]), f"{row['own_cores']:.2f}")
         print_whole(split)
     for row in rows:
         if "clients" in row:

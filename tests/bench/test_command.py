@@ -51,6 +51,7 @@ def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
         assert 0 < each["p50_ms"] <= each["p99_ms"] <= each["p99.9_ms"]
         assert each["stages_ms"].keys() >= {"queue", "kernels", "outside"}
         assert all(mean_ms >= 0 for mean_ms in each["stages_ms"].values())
+        assert 0 < each["own_cores"] < 2
 
 
 def test_several_clients_of_a_pool(task_file: Path) -> None:
