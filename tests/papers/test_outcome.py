@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kaas.papers.cells import Cell, Found, Side, measured
+from kaas.papers import cells
+from kaas.papers.cells import Cell, Side, measured
 from kaas.papers.experiment_server import serve
 from kaas.papers.workloads import WORKLOADS, Scale
 
@@ -15,17 +16,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.processes]
 TENANTS = 3
 
 
-def with_one_device(folder: Path, side: Side) -> Found:
-    folder.mkdir()
+def test_three_tenants_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "SHORTEST_S", 0.6)  # seconds of a window, of which a cell has five at most
+    monkeypatch.setattr(cells, "WINDOW_REQUESTS", 1)
     scale, workload = Scale(devices=1), WORKLOADS["resnet50"]
-    with serve(folder, side.policy, scale, TENANTS) as server:
-        registered = server.ktasks if side is Side.KTASK else server.etasks
-        with registered(workload, TENANTS) as replicas:
-            return measured(Cell(workload.name, side, TENANTS), replicas, scale, None)
-
-
-def test_three_tenants_of_one_device(tmp_path: Path) -> None:
-    ktask, etask = (with_one_device(tmp_path / side.name, side) for side in (Side.KTASK, Side.ETASK_EXCLUSIVE))
+    with serve(tmp_path, Side.KTASK.policy, scale, TENANTS) as server:
+        with server.ktasks(workload, TENANTS) as replicas:
+            ktask = measured(Cell(workload.name, Side.KTASK, TENANTS), replicas, scale, None)
+        with server.etasks(workload, TENANTS) as replicas:
+            etask = measured(Cell(workload.name, Side.ETASK_EXCLUSIVE, TENANTS), replicas, scale, None)
     for found in (ktask, etask):
         assert not found.errors
         assert not found.lost
