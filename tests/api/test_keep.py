@@ -173,6 +173,7 @@ def slow_scale_task() -> kaas.KTask:
     return kaas.KTask([*scale.kernels, *spin.kernels], scale.outputs)
 
 
+@pytest.mark.full  # it tries until chance has the requests cross, about 20 s
 def test_two_executors_that_want_each_others_outputs() -> None:
     """While both are busy, two more requests wait. The first that gets a device has its input on the other one; so has
     the second, since the first still runs when the other device is free."""
