@@ -1,4 +1,4 @@
-"""What each of several clients gets, and how fair that is by their weights."""
+"""Weights of several clients, and the fairness of their shares."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from kaas.wire.status.stats import Stats
 SPLIT = ("before", "queue", "plan", "fetch", "memory", "copy_in", "kernels", "copy_out", "start", "run", "after")
 """Stages that do not overlap, in order; see `kaas.wire.status.stats.StageStats`. Of an eTask: "start" and "run"."""
 WHOLE = ("request", "before", "after")
-"""What the pool or server takes in all: its steps come before and after the pool's request."""
+"""The whole time of the pool or server: its steps come before and after the pool's request."""
 BETWEEN = "messages"
 """The rest of what the pool or server takes: its own work, the way to the executor and back."""
 OUTSIDE = "outside"

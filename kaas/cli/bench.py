@@ -57,7 +57,7 @@ def bench(
         typer.Option(exists=True, dir_okay=False, help="of the client, for --server; several for several clients"),
     ] = None,
     client: Annotated[list[str] | None, typer.Option(help="of a pool: name, or name=weight; several compete")] = None,
-    policy: Annotated[str, typer.Option(help="of the pool that runs for the measurement")] = "fcfs",
+    policy: Annotated[str | None, typer.Option(help="of the pool that runs for the measurement")] = None,
     name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
@@ -153,7 +153,7 @@ def _functions(
     name: str,
     ray: bool,
     weights: Mapping[str, float],
-    policy: str,
+    policy: str | None,
 ) -> Iterator[tuple[dict[str, Any], Callable[[], Any]]]:
     """Give the registered function of each client, of a server or of a pool, and what reads the figures there."""
     if server is not None:
@@ -161,7 +161,7 @@ def _functions(
 
         paths: list[Path | None] = [*keys] if keys else [None]
         with ExitStack() as closing:
-            clients = {path.stem if path else "": closing.enter_context(Client(server, keys=path)) for path in paths}
+            clients = {str(path or ""): closing.enter_context(Client(server, keys=path)) for path in paths}
             yield (
                 {each: client.register(loaded) for each, client in clients.items()},
                 lambda: [client.stats() for client in clients.values()],
@@ -173,7 +173,8 @@ def _functions(
     if ray:
         program.attach(name)
     settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
-    opened = not ray and program.init(ray=False, name=name, config=Config(policy=policy, clients=settings))
+    config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
+    opened = not ray and program.init(ray=False, name=name, config=config)
     try:
         function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
         each_own = {each: function.options(client=each) for each in weights}

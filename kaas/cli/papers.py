@@ -40,17 +40,19 @@ def kaas(
 ) -> None:
     """Kernel as a Service: throughput and latency of kTasks and eTasks, with more tenants than devices.
 
-    Four software devices with the times of Table 1, scaled down, serve clients over ZeroMQ; everything but the kernels'
-    time is real. Needs Ray.
+    Four software devices with the times of Table 1, scaled down, serve clients over ZeroMQ. The time of kernels,
+    copies and steps is modelled; all else is real. Needs Ray.
     """
     import msgspec
 
+    from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, run
     from kaas.papers.page import page
     from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results
     from kaas.papers.workloads import SMALL
 
+    check_ray()
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
     cells = cells_of(figures)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too

@@ -64,7 +64,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the clients of a cell got.
+    """The figures that the clients of a cell saw.
 
     Fields:
         offered_per_s: of an online cell. state: as `kaas.bench.windows.Stability`; without a steady state no latency

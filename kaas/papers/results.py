@@ -35,7 +35,7 @@ Kept = Hardware | Breakdown | Properties | tuple[Cell, Found]
 
 
 class Results:
-    """What a file has, and what is added to it.
+    """The content of a file, and additions to it.
 
     Fields:
         found: the cells. breakdowns: of Figure 8. properties: of Table 1. measured_on: those that measured, in order.

@@ -1,4 +1,4 @@
-"""What a user gets of the paper's claim: with more tenants than devices, kTasks go on where eTasks start processes."""
+"""The paper's claim as a user sees it: with more tenants than devices, kTasks go on where eTasks start processes."""
 
 from __future__ import annotations
 
