@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import kaas
 from tests.api.conftest import scale_task
 from tests.server.conftest import Serve, serve
 
@@ -52,6 +53,16 @@ def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
         assert each["stages_ms"].keys() >= {"queue", "kernels", "outside"}
         assert all(mean_ms >= 0 for mean_ms in each["stages_ms"].values())
         assert 0 < each["own_cores"] < 2
+
+
+def test_a_running_pool_is_taken_as_it_is(task_file: Path) -> None:
+    name = f"running_{os.getpid()}"
+    kaas.init(ray=False, name=name, devices=[kaas.Device("software", 16 << 20)], policy="cfs_affinity")
+    try:
+        (found,) = measured(str(task_file), "--name", name, "--scalar", "factor=3")
+    finally:
+        kaas.shutdown()
+    assert found["requests"] > 0
 
 
 def test_several_clients_of_a_pool(task_file: Path) -> None:
