@@ -21,6 +21,8 @@ SOFTWARE_GPU_BYTES = 1 << 30
 DEVICE_KINDS = ("software", "gpu")
 POLICY_NAMES = ("fcfs", "cfs_affinity", "exclusive", "static")
 """The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
+EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
+"""The fields of `Config` that each executor gets."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues by default."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from asyncio import Future as Waiter
 
+MakeResult = Callable[[Sequence[Any]], Any]
+"""Makes the result of a call of the frames of its reply."""
+
 
 class ReplySource(Protocol):
     """The connection from which replies come."""
@@ -112,7 +115,7 @@ class Future(concurrent.futures.Future[Any]):
     those that take coroutines only, as `asyncio.create_task`.
     """
 
-    def __init__(self, pending: PendingReply, make: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, pending: PendingReply, make: MakeResult) -> None:
         # without the base's __init__: `__getattr__` calls it for futures that need it
         self._pending = pending
         self._make = make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kaas.server.peers import signing
+from kaas.wire import signing
 
 __all__ = ["signing"]
 

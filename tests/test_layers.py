@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -30,7 +31,7 @@ from tests.map import (
 ROOT = Path(__file__).parent.parent
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "kaas.papers.etasks", "softgpu.runtime_calls"},
+    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "kaas.papers.paper_etasks", "softgpu.runtime_calls"},
     "ray": {
         "kaas.api.dag",
         "kaas.api.ray_session",
@@ -40,12 +41,12 @@ ALLOWED_IMPORTERS = {
         "kaas.wire.etask_values",
         "kaas.pool.on_ray.cluster",
         "kaas.pool.on_ray.backend",
-        "kaas.pool.on_ray.metrics",
+        "kaas.pool.on_ray.ray_metrics",
         "kaas.pool.on_ray.pool_actor",
         "kaas.pool.on_ray.programs",
         "kaas.worker.executor_actor",
         "kaas.wire.resident",
-        "kaas.pool.on_ray.results",
+        "kaas.pool.on_ray.fetching",
         "kaas.optional_ray",
     },
     "llvmlite": {"softgpu"},
@@ -55,9 +56,9 @@ ALLOWED_IMPORTERS = {
     "numba_cuda": {"kaas.code.numba"},
     "cupy": {"kaas.code.cupy"},
     "py_landlock": {"kaas.worker.sandbox"},
-    "prometheus_client": {"kaas.server.metrics"},
+    "prometheus_client": {"kaas.server.metrics_server"},
     "safetensors": {"kaas.models.constants_file", "kaas.models.model_file"},
-    "cryptography": {"kaas.server.peers.allow", "kaas.server.peers.signing"},
+    "cryptography": {"kaas.server.peers.allow", "kaas.wire.signing"},
     "zmq": {
         "kaas.wire.connections.zmq_reader",
         "kaas.wire.connections.zmq_listener",
@@ -100,19 +101,27 @@ SHARED_CLASS_NAMES = {
 }  # fmt: skip
 """Public class names that two distributions have: `kaas.Function` is a registered kTask, softgpu's one of PTX."""
 
+TYPE = ast.Subscript | ast.BinOp | ast.Name
+ALIAS = re.compile(r"_*[A-Z]+[a-z]\w*")
+"""A type's other name, as in `Matrix = np.ndarray[...]`; names of constants have no small letters."""
+
 OUR_MODULES = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("kaas", "softgpu")}
 OTHER_MODULES = {name: path for name, path in MODULES.items() if name not in OUR_MODULES}
 """Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as any program does, by its public names."""
 
 
-def class_names(package: str) -> dict[str, list[str]]:
-    """Return the files of each class name of a distribution, tests left out."""
+def class_names(package: str, *, aliases: bool = False) -> dict[str, list[str]]:
+    """Return the files of each class name of a distribution, tests left out. aliases: types' other names, too."""
     found: dict[str, list[str]] = defaultdict(list)
     for module, path in MODULES.items():
         if within(module, {package}):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(module)
+                elif aliases and isinstance(node, ast.Assign) and isinstance(node.value, TYPE):
+                    name = ast.unparse(node.targets[0])
+                    if ALIAS.fullmatch(name):
+                        found[name].append(module)
     return found
 
 
@@ -147,8 +156,10 @@ def test_no_folder_is_crowded_and_no_file_is_long() -> None:
 
 @pytest.mark.parametrize("package", DISTRIBUTIONS)
 def test_a_class_name_stands_for_one_thing(package: str) -> None:
-    """No two classes of a distribution have one name, private ones neither."""
-    places = class_names(package)
+    """No two classes or aliases of types of a distribution have one name, with or without an underscore."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, files in class_names(package, aliases=True).items():
+        places[name.lstrip("_")] += files
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 

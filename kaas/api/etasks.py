@@ -12,7 +12,7 @@ from typing import Any, overload
 from kaas.api.function import Options
 from kaas.api.ray_session import STORE, RaySession, ray_session_for
 from kaas.errors import InvalidRequest, KaasError
-from kaas.pool.executors.etasks import etask_spec
+from kaas.pool.executors.etask_calls import etask_spec
 from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, split
 

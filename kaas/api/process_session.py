@@ -24,7 +24,7 @@ from kaas.wire.held_ref import HeldRef
 from kaas.wire.messages import Address, Named
 from kaas.wire.packing import FunctionSignature
 from kaas.wire.specs import INLINE_INPUT_BYTES
-from kaas.wire.status import codec
+from kaas.wire.status import status_codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 from kaas.worker.process_orders import PoolOrders
@@ -157,11 +157,11 @@ class ProcessSession(Session):
 
     def status(self) -> Status:
         """Return the pool's status."""
-        return codec.decode(self.ask("status")[0], Status)
+        return status_codec.decode(self.ask("status")[0], Status)
 
     def stats(self, reset: bool) -> Stats:
         """Return the pool's figures, and begin anew if `reset`."""
-        return codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
+        return status_codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
 
     def trace(self, seconds: float) -> bytes:
         """Return the pool's trace of so many seconds."""

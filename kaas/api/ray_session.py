@@ -291,7 +291,7 @@ def _reach(address: str, **options: Any) -> None:
     """
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, ray.exceptions.RayError) as error:
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
         # by default Ray sends its token only to a Ray that it has found itself ("auto")
         hint = "" if "RAY_AUTH_MODE" in os.environ else "; if that Ray asks for a token, set RAY_AUTH_MODE=token"
         raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error

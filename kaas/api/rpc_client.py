@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kaas.api.pending_call import CallAttachments, PendingCall, RefLeases, placed
 from kaas.errors import KaasError, NotInitialized, PoolStopped
-from kaas.futures import Future, PendingReply, running_loop
+from kaas.futures import Future, MakeResult, PendingReply, running_loop
 from kaas.wire import messages, specs
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import AnyConnection, Connection, ConnectionLost
@@ -29,8 +29,6 @@ CONNECT_S = 30.0
 """A running pool sends PoolWelcome within this time."""
 TAKEN_EVERY = 64
 """After so many calls that no caller has waited for, replies that have come are taken."""
-
-Make = Callable[[Sequence[Any]], Any]
 
 
 class PoolEndpoint(Protocol):
@@ -57,7 +55,7 @@ class PoolEndpoint(Protocol):
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _ConnectedEpoch:
     """The connection to the pool in one of its epochs, and the functions that were announced on it."""
 
     connection: Connection
@@ -72,12 +70,12 @@ class RpcClient:
         self._pool = pool
         self._pid = os.getpid()
         self._numbers = count()
-        self._makers: dict[str, Make] = {}
+        self._makers: dict[str, MakeResult] = {}
         self._outbox = Outbox()
         self._ref_leases = RefLeases(self._hold, pool.drop)
         self._receiver = ReplyReader(self._take, self._connection_lost)
         self.lock = self._receiver.lock  # guards the fields below, and pending replies
-        self._epoch: _Epoch | None = None
+        self._epoch: _ConnectedEpoch | None = None
         self._ended: KaasError | None = None
         self._half: ClientHalf[PendingCall, Sequence[BlockLease]] = ClientHalf()  # abandoned calls hold leases
 
@@ -143,7 +141,7 @@ class RpcClient:
         self._begin(PendingCall(pending, what, frames, attached))
         return Future(pending, list)
 
-    def _maker(self, function: FunctionSignature) -> Make:
+    def _maker(self, function: FunctionSignature) -> MakeResult:
         make = self._makers[function.key] = outputs_from(function.task.outputs)
         return make
 
@@ -196,18 +194,18 @@ class RpcClient:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a connection to a pool: it cannot use that")
 
-    def _post(self, epoch: _Epoch, call: PendingCall) -> None:
+    def _post(self, epoch: _ConnectedEpoch, call: PendingCall) -> None:
         function, number = call.function, call.pending.number
         if function is not None and function.key not in epoch.introduced:
             self._introduce(epoch, function)
         attached, frames = placed(call, epoch.connection.shares) if call.attached else ((), call.frames)
         self._send(epoch, PoolQuery(number, call.what, attached) if call.what else Submit(number, attached), frames)
 
-    def _introduce(self, epoch: _Epoch, function: FunctionSignature) -> None:
+    def _introduce(self, epoch: _ConnectedEpoch, function: FunctionSignature) -> None:
         self._send(epoch, AnnounceFunction(), (specs.encode(function.spec), function.task.to_msgpack()))
         epoch.introduced.add(function.key)
 
-    def _send(self, epoch: _Epoch, header: Any, frames: Sequence[Any] = ()) -> None:
+    def _send(self, epoch: _ConnectedEpoch, header: Any, frames: Sequence[Any] = ()) -> None:
         try:
             epoch.connection.send(header, frames)
         except ConnectionLost:
@@ -288,7 +286,7 @@ class RpcClient:
         if epoch is not None and epoch.connection is connection:
             self._lost(epoch)
 
-    def _lost(self, epoch: _Epoch) -> None:
+    def _lost(self, epoch: _ConnectedEpoch) -> None:
         with self.lock:
             if self._epoch is not epoch:
                 return
@@ -332,13 +330,13 @@ class RpcClient:
                 pending = list(self._half.open.values())
             self._post_again(known, pending)
 
-    def _post_again(self, epoch: _Epoch, pending: Sequence[PendingCall]) -> None:
+    def _post_again(self, epoch: _ConnectedEpoch, pending: Sequence[PendingCall]) -> None:
         for call in pending:
             self._post(epoch, call)
             if call.pending.cancelled:  # meanwhile, and CancelCall may have gone out before the call
                 self._send(epoch, CancelCall(call.pending.number))
 
-    def _connected(self) -> _Epoch:
+    def _connected(self) -> _ConnectedEpoch:
         end_s = monotonic() + CONNECT_S
         while True:
             address, node = self._pool.address()
@@ -348,7 +346,7 @@ class RpcClient:
                 if monotonic() > end_s:
                     raise PoolStopped(f"pool {self._pool.name!r} does not answer", pool=self._pool.name) from error
             else:
-                return _Epoch(connection, address.epoch, set())
+                return _ConnectedEpoch(connection, address.epoch, set())
 
     def end(self, error: KaasError) -> None:
         """End every call without a reply with an error; refuse further calls."""

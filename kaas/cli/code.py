@@ -33,7 +33,7 @@ def signer(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="of the key; keep it secret")] = SIGNER,
 ) -> None:
     """Make a key that signs code. Servers that trust the key accept the signed code from any client."""
-    from kaas.server.peers.signing import new_signer
+    from kaas.wire.signing import new_signer
 
     public = new_signer(file)
     console.print(f"{escape(str(file))} signs code: keep it")
@@ -48,9 +48,9 @@ def sign(
     to: Annotated[Path, typer.Option(dir_okay=False, help="file to which the signatures are added")] = SIGNATURES,
 ) -> None:
     """Sign the kTasks of these files. Clients send the signatures to servers."""
-    from kaas.server.peers.signing import sign as signature
-    from kaas.server.peers.signing import signer as opened
-    from kaas.server.peers.signing import write_signatures
+    from kaas.wire.signing import sign as signature
+    from kaas.wire.signing import signer as opened
+    from kaas.wire.signing import write_signatures
 
     own = opened(key)
     keys = [task.key for file in files for task in _tasks(file)]

@@ -37,7 +37,7 @@ DEVICE_BYTES = 256 << 20
 MODEL = softgpu.Model(kernels={"matmul": softgpu.Takes(3e-3)})
 """Kernels run on software devices. `matmul` also waits for a GPU's time, so that two cores can act as four devices."""
 SHOWN_EVERY_S = 0.25
-STAGES = {"queue": "queue", "copy_in": "in", "kernels": "kernels", "copy_out": "out", "request": "all"}
+COLUMNS = {"queue": "queue", "copy_in": "in", "kernels": "kernels", "copy_out": "out", "request": "all"}
 """The stages that are shown, and the titles of their columns."""
 
 
@@ -251,11 +251,11 @@ def _share_table(stats: Stats, tally: Tally) -> Table:
 
 def _stage_table(stats: Stats) -> Table:
     table = Table("client", title="median time of a request by stage, milliseconds", title_justify="left")
-    for title in STAGES.values():
+    for title in COLUMNS.values():
         table.add_column(title, justify="right")
     for client in WEIGHTS:
         found = {entry.stage: entry for entry in stats.stages if entry.client == client}
-        table.add_row(client, *(f"{found[stage].p50_s * 1e3:.2f}" if stage in found else "-" for stage in STAGES))
+        table.add_row(client, *(f"{found[stage].p50_s * 1e3:.2f}" if stage in found else "-" for stage in COLUMNS))
     return table
 
 

@@ -29,7 +29,7 @@ GivenFile = Annotated[
     Path,
     typer.Argument(exists=True, dir_okay=False, help="a kTask as KTask.to_json writes it, or a model (.kaas)"),
 ]
-Outcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
+RunOutcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
 """Outputs, seconds of each stage, times of the kernels."""
 
 
@@ -138,19 +138,19 @@ def scalar_value(task: KTask, name: str, text: str) -> Any:
 # --- running
 
 
-def _task_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
+def _task_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> RunOutcome:
     from kaas.executor import local
 
     result = local.run(task, arrays, scalars=scalars, profile=profile)
     return result.outputs, result.stats.stages, result.stats.kernels
 
 
-def _model_here(model: CompiledModel, arrays: Mapping[str, Any], profile: bool) -> Outcome:
+def _model_here(model: CompiledModel, arrays: Mapping[str, Any], profile: bool) -> RunOutcome:
     result = model.run(arrays, profile=profile)
     return result.outputs, result.stats.stages, result.stats.kernels
 
 
-def _task_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
+def _task_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> RunOutcome:
     from kaas.api import program
 
     opened = program.init()
@@ -161,7 +161,7 @@ def _task_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, A
             program.shutdown()
 
 
-def _model_on_ray(model: CompiledModel, arrays: Mapping[str, Any], profile: bool) -> Outcome:
+def _model_on_ray(model: CompiledModel, arrays: Mapping[str, Any], profile: bool) -> RunOutcome:
     from kaas.api import program
 
     opened = program.init()
@@ -172,7 +172,7 @@ def _model_on_ray(model: CompiledModel, arrays: Mapping[str, Any], profile: bool
             program.shutdown()
 
 
-def _collected(task: KTask, refs: Any) -> Outcome:
+def _collected(task: KTask, refs: Any) -> RunOutcome:
     from kaas.api import program
     from kaas.executor.profile import KernelTime
 
@@ -192,7 +192,7 @@ def _collected(task: KTask, refs: Any) -> Outcome:
 # --- printing
 
 
-def _print(outcome: Outcome, folder: Path | None) -> None:
+def _print(outcome: RunOutcome, folder: Path | None) -> None:
     outputs, stages, kernels = outcome
     for name, array in outputs.items():
         console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")

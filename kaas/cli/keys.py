@@ -19,7 +19,7 @@ console = Console(soft_wrap=True, emoji=False)
 FOLDER = Path("keys")
 
 Name = Annotated[str, typer.Argument(help="of the client")]
-Known = Annotated[Path, typer.Option(exists=True, file_okay=False, help="of the server's keys")]
+KnownFolder = Annotated[Path, typer.Option(exists=True, file_okay=False, help="of the server's keys")]
 Secret = Annotated[Path | None, typer.Option(dir_okay=False, help="the client's own file; else NAME.toml")]
 
 
@@ -46,7 +46,7 @@ def _print_secret(secret_file: Path, own: OwnKeys) -> None:
 
 @app.command("list")
 def list_(
-    folder: Known = FOLDER, json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False
+    folder: KnownFolder = FOLDER, json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False
 ) -> None:
     """Show the clients that a server accepts, the revoked clients, and files that are not valid keys."""
     import msgspec
@@ -74,7 +74,7 @@ def list_(
 @app.command()
 def revoke(
     name: Name,
-    folder: Known = FOLDER,
+    folder: KnownFolder = FOLDER,
     purge: Annotated[bool, typer.Option("--purge", help="also remove the client's data at the server")] = False,
 ) -> None:
     """Revoke a client. A running server disconnects it within a second."""
@@ -86,7 +86,7 @@ def revoke(
 
 
 @app.command()
-def rotate(name: Name, folder: Known = FOLDER, to: Secret = None) -> None:
+def rotate(name: Name, folder: KnownFolder = FOLDER, to: Secret = None) -> None:
     """Give a client a new pair of keys. It keeps its data at the server, and its old key is refused."""
     from kaas.server.peers.revoking import rotate as rotated
 

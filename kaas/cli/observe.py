@@ -37,10 +37,10 @@ class GroupBy(Enum):
 
 
 PoolNamed = Annotated[str, typer.Option(help="of the pool, or of the server's")]
-Address = Annotated[str, typer.Option(help="of the Ray cluster")]
+RayAddress = Annotated[str, typer.Option(help="of the Ray cluster")]
 
 
-def status(address: Address = "auto", name: PoolNamed = "kaas", ray: EitherPool = None) -> None:
+def status(address: RayAddress = "auto", name: PoolNamed = "kaas", ray: EitherPool = None) -> None:
     """Show a running pool: its devices, executors and queue."""
     from kaas.api.program import status as pool_status
     from kaas.wire.status.status import status_tables
@@ -52,7 +52,7 @@ def status(address: Address = "auto", name: PoolNamed = "kaas", ray: EitherPool 
 def stats(
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="begin new statistics, for all readers")] = False,
-    address: Address = "auto",
+    address: RayAddress = "auto",
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
@@ -87,7 +87,7 @@ def print_whole(table: Table) -> None:
 def trace(
     seconds: Annotated[float, typer.Option(min=0.001, help="duration of the record")] = 10.0,
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="file of the trace")] = Path("trace.json"),
-    address: Address = "auto",
+    address: RayAddress = "auto",
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from kaas.papers.cells import Cell, Found
-    from kaas.papers.results import Kept
+    from kaas.papers.results import ResultLine
     from kaas.papers.workloads import Scale
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -66,7 +66,7 @@ def kaas(
     if here not in results.measured_on:
         results.add(here)
 
-    def progress(kept: Kept) -> None:
+    def progress(kept: ResultLine) -> None:
         if not json:
             console.print(_line(kept), highlight=False)
 
@@ -90,7 +90,7 @@ def _title(cell: Cell) -> str:
     return f"{cell.workload}, {cell.side.value}, {cell.replicas} replicas, {load}"
 
 
-def _line(kept: Kept) -> str:
+def _line(kept: ResultLine) -> str:
     from kaas.papers.breakdown import Breakdown, Properties
 
     match kept:

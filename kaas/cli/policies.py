@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kaas.scheduling.simulation.results import Simulated, Summary
+from kaas.scheduling.simulation.simulated import Simulated, Summary
 
 if TYPE_CHECKING:
     from kaas.scheduling.events import PolicyFactory
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 console = Console(emoji=False)
 
 ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
-Policy = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the file's policy")]
+PolicyName = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the file's policy")]
 Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
-Rows = Annotated[int, typer.Option(min=0, help="dispatches to show")]
+RowCount = Annotated[int, typer.Option(min=0, help="dispatches to show")]
 
 
-def simulate(scenario_file: ScenarioFile, policy: Policy = None, json: Json = False, rows: Rows = 20) -> None:
+def simulate(scenario_file: ScenarioFile, policy: PolicyName = None, json: Json = False, rows: RowCount = 20) -> None:
     """Run a scheduling policy in virtual time."""
     from kaas.scheduling.simulation.scenario_file import parse
 
@@ -36,7 +36,7 @@ def simulate(scenario_file: ScenarioFile, policy: Policy = None, json: Json = Fa
 
 def replay(
     record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what kaas.init(record=...) wrote")],
-    policy: Policy = None,
+    policy: PolicyName = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="simulate the recorded requests on so many devices, and compare nothing")
     ] = None,
@@ -45,7 +45,7 @@ def replay(
         typer.Option(dir_okay=False, help="write the recorded requests there, as a scenario, and run nothing"),
     ] = None,
     json: Json = False,
-    rows: Rows = 20,
+    rows: RowCount = 20,
 ) -> None:
     """Give a new policy the recorded events of a pool, and compare its decisions with the recorded ones."""
     from kaas.scheduling import recording

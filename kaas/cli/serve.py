@@ -83,11 +83,11 @@ def serve(
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 console = Console(soft_wrap=True, emoji=False, highlight=False)
 
-State = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="the server's state folder")]
+StateFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="the server's state folder")]
 
 
 @app.command()
-def check(folder: State) -> None:
+def check(folder: StateFolder) -> None:
     """Check a state folder, and change nothing. Exit status 1: the folder is damaged.
 
     A server sets damaged entries aside when it starts, and serves the rest.
@@ -105,7 +105,7 @@ def check(folder: State) -> None:
 
 @app.command()
 def backup(
-    folder: State,
+    folder: StateFolder,
     to: Annotated[Path, typer.Argument(help="a new folder; state: in a configuration may name it")],
 ) -> None:
     """Copy a state folder as it is at one moment. Its server may run meanwhile."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from kaas.client.client import PATIENCE_S, Client, Invocable
+from kaas.client.client import PATIENCE_S, Callee, Client
 from kaas.client.prepared import prepare
 from kaas.client.remote_function import RemoteFunction, RemoteObject
-from kaas.client.transfers import Progress
+from kaas.client.transfers import OnProgress
 from kaas.errors import DeadlineExceeded
 from kaas.executor.device.host_arrays import on_host
 from kaas.futures import Future, PendingReply
@@ -49,7 +49,7 @@ class AsyncClient:
         name: str = "",
         before: str = "",
         after: str = "",
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> RemoteFunction:
         """Do as `Client.register` does, in a thread."""
         if isinstance(constants, Mapping):  # here: libraries have a current stream for each thread
@@ -73,7 +73,7 @@ class AsyncClient:
 
     async def call(
         self,
-        function: Invocable,
+        function: Callee,
         inputs: Mapping[str, Any] | None = None,
         *,
         scalars: Mapping[str, Any] | None = None,
@@ -116,12 +116,12 @@ class AsyncClient:
                 ) from None
             raise
 
-    async def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
+    async def put(self, name: str, value: Any, *, progress: OnProgress | None = None) -> RemoteObject:
         """Do as `Client.put` does, in a thread."""
         value = on_host(name, value)  # here: libraries have a current stream for each thread
         return await self._in_thread(self._client.put, name, value, progress=progress)
 
-    async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+    async def get(self, name: str | RemoteObject, *, progress: OnProgress | None = None) -> np.ndarray[Any, Any]:
         """Do as `Client.get` does, in a thread."""
         return await self._in_thread(self._client.get, name, progress=progress)
 

@@ -17,7 +17,7 @@ from kaas.client.registering import Registering
 from kaas.client.remote_calls import RemoteCalls
 from kaas.client.remote_function import RemoteFunction, RemoteObject, check_object_name
 from kaas.client.server_connection import CurveKeys
-from kaas.client.transfers import Progress, Transfers, UploadContent
+from kaas.client.transfers import OnProgress, Transfers, UploadContent
 from kaas.errors import InvalidConfig, InvalidRequest, MissingContent, UnknownObject
 from kaas.executor.device.host_arrays import on_host
 from kaas.futures import Future, running_loop
@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 
 T = TypeVar("T")
-Invocable = RemoteFunction | KTask | str
+Callee = RemoteFunction | KTask | str
 
 
 class Client:
@@ -85,7 +85,7 @@ class Client:
         name: str = "",
         before: str = "",
         after: str = "",
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> RemoteFunction:
         """Register a kTask, with some inputs bound to constants, or a model with its constants; return the function.
 
@@ -150,7 +150,7 @@ class Client:
 
     def call(
         self,
-        function: Invocable,
+        function: Callee,
         inputs: Mapping[str, Any] | None = None,
         *,
         scalars: Mapping[str, Any] | None = None,
@@ -194,13 +194,13 @@ class Client:
                 calls.queue.submit(call)
         return Future(call, call.make)
 
-    def known(self, function: Invocable) -> RemoteFunction | None:
+    def known(self, function: Callee) -> RemoteFunction | None:
         """Return the function for a call if this client knows it, else None; does not ask the server."""
         if isinstance(function, RemoteFunction):
             return function
         return self._known.get(function.key if isinstance(function, KTask) else function)
 
-    def resolved(self, function: Invocable) -> RemoteFunction:
+    def resolved(self, function: Callee) -> RemoteFunction:
         """Return the function for a call; ask the server, or register a kTask, if need be.
 
         Raises:
@@ -218,7 +218,7 @@ class Client:
 
     # --- objects
 
-    def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
+    def put(self, name: str, value: Any, *, progress: OnProgress | None = None) -> RemoteObject:
         """Store a value at the server under a name. It replaces an earlier value of that name.
 
         Bytes that the server has already are not sent.
@@ -240,7 +240,7 @@ class Client:
         self._retried(lambda: self._registering.put(made, UploadContent.value(flat), progress))
         return made
 
-    def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+    def get(self, name: str | RemoteObject, *, progress: OnProgress | None = None) -> np.ndarray[Any, Any]:
         """Return a value that is stored at the server, as a read-only array.
 
         Raises:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from msgspec.structs import replace
 
 from kaas.errors import DeadlineExceeded, KaasError, RequestTooLarge
-from kaas.futures import PendingReply, ReplySource
+from kaas.futures import MakeResult, PendingReply, ReplySource
 from kaas.wire import protocol
 
 JITTER = 0.25
@@ -56,7 +56,7 @@ class OpenCall(PendingReply):
         invoke: protocol.Invoke,
         frames: Sequence[bytes],
         nbytes: int,
-        make: Callable[[Sequence[Any]], Any],
+        make: MakeResult,
         label: str,
         named: bool = False,
     ) -> None:

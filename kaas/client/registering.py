@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.client.remote_function import RemoteObject, RemoteTask
-from kaas.client.transfers import Progress, Transfers, UploadContent
+from kaas.client.transfers import OnProgress, Transfers, UploadContent
 from kaas.errors import InvalidRequest, NotAllowed, UnknownFunction
 from kaas.executor.device.host_arrays import on_host
 from kaas.ktask.arguments import Buffer
@@ -47,7 +47,7 @@ class Registering:
         constants: Mapping[str, Any] | None,
         name: str,
         around: tuple[str, str],
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> RemoteTask:
         """Register a kTask; raise KaasError if the server refuses it."""
         constants = mapping(task, "constants", constants)
@@ -65,7 +65,7 @@ class Registering:
         registered = self._register(task, name, names, around)
         return RemoteTask.of(registered, name or task.label, task.iterations, around=around)
 
-    def model(self, model: CompiledModel, name: str, progress: Progress | None) -> tuple[RemoteTask, ...]:
+    def model(self, model: CompiledModel, name: str, progress: OnProgress | None) -> tuple[RemoteTask, ...]:
         """Register the variants of a model; raise KaasError if the server refuses one."""
         read = {buffer.name: buffer for variant in model.variants for buffer in variant.constants}
         own: dict[str, _Constant] = {}
@@ -111,7 +111,7 @@ class Registering:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownFunction(f"this client has registered no function {name!r}{hint}", function=name)
 
-    def put(self, made: RemoteObject, content: UploadContent, progress: Progress | None) -> None:
+    def put(self, made: RemoteObject, content: UploadContent, progress: OnProgress | None) -> None:
         """Upload a value as an object.
 
         Raises:
@@ -134,7 +134,7 @@ class Registering:
         return UploadContent(library.hash, data, "library")
 
     def _upload_missing(
-        self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None
+        self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: OnProgress | None
     ) -> None:
         """Upload the code and constants that the server does not have."""
         libraries = dict.fromkeys(library for task in tasks for library in task.libraries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from kaas.errors import InvalidRequest
 from kaas.executor.device.host_arrays import on_host
+from kaas.futures import MakeResult
 from kaas.ktask.arguments import Buffer, Scalar, is_text
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.request import View, check_taken, input_bytes, outputs_type, raw_bytes
@@ -20,8 +21,6 @@ from kaas.wire.outputs import array_of, outputs_from
 
 if TYPE_CHECKING:
     from kaas.futures import Future
-
-Make = Callable[[Sequence[Any]], Any]
 
 
 def check_object_name(name: Any) -> None:
@@ -78,7 +77,7 @@ class RemoteTask:
     layouts: Mapping[str, tuple[Any, tuple[int, ...]]] = field(repr=False)
     output_bytes: Mapping[str, int] = field(repr=False)
     reply_bytes: int = field(repr=False)
-    make: Make = field(repr=False)
+    make: MakeResult = field(repr=False)
     before: bool
     after: bool
 
@@ -112,7 +111,7 @@ class RemoteTask:
             after,
         )
 
-    def making(self, store: Mapping[str, str]) -> Make:
+    def making(self, store: Mapping[str, str]) -> MakeResult:
         """Return a function that makes a call's value of the frames of its reply.
 
         store has, by output, the name of the object that the output becomes at the server.

@@ -51,13 +51,13 @@ WRONG_PEER = (
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
-_REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
-_WRONG_PEER = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+_REFUSED_EVENT = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
+_WRONG_PEER_EVENT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _CUT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _CONNECT_CLOSED = int(zmq.Event.CLOSED)
 _send = zmq.backend.Socket.send  # takes a third of the time of pyzmq's own `send`
 _get = zmq.backend.Socket.get
-_BROKEN = int(zmq.Event.DISCONNECTED)
+_BROKEN_EVENT = int(zmq.Event.DISCONNECTED)
 _AGAIN = int(zmq.Event.CONNECT_RETRIED)
 """Follows each of the other events. Alone, it says that the host does not exist."""
 
@@ -85,7 +85,9 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
         """
         self._using, self._receiving = threading.Lock(), threading.Lock()
         self._socket = socket = context.socket(zmq.DEALER)
-        self._monitor = socket.get_monitor_socket(_REFUSED | _WRONG_PEER | _CUT | _CONNECT_CLOSED | _BROKEN | _AGAIN)
+        self._monitor = socket.get_monitor_socket(
+            _REFUSED_EVENT | _WRONG_PEER_EVENT | _CUT | _CONNECT_CLOSED | _BROKEN_EVENT | _AGAIN
+        )
         self._wakeup_fd = os.eventfd(0)
         self._woken = self._waiting = False
         self._lost = ""
@@ -206,9 +208,9 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
 
 def _reason(event: int, value: int) -> str:
     """Return the reason of a connection's end, in words."""
-    if event & _REFUSED:
+    if event & _REFUSED_EVENT:
         return REFUSED if value == UNKNOWN_KEY else FULL
-    if event & _WRONG_PEER:
+    if event & _WRONG_PEER_EVENT:
         return WRONG_PEER
     if event & _CUT and value == errno.EPIPE:  # other errors: the peer's process ended, or a relay has no server
         return HUNG_UP

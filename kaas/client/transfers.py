@@ -19,7 +19,7 @@ from kaas.wire import protocol
 WINDOW = 4
 """Number of chunks that are under way at a time."""
 
-Progress = Callable[[int, int], Any]
+OnProgress = Callable[[int, int], Any]
 """Called with the number of bytes that have arrived, and the number of all bytes."""
 
 
@@ -59,7 +59,7 @@ class Transfers:
         """Send a request, and return the header of its reply. make: returns the message for a number."""
         return self.reply(self._calls.ask(make, frames))[0]
 
-    def upload(self, contents: Sequence[UploadContent], progress: Progress | None) -> None:
+    def upload(self, contents: Sequence[UploadContent], progress: OnProgress | None) -> None:
         """Upload the contents that the server does not have yet, and report progress."""
         total, done = sum(len(content.data) for content in contents), 0
         for content in contents:
@@ -91,7 +91,7 @@ class Transfers:
     def _chunk(self, digest: str, offset: int, part: memoryview) -> PendingReply:
         return self._calls.ask(lambda number: protocol.Chunk(number, digest, offset), (part,))
 
-    def download(self, name: str, progress: Progress | None) -> tuple[protocol.Value, bytearray]:
+    def download(self, name: str, progress: OnProgress | None) -> tuple[protocol.Value, bytearray]:
         """Return the value of an object: the header of its first chunk, and its bytes."""
         header: protocol.Value
         header, first = self.reply(self._calls.ask(lambda number: protocol.Get(number, name)))

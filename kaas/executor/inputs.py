@@ -19,7 +19,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.request import View, check_fit, input_bytes, raw_bytes
 
 if TYPE_CHECKING:
-    from kaas.executor.device.memory import HostMemory
+    from kaas.executor.device.device_memory import HostMemory
     from kaas.executor.plan.plan import Plan
 
 

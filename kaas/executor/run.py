@@ -11,7 +11,7 @@ import numpy as np
 
 from kaas.executor.device.device_to_host import Bytes
 from kaas.executor.inputs import InputSource
-from kaas.executor.stats import RunStats
+from kaas.executor.run_stats import RunStats
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
-from kaas.executor.cache.memory import MemoryLease, SlotArena
+from kaas.executor.cache.tiered_memory import MemoryLease, SlotArena
 from kaas.executor.cache.tiers import TierUse, granules
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import Bytes, DeviceToHost

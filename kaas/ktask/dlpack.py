@@ -76,10 +76,10 @@ class Tensor:
         import numpy as np
 
         assert self.device is None, "the host cannot read it"
-        return np.asarray(_Bytes(self)) if self.nbytes else np.empty(0, np.uint8)
+        return np.asarray(_TensorBytes(self)) if self.nbytes else np.empty(0, np.uint8)
 
 
-class _Bytes:
+class _TensorBytes:
     """An object with NumPy's array interface: an array of it keeps the memory alive."""
 
     def __init__(self, tensor: Tensor) -> None:

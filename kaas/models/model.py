@@ -20,13 +20,10 @@ from kaas.ktask.variant import Variant, by_position, choose, described
 from kaas.models import constants_file, model_file
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from kaas.api.function import Function
     from kaas.executor.executor import RunResult
     from kaas.executor.inputs import InputSource
-
-    Array = np.ndarray[Any, Any]
+    from kaas.models.constants_file import Array
 
 _numbers = count()
 

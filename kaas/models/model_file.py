@@ -31,9 +31,7 @@ from kaas.ktask.variant import Variant
 from kaas.models import constants_file
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    from kaas.models.constants_file import Array
 
 FORMAT = 1
 MANIFEST, CONSTANTS = "manifest.json", "constants.safetensors"

@@ -23,7 +23,7 @@ PROBES = 5
 WARM = 50
 """The number of warm requests of each of these clients."""
 
-STAGES = {
+PARTS = {
     "kernels": "Kernel Run",
     "plan": "Kernel Init",
     "memory": "GPU Malloc",
@@ -121,18 +121,18 @@ def _measured(server: ExperimentServer, client: Client, function: Any, count: in
     seconds = perf_counter() - began_s
     stages: dict[str, float] = defaultdict(float)
     for stage, total_s in _totals(client.stats()).items():
-        stages[STAGES[stage]] += (total_s - before.get(stage, 0.0)) / count
+        stages[PARTS[stage]] += (total_s - before.get(stage, 0.0)) / count
     return {**stages, OVERHEADS: max(0.0, seconds / count - sum(stages.values()))}
 
 
 def _totals(stats: Mapping[str, Any]) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for row in stats["stages"]:
-        if row["stage"] in STAGES:
+        if row["stage"] in PARTS:
             totals[row["stage"]] += row["total_s"]
     return totals
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    names = [*dict.fromkeys([*STAGES.values(), OVERHEADS])]
+    names = [*dict.fromkeys([*PARTS.values(), OVERHEADS])]
     return {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}

@@ -173,7 +173,7 @@ def _settings(folder: Path, policy: str, scale: Scale) -> dict[str, Any]:
         "pool": {"devices": [device] * scale.devices, "policy": policy, "slots": SLOTS},
         "code": {"any": True},
         "steps": {
-            f"{each.name}_{end}": f"kaas.papers.steps:{each.name}_{end}"
+            f"{each.name}_{end}": f"kaas.papers.paper_steps:{each.name}_{end}"
             for each in with_steps
             for end in ("before", "after")
         },
@@ -192,5 +192,5 @@ def _etask(workload: Workload, scale: Scale) -> dict[str, Any]:
     sizes = {"x": scale.bytes(workload.input_bytes) // 4, "y": scale.bytes(workload.output_bytes) // 4}
     shapes = {name: ["float32", [count]] for name, count in sizes.items()}
     steps = {end: f"{workload.name}_{end}" for end in ("before", "after")} if workload.steps else {}
-    function = f"kaas.papers.etasks:{workload.name.capitalize()}"
+    function = f"kaas.papers.paper_etasks:{workload.name.capitalize()}"
     return {"function": function, "inputs": {"x": shapes["x"]}, "outputs": {"y": shapes["y"]}, **steps}

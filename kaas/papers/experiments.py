@@ -17,7 +17,7 @@ from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from kaas.papers.experiment_server import ExperimentServer
-    from kaas.papers.results import Kept, Results
+    from kaas.papers.results import ResultLine, Results
     from kaas.papers.workloads import Scale
 
 MOST_REPLICAS = 32
@@ -78,7 +78,7 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
     return list(cells)
 
 
-def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callable[[Kept], object]) -> None:
+def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callable[[ResultLine], object]) -> None:
     """Measure what is not in the results yet, on one server for each policy.
 
     An online cell whose offline cell is of another policy waits for that policy's server.
@@ -87,7 +87,7 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
         KaasError: the server does not start, or a result is wrong.
     """
     wanted = list(figures)
-    singles: list[Callable[[ExperimentServer], Sequence[Kept]]] = []
+    singles: list[Callable[[ExperimentServer], Sequence[ResultLine]]] = []
     if "table1" in wanted and not results.properties:
         singles.append(properties)
     if "8" in wanted and not results.breakdowns:

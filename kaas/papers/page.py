@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kaas.papers.breakdown import OVERHEADS, STAGES
+from kaas.papers.breakdown import OVERHEADS, PARTS
 from kaas.papers.cells import Cell, Found, Side, steady
 from kaas.papers.experiments import FIGURES, MOST_REPLICAS, efficiency
 from kaas.papers.workloads import WORKLOADS
@@ -185,7 +185,7 @@ def _figure8(results: Results) -> Iterator[str]:
         "Kernel Init: libraries loaded and graphs instantiated. Overheads: the rest of what the client waits for, the "
         "network included. The start of an eTask's process and its function are one stage each.\n"
     )
-    names = dict.fromkeys((*STAGES.values(), OVERHEADS))
+    names = dict.fromkeys((*PARTS.values(), OVERHEADS))
     head = [f"{each.task}, {'cold' if each.cold else 'warm'}" for each in results.breakdowns]
     rows = [[name, *(_milliseconds(each, name) for each in results.breakdowns)] for name in names]
     rows.append(["all", *(f"{each.total_s * 1e3:.3g}" for each in results.breakdowns)])

@@ -31,7 +31,7 @@ class Hardware(msgspec.Struct, frozen=True, tag=True):
         return cls(models[0] if models else platform.machine(), os.cpu_count() or 1, versions)
 
 
-Kept = Hardware | Breakdown | Properties | tuple[Cell, Found]
+ResultLine = Hardware | Breakdown | Properties | tuple[Cell, Found]
 
 
 class Results:
@@ -54,19 +54,19 @@ class Results:
         self.measured_on: list[Hardware] = []
         for number, line in enumerate(file.read_bytes().splitlines() if file.exists() else (), 1):
             try:
-                self._take(msgspec.json.decode(line, type=Kept))
+                self._take(msgspec.json.decode(line, type=ResultLine))
             except msgspec.MsgspecError as error:
                 message = f"{file}, line {number}: {error}; --fresh measures all again"
                 raise InvalidRecord(message, path=str(file), line=number) from error
 
-    def add(self, *kept: Kept) -> None:
+    def add(self, *kept: ResultLine) -> None:
         """Take in results, and write them to the file, all or none."""
         for each in kept:
             self._take(each)
         with self._file.open("ab") as lines:
             lines.write(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
-    def _take(self, kept: Kept) -> None:
+    def _take(self, kept: ResultLine) -> None:
         match kept:
             case Hardware():
                 self.measured_on.append(kept)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kaas.ktask.arguments import Buffer, In, InOut, Out
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
-from kaas.papers.kernels import ITERATION, LAYER, ptx
+from kaas.papers.paper_kernels import ITERATION, LAYER, ptx
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,7 @@ KNOWN_CONSTANTS = 1024
 """Number of tuples of constants, of one function, whose keys are cached."""
 
 REGISTRATION_LIMIT_S = 30.0
-"""Longest wait of a request for the registration of its function, which is another message."""
+"""Longest wait of a request for the registration of its function or eTask, which is another message."""
 
 
 class Described(Protocol):

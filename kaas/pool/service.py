@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from kaas.config import Config
 from kaas.errors import InvalidRequest, PoolStopped
-from kaas.pool.clients import Clients, ObjectDirectory
 from kaas.pool.core.core import Pool
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.executors import Executors
@@ -21,6 +20,7 @@ from kaas.pool.executors.transport import CacheOrder, WorkerTransport
 from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
+from kaas.pool.program_sessions import ObjectDirectory, ProgramSessions
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Receive, Router
@@ -84,7 +84,7 @@ class Service:
         if not backend.again:
             store.clear(*self._passing)
         self.registry = Registry(store)
-        self.clients = Clients(self, self._router, backend.objects)
+        self.program_sessions = ProgramSessions(self, self._router, backend.objects)
 
     @classmethod
     async def open(cls, name: str, config: Config, backend: Backend, store: Store) -> Service:
@@ -120,8 +120,8 @@ class Service:
             self._executors.greet(peer, hello)
             return self._executors.receive
         self._backend.came(hello)
-        self.clients.greet(peer, hello)
-        return self.clients.receive
+        self.program_sessions.greet(peer, hello)
+        return self.program_sessions.receive
 
     # --- invocations
 
@@ -168,7 +168,7 @@ class Service:
 
     def session_ended(self, session: str) -> None:
         """Handle the end of a program."""
-        self.clients.session_ended(session)
+        self.program_sessions.session_ended(session)
         self.pool.session_ended(session)
         self._backend.objects.session_ended(session)
 

@@ -9,7 +9,7 @@ from kaas.errors import InvalidRequest, MissingInput, MissingScalar, UnexpectedI
 from kaas.ktask.dtypes import KIND_BYTES, decode
 from kaas.ktask.request import RETRIES, check_deadline, check_fit
 from kaas.pool.executors.payloads import Payload
-from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.state.object_store import ObjectStore
 from kaas.server.steps.steps import Made
 from kaas.wire import specs as pool_wire

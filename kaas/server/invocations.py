@@ -17,7 +17,7 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.tracing import TraceStep
 from kaas.pool.service import Service
-from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.idempotency_keys import IdempotencyKeys
 from kaas.server.invocation_request import check_made, given_values, invocation_of, sent_bytes
 from kaas.server.replies import failure_of

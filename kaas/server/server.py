@@ -17,7 +17,7 @@ from kaas.pool.service import Service
 from kaas.server.admin import Admin
 from kaas.server.building.served import ETaskPool, ServedETasks
 from kaas.server.config.serve_config import Settings
-from kaas.server.metrics import MetricsServer
+from kaas.server.metrics_server import MetricsServer
 from kaas.server.peers.keys import Keys
 from kaas.server.peers.listener import ServerListener
 from kaas.server.session_manager import KeptLimits, SessionManager

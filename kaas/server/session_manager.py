@@ -19,7 +19,7 @@ from kaas.server.invocations import Invocations
 from kaas.server.replies import failure_of
 from kaas.server.reply_tracker import ReplyTracker
 from kaas.server.sessions import LONGEST_NAME, ClientRun, ClientSession, ConnectedClient, ReplyChannel
-from kaas.server.state.client_store import ClientStore, Reply
+from kaas.server.state.client_store import ClientStore, StoreReply
 from kaas.server.steps.steps import Steps
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
@@ -289,7 +289,7 @@ class SessionManager:
     # --- replies that take a while
 
     def _reply_later(
-        self, session: ClientSession, number: int, reply: Coroutine[Any, Any, Reply], nbytes: int = 0
+        self, session: ClientSession, number: int, reply: Coroutine[Any, Any, StoreReply], nbytes: int = 0
     ) -> None:
         """Send the result of a coroutine as the reply. nbytes: of the message's frames.
 
@@ -308,7 +308,7 @@ class SessionManager:
         task = session.tasks[number] = self._loop.create_task(reply)
         task.add_done_callback(partial(self._replied, session, number, nbytes))
 
-    def _replied(self, session: ClientSession, number: int, nbytes: int, task: asyncio.Future[Reply]) -> None:
+    def _replied(self, session: ClientSession, number: int, nbytes: int, task: asyncio.Future[StoreReply]) -> None:
         del session.tasks[number]
         session.client.questions.give_back(nbytes)
         if not task.cancelled():
@@ -348,7 +348,7 @@ class SessionManager:
                 self._forget(session)
 
 
-async def _reply_of(number: int, reply: Coroutine[Any, Any, Any]) -> Reply:
+async def _reply_of(number: int, reply: Coroutine[Any, Any, Any]) -> StoreReply:
     return protocol.Reply(number, await reply), ()
 
 

@@ -14,7 +14,7 @@ from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
 from kaas.server.binding import InvocationDigest
-from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.invocable_function import InvocableFunction
 from kaas.wire import protocol
 from kaas.wire.rpc.server_half import Caller, Run, WaitingSession
 

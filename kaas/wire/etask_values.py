@@ -17,7 +17,7 @@ SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class AttachedArgument:
     """Stands for an argument that was given by reference: its position among the references attached to the call."""
 
     position: int
@@ -89,7 +89,7 @@ def stored(value: Any) -> Any:
 
 
 def split(args: Sequence[Any], kwargs: Mapping[str, Any], first: int) -> tuple[Any, list[Any]]:
-    """Return the arguments with an Argument in place of each reference, and the references.
+    """Return the arguments with an AttachedArgument in place of each reference, and the references.
 
     first: the number of other references that go before them.
     """
@@ -99,6 +99,6 @@ def split(args: Sequence[Any], kwargs: Mapping[str, Any], first: int) -> tuple[A
         if not isinstance(value, ray.ObjectRef):
             return value
         refs.append(value)
-        return Argument(first + len(refs) - 1)
+        return AttachedArgument(first + len(refs) - 1)
 
     return ([take(value) for value in args], {name: take(value) for name, value in kwargs.items()}), refs

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kaas.futures import MakeResult
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.request import outputs_type
@@ -31,7 +32,7 @@ class InlineOutput:
 class StoredOutput:
     """An output in Ray's store: its receiver gets the value itself, and the pool never touches it.
 
-    The reference inside must be complete before this is handed out. get: `kaas.pool.on_ray.results.fetched`.
+    The reference inside must be complete before this is handed out. get: `kaas.pool.on_ray.fetching.fetched`.
     """
 
     __slots__ = ("_get", "_ref")
@@ -66,7 +67,7 @@ def array_of(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> np
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(shape)
 
 
-def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
+def outputs_from(buffers: Sequence[Buffer]) -> MakeResult:
     """Return a function that makes frames, one for each output, the output's array, or a named tuple of several arrays.
 
     The arrays are views of the frames, and read-only as these are.

@@ -97,22 +97,22 @@ def with_code(task: bytes, libraries: Mapping[str, Library]) -> bytes:
     return b"".join((bytes((task[0] + 1,)), task[1:], _encode("libraries"), _encode(images)))
 
 
-class _Buffer(msgspec.Struct, gc=False):
+class _SentBuffer(msgspec.Struct, gc=False):
     shape: list[int]
 
 
-class _Kernel(msgspec.Struct, gc=False):
+class _SentKernel(msgspec.Struct, gc=False):
     library: str
 
 
 class _SentKTask(msgspec.Struct, gc=False):
-    kernel: _Kernel
+    kernel: _SentKernel
 
 
 class _Task(msgspec.Struct):
     """The parts of an encoded kTask that are checked before the rest is decoded."""
 
-    buffers: list[_Buffer]
+    buffers: list[_SentBuffer]
     kernels: list[_SentKTask]
     outputs: list[str]
     name: str | None = None

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from kaas.executor.stats import RunStats
+from kaas.executor.run_stats import RunStats
 
 INLINE_INPUT_BYTES = 64 << 10
 """By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""

@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.wire import specs
-from kaas.wire.etask_values import Argument, packed, pickled
+from kaas.wire.etask_values import AttachedArgument, packed, pickled
 from kaas.wire.outputs import InputLost, unpacked
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
@@ -69,7 +69,7 @@ class ETaskActor:
             args, kwargs = _arguments(call, refs)
             value = self._attribute(call.method)(*args, **kwargs)
             parts = packed(value)
-        except _InputFailed as failed:
+        except _ArgumentFailed as failed:
             failure = _failure(failed.error, by_input=True)
         except BaseException as error:  # noqa: BLE001 - any error of the function, SystemExit too, is the reply
             failure = _failure(error)
@@ -96,7 +96,7 @@ class ETaskActor:
         return getattr(self._target, method) if method else self._target
 
 
-class _InputFailed(Exception):
+class _ArgumentFailed(Exception):
     """An argument cannot be had. error: the cause."""
 
     def __init__(self, error: BaseException) -> None:
@@ -108,12 +108,12 @@ def _arguments(call: specs.ETaskCall, refs: Sequence[Any]) -> tuple[list[Any], d
     """Return the arguments of a call.
 
     Raises:
-        _InputFailed
+        _ArgumentFailed
     """
     args, kwargs = unpacked(call.arguments) if call.arguments else _value(refs[0])
 
     def resolved(value: Any) -> Any:
-        return _value(refs[value.position]) if isinstance(value, Argument) else value
+        return _value(refs[value.position]) if isinstance(value, AttachedArgument) else value
 
     return [resolved(value) for value in args], {name: resolved(value) for name, value in kwargs.items()}
 
@@ -122,15 +122,15 @@ def _value(ref: Any) -> Any:
     """Return an argument's value.
 
     Raises:
-        _InputFailed
+        _ArgumentFailed
     """
     try:
         value = ray.get(ref)
         return value.here() if isinstance(value, Resident) else value
     except RayTaskError as error:
-        raise _InputFailed(error.cause) from None
+        raise _ArgumentFailed(error.cause) from None
     except (RayError, KaasError, InputLost) as error:
-        raise _InputFailed(error) from None
+        raise _ArgumentFailed(error) from None
 
 
 def _failure(error: BaseException, by_input: bool = False) -> specs.ETaskFailure:

@@ -18,7 +18,7 @@ def main() -> None:
     word_file = int(sys.argv[1])
     try:
         orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, _enter_sandbox)
-        from kaas.wire.status import codec
+        from kaas.wire.status import status_codec
         from kaas.worker.executor_worker import ExecutorWorker
 
         worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, connection_lost=end_group)
@@ -26,7 +26,7 @@ def main() -> None:
     except KaasError as error:
         report_failure(word_file, error)
         return
-    report_ready(word_file, codec.encode(info))
+    report_ready(word_file, status_codec.encode(info))
     threading.Event().wait()  # other threads do the work; the process ends with its parent
 
 

@@ -27,7 +27,7 @@ from kaas.wire.messages import ExecutorReply, ObjectParts
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Epoch, Epochs, RunningInvocation
 from kaas.worker.huge_pages import use_huge_pages_soon
-from kaas.worker.invocation_runner import Attachments, Get, Introduction, InvocationRunner, evicted, same
+from kaas.worker.invocation_runner import Attachments, GetInput, Introduction, InvocationRunner, evicted, same
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
@@ -39,7 +39,6 @@ LINGER_S = 2.0
 LOST_STATUS = 3
 """The exit status of a process that ended by itself, since its device was lost."""
 
-Frames = Sequence[Any]
 Order = messages.CacheCommand | messages.CacheDecision | messages.WriteBackOutput | messages.Discard
 
 
@@ -55,7 +54,7 @@ class ExecutorWorker:
         name: str,
         node: str,
         *,
-        get: Get = same,
+        get: GetInput = same,
         introduce: Callable[[str], Introduction] | None = None,
         connection_lost: Callable[[], None] | None = None,
     ) -> None:
@@ -77,8 +76,8 @@ class ExecutorWorker:
         self._leaving: threading.Timer | None = None
         # Orders keep their order; they wait for no run, nor a run for them. Orders about kept outputs do not wait for a
         # load either, which may wait for another executor.
-        self._cache_commands: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
-        self._write_back: SimpleQueue[tuple[Epoch, Order, Frames]] = SimpleQueue()
+        self._cache_commands: SimpleQueue[tuple[Epoch, Order, Sequence[Any]]] = SimpleQueue()
+        self._write_back: SimpleQueue[tuple[Epoch, Order, Sequence[Any]]] = SimpleQueue()
 
     @property
     def work(self) -> InvocationRunner:
@@ -172,7 +171,7 @@ class ExecutorWorker:
         except ConnectionLost:
             self._lost(epoch)
 
-    def _take(self, epoch: Epoch, message: messages.ToPeer, frames: Frames) -> RunningInvocation | None:
+    def _take(self, epoch: Epoch, message: messages.ToPeer, frames: Sequence[Any]) -> RunningInvocation | None:
         """Return an invocation; carry out other messages, or pass them on."""
         if type(message) is messages.RunInvocation:
             run = RunningInvocation(epoch, message, frames)
@@ -205,7 +204,7 @@ class ExecutorWorker:
         objects = self._nothing
         if message.attached:
             objects = self._objects(epoch, message, run.frames, (run.invocation.constants,))
-        outputs: Frames = ()
+        outputs: Sequence[Any] = ()
         record = None
         try:
             result = self._work.run(
@@ -227,21 +226,21 @@ class ExecutorWorker:
 
     # --- orders
 
-    def _follow(self, orders: SimpleQueue[tuple[Epoch, Order, Frames]]) -> None:
+    def _follow(self, orders: SimpleQueue[tuple[Epoch, Order, Sequence[Any]]]) -> None:
         while True:
             self._obey(*orders.get())
 
-    def _obey(self, epoch: Epoch, order: Order, frames: Frames) -> None:
+    def _obey(self, epoch: Epoch, order: Order, frames: Sequence[Any]) -> None:
         if epoch.over:
             return
-        reply_frames: Frames = ()
+        reply_frames: Sequence[Any] = ()
         try:
             done = ExecutorReply(order.number, self._do(epoch, order, frames), self._why_lost())
         except Exception as error:  # noqa: BLE001 - any error is the reply
             done, reply_frames = self._failure(order.number, error)
         epoch.send(done, reply_frames)
 
-    def _do(self, epoch: Epoch, order: Order, frames: Frames) -> specs.RunRecord:
+    def _do(self, epoch: Epoch, order: Order, frames: Sequence[Any]) -> specs.RunRecord:
         work = self._work
         match order:
             case messages.CacheCommand():
@@ -264,12 +263,12 @@ class ExecutorWorker:
         self,
         epoch: Epoch,
         message: messages.RunInvocation | messages.CacheCommand | messages.CacheDecision,
-        frames: Frames,
+        frames: Sequence[Any],
         constants: Container[int | None],
     ) -> Attachments:
         return Attachments(message.attached, frames, partial(epoch.requested.ask, message.number), self._get, constants)
 
-    def _failure(self, number: int, error: Exception) -> tuple[ExecutorReply, Frames]:
+    def _failure(self, number: int, error: Exception) -> tuple[ExecutorReply, Sequence[Any]]:
         if not isinstance(error, KaasError):
             foreign, error = error, KaasError(f"an executor failed in a way it should not: {error!r}")
             error.__cause__ = foreign

@@ -25,7 +25,7 @@ Introduction = tuple[bytes, bytes]
 
 T = TypeVar("T")
 
-Get = Callable[[Any, Mapping[bytes, Any]], Any]
+GetInput = Callable[[Any, Mapping[bytes, Any]], Any]
 """Returns the object of a reference, for which it waits, or a value itself. Its second argument has outputs that were
 computed anew, by key; it raises InputLost for a lost output that is not among them."""
 
@@ -213,7 +213,7 @@ def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
 # --- the objects of a request
 
 
-def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a Get
+def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a GetInput
     """Return a value as it is: for requests whose objects travel themselves."""
     return value
 
@@ -232,7 +232,7 @@ class Attachments:
         items: Sequence[ExecutorAttachment],
         frames: Sequence[Any],
         supply: Callable[[], Sequence[Any]],
-        get: Get,
+        get: GetInput,
         constants: Container[int | None] = (),
     ) -> None:
         """

@@ -63,7 +63,7 @@ MEMCHECK_VARIABLE = "SOFTGPU_MEMCHECK"
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedDriver:
     devices: tuple[Device, ...]
     memcheck: bool
     library: ctypes.CDLL
@@ -71,7 +71,7 @@ class _Loaded:
 
 
 _lock = threading.Lock()
-_state: dict[str, _Loaded] = {}  # "driver": the driver of this process, once it is loaded
+_state: dict[str, _LoadedDriver] = {}  # "driver": the driver of this process, once it is loaded
 _prepared: list[Path] = []  # the driver's library, once `prepare` has found it
 
 
@@ -151,7 +151,7 @@ def forgive() -> None:
     forgive_faults(_present().library)
 
 
-def _present() -> _Loaded:
+def _present() -> _LoadedDriver:
     present = _state.get("driver")
     if present is None:
         raise SoftgpuError("there are no software devices in this process yet")
@@ -290,7 +290,7 @@ def real_driver_present() -> bool:
     return done.returncode == 0
 
 
-def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _Loaded:
+def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _LoadedDriver:
     library = _prepared.pop() if _prepared else _library(force=force)
     loaded = _configure(open_library(library), devices, memcheck=memcheck)
     answer_runtime_calls()
@@ -309,7 +309,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _Loaded:
+def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _LoadedDriver:
     from softgpu.jit import Compiler  # imports llvmlite: only where kernels run
 
     compiler = Compiler(library, memcheck=memcheck)
@@ -322,7 +322,7 @@ def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: b
             _check(library, inject_fault(library, ordinal, fault))
     seed = os.environ.get(STRICT_VARIABLE)
     strict_mode(library, int(seed) if seed else None)
-    return _Loaded(devices, memcheck, library, compiler)
+    return _LoadedDriver(devices, memcheck, library, compiler)
 
 
 def _check(library: ctypes.CDLL, status: int) -> None:

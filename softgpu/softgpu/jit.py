@@ -42,7 +42,7 @@ CACHE_BYTES = 256 << 20
 _GLOBAL_ALIGN = 256
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _CachedKernel(msgspec.Struct, frozen=True):
     """Compiled code in the cache."""
 
     code: bytes
@@ -213,13 +213,13 @@ class Compiler:
         base = module.base if entry.needs_globals else None
         return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
 
-    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _CachedKernel:
         variant = f"{name}\0{block}" + ("\0memcheck" if checked else "")
         digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
         key = f"{module.key}.{digest}"
         cached = self._cache.get(key)
         if cached is not None:
-            return msgspec.msgpack.decode(cached, type=_Entry)
+            return msgspec.msgpack.decode(cached, type=_CachedKernel)
         with module.examining:
             if not module.kernels:
                 _, module.kernels = _translating(lambda: _examined(module.text))
@@ -227,11 +227,11 @@ class Compiler:
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool) -> _CachedKernel:
         from softgpu.codegen import kernel as codegen
 
         code = codegen.generate(kernel, block, self._target, memcheck=checked)
-        return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
+        return _CachedKernel(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
         return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}

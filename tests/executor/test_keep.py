@@ -13,7 +13,7 @@ import pytest
 import kaas
 import softgpu
 from kaas.errors import DeviceError, InvalidRequest, OutOfDeviceMemory
-from kaas.executor.device.memory import MemoryPool
+from kaas.executor.device.device_memory import MemoryPool
 from kaas.executor.device.streams import Stream
 from kaas.executor.executor import Executor, InputSource, RunRequest, RunResult
 from tests.executor.conftest import MakeExecutor

@@ -14,7 +14,7 @@ import kaas
 import softgpu
 from kaas.errors import DeviceError, DeviceLost, DeviceUnavailable, OutOfDeviceMemory
 from kaas.executor.device.device import open_device
-from kaas.executor.device.memory import HostMemory
+from kaas.executor.device.device_memory import HostMemory
 from kaas.executor.executor import Executor, InputSource, RunRequest
 from kaas.executor.plan.plan import Plan
 from kaas.executor.slots import Slot

@@ -12,8 +12,8 @@ from cuda.bindings import driver
 import kaas
 import softgpu as software
 from kaas.executor.device.device import open_device
+from kaas.executor.device.device_memory import HostMemory
 from kaas.executor.device.driver_errors import call
-from kaas.executor.device.memory import HostMemory
 from kaas.executor.executor import Executor
 from tests.faults.workload import CACHE_BYTES, HOST_BYTES, WHOLE_BYTES
 

@@ -15,7 +15,7 @@ import pytest
 import kaas
 from kaas.errors import KaasError
 from kaas.server.state.mending import MENDED, damage
-from kaas.server.state.state import CLIENTS
+from kaas.server.state.state_folder import CLIENTS
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage_file import NAME, SEGMENT
 from kaas.wire import protocol

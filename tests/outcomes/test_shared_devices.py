@@ -22,8 +22,8 @@ from kaas.errors import DeadlineExceeded
 from kaas.scheduling.events import Dispatch, RequestArrived, RequestDone
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.recording import PoolEpoch, read
-from kaas.scheduling.simulation.results import Simulated
 from kaas.scheduling.simulation.scenario_file import read as scenario_of
+from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
 from tests.api.conftest import STEPS
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import kaas
 from kaas.cli.main import app
 from kaas.errors import KaasError
-from kaas.server.state.state import CLIENTS
+from kaas.server.state.state_folder import CLIENTS
 from kaas.server.usage.usage_file import NAME, SEGMENT
 from tests.api.conftest import add_task
 from tests.server.conftest import Serve

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.papers import steps
+from kaas.papers import paper_steps
 from kaas.papers.workloads import GB, MB, SMALL, WORKLOADS, Workload, answer, constants, ktask
 
 EACH = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))
@@ -56,18 +56,18 @@ def test_a_ktask_gives_its_replicas_answer(workload: Workload, value: float) -> 
 @pytest.mark.usefixtures("softgpu")
 @EACH
 def test_an_etask_gives_the_answer_of_the_ktask(workload: Workload) -> None:
-    from kaas.papers import etasks
+    from kaas.papers import paper_etasks
 
-    task = getattr(etasks, workload.name.capitalize())()
+    task = getattr(paper_etasks, workload.name.capitalize())()
     for _ in range(2):
-        np.testing.assert_allclose(task(ones(workload))[:256], answer(workload, etasks.VALUE), rtol=1e-5)
+        np.testing.assert_allclose(task(ones(workload))[:256], answer(workload, paper_etasks.VALUE), rtol=1e-5)
 
 
 def test_the_steps_pass_on_what_the_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(steps, "sleep", waited.append)
+    monkeypatch.setattr(paper_steps, "sleep", waited.append)
     data = bytes([1, 2, 3])
-    np.testing.assert_array_equal(steps.resnet50_before({"data": data})["x"], np.array([1, 2, 3], np.float32))
+    np.testing.assert_array_equal(paper_steps.resnet50_before({"data": data})["x"], np.array([1, 2, 3], np.float32))
     scores = np.array([0.5, 0.25], np.float32)
-    np.testing.assert_array_equal(steps.resnet50_after({"y": scores.tobytes()})["score"], scores[:1])
+    np.testing.assert_array_equal(paper_steps.resnet50_after({"y": scores.tobytes()})["score"], scores[:1])
     assert sum(waited) == pytest.approx(WORKLOADS["resnet50"].cpu_s * SMALL.slow)

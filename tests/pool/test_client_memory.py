@@ -12,8 +12,8 @@ from kaas.errors import InvalidRequest
 from kaas.pool.on_ray import ref_leases
 from kaas.wire import specs
 from kaas.wire.messages import CallFailure, CallResult, CancelCall, Drop, Named, Release, Submit
-from tests.pool.client_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import settle
+from tests.pool.program_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]

@@ -19,8 +19,8 @@ from kaas.store import FUNCTIONS
 from kaas.wire import specs
 from kaas.wire.resident import Resident
 from tests.api.conftest import scale_task
-from tests.pool.client_stage import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
 from tests.pool.fake_workers import settle
+from tests.pool.program_stage import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]

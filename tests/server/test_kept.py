@@ -14,9 +14,9 @@ from msgspec.structs import replace as replaced
 import kaas
 from kaas.client.client import Client
 from kaas.errors import NotAllowed
-from kaas.server.peers.signing import new_signer, sign, signer
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_library, encode_task
+from kaas.wire.signing import new_signer, sign, signer
 from tests.api.conftest import STEPS, N, add_task, numbers
 from tests.server.servers import Server, Speaker
 from tests.server.state.states import hash_of

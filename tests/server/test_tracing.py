@@ -22,7 +22,7 @@ import kaas
 from kaas.api.attached import current_session
 from kaas.cli.main import app
 from kaas.errors import InvalidRequest, PoolStopped
-from kaas.pool.observing.tracing import DEVICES, LIMIT, STAGES, Trace, Traced, Tracer, chrome, chrome_events
+from kaas.pool.observing.tracing import DEVICES, LIMIT, SPANS, Trace, Traced, Tracer, chrome, chrome_events
 from kaas.wire.trace_context import continued
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
@@ -110,7 +110,7 @@ def test_where_everything_is_shown() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(*[st.floats(0, 1)] * 3, st.dictionaries(st.sampled_from(STAGES), st.floats(0, 2))), max_size=20)
+    st.lists(st.tuples(*[st.floats(0, 1)] * 3, st.dictionaries(st.sampled_from(SPANS), st.floats(0, 2))), max_size=20)
 )
 def test_slices_of_a_track_lie_in_each_other(requests: list[tuple[float, float, float, dict[str, float]]]) -> None:
     """One slot has one request at a time: stages stay within their request and in order, with any values."""
@@ -127,7 +127,7 @@ def test_slices_of_a_track_lie_in_each_other(requests: list[tuple[float, float, 
     for event, (_, _, _, stages) in zip(whole, requests, strict=True):
         first = slices.index(event) + 1
         parts = slices[first : first + len(stages)]
-        assert [part["name"] for part in parts] == [stage for stage in STAGES if stage in stages]
+        assert [part["name"] for part in parts] == [stage for stage in SPANS if stage in stages]
         end = event["ts"]
         for part in parts:
             assert part["ts"] >= end - 0.01
@@ -252,7 +252,7 @@ def test_the_command(tmp_path: Path) -> None:
     trace = json.loads(path.read_text())
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert trace["otherData"]["requests"] == sum(event["cat"] == "request" for event in slices) > 0
-    assert {event["name"] for event in slices if event["cat"] == "stage"} == set(STAGES)
+    assert {event["name"] for event in slices if event["cat"] == "stage"} == set(SPANS)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert {"queue of bob", "slot 0"} <= names
     assert names & {"device 0", "device 1"}, "the last that was free may run them all"

@@ -63,7 +63,7 @@ def ktask(module: tvm.IRModule, target: Target) -> KTask:
     if problems:
         raise TrialFailed("; ".join(map(str, problems)))
     code = library.library(source, target)
-    graph = _Graph(code, {variable.name_hint: uses(f) for variable, f in device.functions.items()})
+    graph = _TrialGraph(code, {variable.name_hint: uses(f) for variable, f in device.functions.items()})
     for position, (parameter, shape) in enumerate(zip(module[ENTRY].params, shapes, strict=True)):
         graph.buffers[position] = Buffer(f"p{position}", shape, str(parameter.dtype))
     kernels = [graph.kernel(launch) for launch in made]
@@ -72,7 +72,7 @@ def ktask(module: tvm.IRModule, target: Target) -> KTask:
 
 
 @dataclass(slots=True)
-class _Graph:
+class _TrialGraph:
     code: kaas.Library
     uses: dict[str, Any]
     buffers: dict[int | Workspace, Buffer] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The eviction rule: which cached objects leave when room is needed. Values in, values out.
 
-The simulator's memory uses the same rule (`scheduling/simulation/memory.py`). Policies do not know the cache's order:
-`Locality._loss` estimates by dispatches which objects leave (`scheduling/policies/locality.py`). A change of the rule
-makes that estimate worse, but not wrong.
+The simulator has the same rule (`scheduling/simulation/simulated_memory.py`). Policies do not know the order of the
+cache: `Locality._loss` estimates by dispatches which objects leave (`scheduling/policies/locality.py`). A change of the
+rule makes that estimate worse, but not wrong.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kaas.executor.cache.memory import TieredMemory
+from kaas.executor.cache.tiered_memory import TieredMemory
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_to_host import DeviceToHost
 from kaas.executor.device.monitor import DeviceMonitor

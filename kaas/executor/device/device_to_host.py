@@ -11,7 +11,7 @@ import numpy as np
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.memory import HostMemory
+from kaas.executor.device.device_memory import HostMemory
 from kaas.executor.device.streams import EventPair, Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -22,7 +22,7 @@ _CHUNKS = 2
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _OutputChunk:
     """Page-locked memory, and the part of an output that is copied to it."""
 
     memory: HostMemory
@@ -43,7 +43,7 @@ class DeviceToHost:
     def __init__(self, device: OpenDevice, stream: Stream) -> None:
         self._device = device
         self._stream = stream
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_OutputChunk] = []
 
     def copy(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
         """Copy from each address to its array as many bytes as the array has, and wait for the stream.
@@ -73,7 +73,7 @@ class DeviceToHost:
             for address, target in outputs:
                 self._stream.copy_out(target, address, target.nbytes)
             return
-        travelling: deque[_Chunk] = deque()
+        travelling: deque[_OutputChunk] = deque()
         for address, piece in _pieces(outputs):
             chunk = free.pop() if free else travelling.popleft()
             chunk.empty()
@@ -84,11 +84,11 @@ class DeviceToHost:
         for chunk in travelling:
             chunk.empty()
 
-    def _free_chunks(self) -> list[_Chunk]:
+    def _free_chunks(self) -> list[_OutputChunk]:
         """Return all chunks, without parts of failed requests; none if the driver locks no memory."""
         try:
             while len(self._chunks) < _CHUNKS:
-                self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), EventPair()))
+                self._chunks.append(_OutputChunk(self._device.allocate_host(CHUNK_BYTES), EventPair()))
         except OutOfDeviceMemory:
             self.close()
         for chunk in self._chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.memory import HostMemory
+from kaas.executor.device.device_memory import HostMemory
 
 
 class PageLockedBuffers:

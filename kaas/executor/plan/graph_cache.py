@@ -160,7 +160,7 @@ class _Chain:
 
     def bind(self, values: LaunchValues) -> _Instance:
         """Re-point the instance that differs least from these values, and return it."""
-        best: tuple[_Instance, _Changes] | None = None
+        best: tuple[_Instance, _InstanceChanges] | None = None
         for instance in self._instances:
             changes = instance.changes(values)
             if changes is _NO_CHANGES:
@@ -199,7 +199,7 @@ def _build(plan: Plan, graph: Graph, length: int) -> None:
         raise
 
 
-class _Changes(msgspec.Struct, frozen=True):
+class _InstanceChanges(msgspec.Struct, frozen=True):
     """The changes that an instance needs: indices of addresses and of scalars, and the number of patches."""
 
     addresses: Sequence[int]
@@ -207,7 +207,7 @@ class _Changes(msgspec.Struct, frozen=True):
     patches: int
 
 
-_NO_CHANGES = _Changes((), (), 0)
+_NO_CHANGES = _InstanceChanges((), (), 0)
 
 
 class _Instance:
@@ -225,7 +225,7 @@ class _Instance:
         self._memories = [block.memory for block in self.blocks]
         self._values: LaunchValues | None = None
 
-    def changes(self, values: LaunchValues) -> _Changes:
+    def changes(self, values: LaunchValues) -> _InstanceChanges:
         plan, old = self._plan, self._values
         if old is not None and old.addresses == values.addresses and old.scalars == values.scalars:
             return _NO_CHANGES
@@ -242,9 +242,9 @@ class _Instance:
             patches += len(plan.address_patches[index])
         for index in scalars:
             patches += len(plan.scalar_patches[index])
-        return _Changes(addresses, scalars, patches)
+        return _InstanceChanges(addresses, scalars, patches)
 
-    def point(self, values: LaunchValues, changes: _Changes) -> None:
+    def point(self, values: LaunchValues, changes: _InstanceChanges) -> None:
         """Set the values in the launches that have other ones."""
         self._values = None  # if the driver refuses half way through, no value counts as set
         memories = self._memories

@@ -20,7 +20,7 @@ Origin = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class PtxParameter:
     """A parameter. type: as in PTX, "u64", or "b8" of an array. pointers: bytes at which the code takes an address."""
 
     type: str
@@ -28,7 +28,7 @@ class Parameter:
 
 
 @lru_cache(4096)
-def parameters_of(images: tuple[Image, ...], symbol: str) -> tuple[Parameter, ...] | None:
+def parameters_of(images: tuple[Image, ...], symbol: str) -> tuple[PtxParameter, ...] | None:
     """Return the parameters of a kernel from the first image that has it in PTX; None if no image has."""
     for image in images:
         for text in _texts(image):
@@ -60,7 +60,7 @@ _TYPE = re.compile(r"\.([usbf](?:8|16|32|64|128)|f16x2|bf16x2|bf16|pred)\b")
 _NAME = re.compile(r"([\w$%]+)\s*(?:\[\s*\d*\s*\])?\s*\Z")
 
 
-def _entry(text: str, symbol: str) -> tuple[Parameter, ...] | None:
+def _entry(text: str, symbol: str) -> tuple[PtxParameter, ...] | None:
     started = re.search(rf"\.entry\s+{re.escape(symbol)}(?![\w$])\s*(?=[({{])", text)
     if started is None:
         return None
@@ -78,7 +78,7 @@ def _entry(text: str, symbol: str) -> tuple[Parameter, ...] | None:
             pointers.add((name[1], 0))
     pointers |= _taken(_body(text, opened), types)
     return tuple(
-        Parameter(kind, frozenset(byte for name, byte in pointers if name == own)) for own, kind in types.items()
+        PtxParameter(kind, frozenset(byte for name, byte in pointers if name == own)) for own, kind in types.items()
     )
 
 

@@ -40,21 +40,20 @@ class RequestState(Enum):
     __hash__ = object.__hash__  # `Requests.move` looks states up three times a call: Enum's own hash runs in Python
 
 
-_State = RequestState
-FIRST_STATES = frozenset({_State.WAITING, _State.QUEUED, _State.ABANDONED})
+FIRST_STATES = frozenset({RequestState.WAITING, RequestState.QUEUED, RequestState.ABANDONED})
 """States in which a request begins. ABANDONED: an earlier process of the pool dispatched it."""
-IN_QUEUE = frozenset({_State.WAITING, _State.QUEUED, _State.RETRYING})
-ON_WORKER = frozenset({_State.RUNNING, _State.ABANDONED})
-WITH_CALLER = IN_QUEUE | {_State.RUNNING}
+IN_QUEUE = frozenset({RequestState.WAITING, RequestState.QUEUED, RequestState.RETRYING})
+ON_WORKER = frozenset({RequestState.RUNNING, RequestState.ABANDONED})
+WITH_CALLER = IN_QUEUE | {RequestState.RUNNING}
 """States in which the caller waits: the answer is set in no other than these, and is always set outside of them."""
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    _State.WAITING: frozenset({_State.QUEUED, _State.ENDED}),
-    _State.QUEUED: frozenset({_State.RUNNING, _State.ENDED}),
-    _State.RUNNING: frozenset({_State.RETRYING, _State.ABANDONED, _State.ENDED}),
-    _State.RETRYING: frozenset({_State.RUNNING, _State.ENDED}),
-    _State.ABANDONED: frozenset({_State.ENDED}),
-    _State.ENDED: frozenset(),
+    RequestState.WAITING: frozenset({RequestState.QUEUED, RequestState.ENDED}),
+    RequestState.QUEUED: frozenset({RequestState.RUNNING, RequestState.ENDED}),
+    RequestState.RUNNING: frozenset({RequestState.RETRYING, RequestState.ABANDONED, RequestState.ENDED}),
+    RequestState.RETRYING: frozenset({RequestState.RUNNING, RequestState.ENDED}),
+    RequestState.ABANDONED: frozenset({RequestState.ENDED}),
+    RequestState.ENDED: frozenset(),
 }
 """The states that may follow each state."""
 

@@ -14,7 +14,7 @@ BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.
 TIERS = ("device", "host")
 """The tiers that have a size, in the order of `RunRecord.cached_bytes`."""
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 
 class Buckets(NamedTuple):
@@ -37,7 +37,7 @@ class Metric:
     """A metric family of Prometheus. labels: names, in the order of each sample's values."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...]
     samples: tuple[Sample, ...] = ()

@@ -12,7 +12,7 @@ from kaas.wire.trace_context import TraceContext
 
 LIMIT = 100_000
 """Number of requests in one trace. The trace has the number of requests that it left out."""
-STAGES = ("plan", "fetch", "memory", "copy_in", "kernels", "copy_out")
+SPANS = ("plan", "fetch", "memory", "copy_in", "kernels", "copy_out")
 """The stages of a request, in order."""
 QUEUES, DEVICES, STEPS = 1, 1000, 1_000_000
 """Process numbers in a trace: of the first client's queue, the first device, and the first client's steps."""
@@ -136,7 +136,7 @@ def _run(each: Traced, since_s: float) -> Iterator[dict[str, Any]]:
     where = {"pid": DEVICES + each.device, "tid": each.slot, "ph": "X"}
     begun_s, ended_s = each.dispatched_s - since_s, each.answered_s - since_s
     yield _slice(where, each.function, "request", begun_s, ended_s, _arguments(each))
-    stages = [(stage, each.stages[stage]) for stage in STAGES if stage in each.stages]
+    stages = [(stage, each.stages[stage]) for stage in SPANS if stage in each.stages]
     took_s = sum(seconds for _, seconds in stages)
     at_s = begun_s + max(0.0, ended_s - begun_s - took_s) / 2
     for stage, seconds in stages:

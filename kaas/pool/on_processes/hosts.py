@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kaas.config import Config, Device
+from kaas.config import EXECUTOR_OPTIONS, Config, Device
 from kaas.scheduling.events import StartWorker
 from kaas.wire.messages import Address
-from kaas.wire.status import codec
+from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.process_orders import ExecutorOrders
@@ -18,8 +18,6 @@ from kaas.worker.processes import Child
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 
-OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
-"""The fields of a pool's configuration that each executor gets."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -31,7 +29,7 @@ class ProcessHosts:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
-        self._options = {name: getattr(config, name) for name in OPTIONS}
+        self._options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
         self._node = node
         self._sandbox = sandbox
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
@@ -55,7 +53,7 @@ class ProcessHosts:
         ended: asyncio.Future[str] = loop.create_future()
         child.on_end(loop, ended.set_result, group=True)
         self._children[start.worker] = child, ended
-        return codec.decode(await child.ready(), WorkerInfo)
+        return status_codec.decode(await child.ready(), WorkerInfo)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         """Return no executors."""

@@ -84,7 +84,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     await service.stopped.wait()
     place.withdraw(notice)
     machine.hosts.kill_all()
-    await service.clients.all_replied()
+    await service.program_sessions.all_replied()
     service.close()
     machine.objects.close()
 

@@ -15,11 +15,11 @@ import ray
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig
-from kaas.pool.executors.etasks import ETasks
+from kaas.pool.executors.etask_calls import ETasks
 from kaas.pool.executors.executors import Executors
 from kaas.pool.executors.residents import Residents
 from kaas.pool.executors.transport import WorkerTransport
-from kaas.pool.executors.workers import Workers
+from kaas.pool.executors.worker_transports import Workers
 from kaas.pool.on_ray.cluster import existing
 from kaas.pool.on_ray.etask_transport import ETaskWorkers
 from kaas.pool.on_ray.hosts import RayHosts

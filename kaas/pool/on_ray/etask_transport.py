@@ -11,11 +11,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config
 from kaas.errors import ETaskFailed, InputFailed, KaasError
-from kaas.pool.executors.etasks import ETaskPayload, ETasks
+from kaas.pool.executors.etask_calls import ETaskPayload, ETasks
 from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
+from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.hosts import Resources, one_line
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.pool.on_ray.results import fetched
 from kaas.scheduling.events import StartWorker
 from kaas.wire import specs
 from kaas.wire.outputs import Packed, StoredOutput, unpacked

@@ -12,13 +12,13 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from kaas.config import Config, Device
+from kaas.config import EXECUTOR_OPTIONS, Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.on_processes.objects import HeldObject
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
+from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.pool.on_ray.results import fetched
 from kaas.scheduling.events import StartWorker
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.messages import Address, Block, Framed, ObjectParts
@@ -26,9 +26,6 @@ from kaas.wire.outputs import StoredOutput
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption, WorkerPost
 from kaas.worker.executor_actor import GROUPS, ExecutorActor
-
-OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
-"""The fields of a pool's configuration that each executor gets."""
 
 
 class RayHosts:
@@ -43,7 +40,7 @@ class RayHosts:
         self._prefix = f"{name}/worker/"
         self._own = own
         self._devices = config.devices
-        self._options = {option: getattr(config, option) for option in OPTIONS}
+        self._options = {option: getattr(config, option) for option in EXECUTOR_OPTIONS}
         self._readiness = readiness
         self._resources = Resources()
         self._inbox = Inbox()

@@ -12,7 +12,7 @@ from kaas.config import Config
 from kaas.pool.on_ray.backend import RayBackend, opened_store, references
 from kaas.pool.on_ray.keeping import KeptOutputs
 from kaas.pool.service import Service
-from kaas.pool.session_listeners import SessionListeners
+from kaas.pool.session_servers import SessionServers
 from kaas.wire import specs
 
 HOLD_S = 0.25
@@ -22,7 +22,7 @@ CALLERS = 4096
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _CallSequence:
     """A program. next: calls with this number or a lower one go on at once."""
 
     next: int = 0
@@ -44,14 +44,14 @@ class Sequencer:
     """
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._callers: OrderedDict[str, _CallSequence] = OrderedDict()
 
     async def take(self, caller: str, number: int) -> None:
         """Wait until all calls with lower numbers have come, or HOLD_S is over.
 
         A call that then goes on without an await is before all calls with higher numbers.
         """
-        program = self._callers.setdefault(caller, _Caller())
+        program = self._callers.setdefault(caller, _CallSequence())
         self._callers.move_to_end(caller)
         if number > program.next:
             loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class OpenPool:
         self.service = service
         self.backend = backend
         self.keeping = KeptOutputs(service, own, references)
-        self.session_listeners = SessionListeners()
+        self.session_servers = SessionServers()
         self._sequencer = Sequencer()
 
     async def call(self, message: bytes, refs: Sequence[Any]) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kaas.pool.on_ray.backend import RayBackend
     from kaas.pool.on_ray.open_pool import OpenPool
     from kaas.pool.service import Service
-    from kaas.pool.session_listeners import SessionListener
+    from kaas.pool.session_servers import OpenServer
     from kaas.wire.status.stats import Stats
     from kaas.wire.status.status import Status
 
@@ -143,7 +143,7 @@ class PoolActor:
     async def _report_metrics(self, epoch: OpenPool) -> None:
         """Report metrics to Ray now and then, until the pool stops."""
         from kaas.pool.observing.metrics import metrics
-        from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
+        from kaas.pool.on_ray.ray_metrics import EVERY_S, RayMetrics
 
         reported = RayMetrics(self._name)
         while not self._stopping.is_set():
@@ -214,7 +214,7 @@ class PoolActor:
 
     # --- listeners of servers
 
-    async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[SessionListener]]) -> None:
+    async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[OpenServer]]) -> None:
         """Open a server in this process, until it has drained or its caller has ended.
 
         The caller calls this again in each epoch.
@@ -225,29 +225,29 @@ class PoolActor:
             epoch = await self._opened()
             session_end = asyncio.ensure_future(ended.wait())
             opening = partial(opener, epoch.service, epoch.backend)
-            serving = asyncio.ensure_future(self._thread.ask(epoch.session_listeners.serve, session, opening))
+            serving = asyncio.ensure_future(self._thread.ask(epoch.session_servers.serve, session, opening))
             await asyncio.wait((serving, session_end), return_when=asyncio.FIRST_COMPLETED)
             session_end.cancel()
             if not self._stopping.is_set():  # else the server sees that the pool stops, and answers its clients
-                self._thread.post(epoch.session_listeners.end, session)
+                self._thread.post(epoch.session_servers.end, session)
             await serving
         finally:
             self._answered()
 
     async def endpoint(self, session: str) -> str:
         """Return the address of a server, once it is open."""
-        return (await self._session_listener(session)).endpoint
+        return (await self._session_server(session)).endpoint
 
     async def reload(self, session: str, settings: Any) -> None:
         """Let a server apply changed settings."""
-        self._thread.post((await self._session_listener(session)).reload, settings)
+        self._thread.post((await self._session_server(session)).reload, settings)
 
     async def drain(self, session: str, reason: str) -> None:
         """Let a server refuse further requests, and end."""
-        self._thread.post((await self._session_listener(session)).drain, reason)
+        self._thread.post((await self._session_server(session)).drain, reason)
 
-    async def _session_listener(self, session: str) -> SessionListener:
-        return await self._thread.run((await self._opened()).session_listeners.opened(session))
+    async def _session_server(self, session: str) -> OpenServer:
+        return await self._thread.run((await self._opened()).session_servers.opened(session))
 
     # --- caches and the pool itself
 
@@ -285,13 +285,13 @@ class PoolActor:
         """
         epoch = await self._opened()
         service = epoch.service
-        if epoch.session_listeners.any and not self._stopping.is_set():
+        if epoch.session_servers.any and not self._stopping.is_set():
             return False
         self._stopping.set()
         for ended in self._sessions.values():
             ended.set()
         await self._thread.run(service.stop())
-        await self._thread.run(service.clients.all_replied())
+        await self._thread.run(service.program_sessions.all_replied())
         await self._all_calls_answered()
         return True
 

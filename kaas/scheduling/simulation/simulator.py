@@ -34,9 +34,9 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.simulation import start
 from kaas.scheduling.simulation.clock import Clock, Turn, no_earlier_ps, picoseconds, seconds
-from kaas.scheduling.simulation.memory import FunctionPlace
-from kaas.scheduling.simulation.results import Completed, Dispatched, Rejected, Simulated, Start, summarise
 from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.simulation.simulated import Completed, Dispatched, Rejected, Simulated, Start, summarise
+from kaas.scheduling.simulation.simulated_memory import FunctionPlace
 from kaas.scheduling.simulation.start import SimulatedDevice, SimulatedRequest, SimulatedWorker
 
 WAKES_IN_A_ROW = 10_000

@@ -17,8 +17,8 @@ from kaas.scheduling.events import (
     WorkerKind,
 )
 from kaas.scheduling.simulation.clock import picoseconds, seconds
-from kaas.scheduling.simulation.memory import SimulatedMemory
 from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario
+from kaas.scheduling.simulation.simulated_memory import SimulatedMemory
 
 MEGABYTE = 1 << 20
 

@@ -20,14 +20,14 @@ from kaas.ktask.request import check_fit
 from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObject, HeldObjects
 from kaas.server.building.building import Builder, Facts, NotBuilt
-from kaas.server.building.remote_function import InvocableFunction, label_of
+from kaas.server.building.invocable_function import InvocableFunction, label_of
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.server.replies import message_of
 from kaas.server.state.blob_store import LIBRARY, VALUE, Blob
-from kaas.server.state.object_store import NAME_BYTES, ObjectStore, shown
+from kaas.server.state.object_store import ObjectStore, shown
 from kaas.server.usage.quotas import Window
 from kaas.wire import specs
-from kaas.wire.sent_ktasks import SentTask, decode_task, with_code
+from kaas.wire.sent_ktasks import NAME_BYTES, SentTask, decode_task, with_code
 
 
 class KeptFunction(msgspec.Struct, frozen=True, array_like=True):

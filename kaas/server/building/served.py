@@ -17,7 +17,7 @@ from kaas.ktask.arguments import Buffer
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.functions import RegisteredFunction
-from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.config.serve_config import ETaskSettings
 from kaas.server.invocation_request import invocation_of
 from kaas.server.state.object_store import ObjectStore

@@ -6,19 +6,19 @@ import asyncio
 import hashlib
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
 from kaas.ktask.library import Library
-from kaas.server.peers.allow import SIGNATURE_BYTES, Allowed
+from kaas.server.peers.allow import HASH, Allowed
 from kaas.server.state.blob_store import KINDS, LIBRARY, Blob, BlobStore, Changed, LimitsOf, no_paths
 from kaas.server.state.reserve import is_full
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import decode_images
+from kaas.wire.signing import SIGNATURE_BYTES
 
 AT_ONCE_BYTES = 64 << 10
 """The event loop itself writes chunks of up to so many bytes."""
@@ -27,7 +27,6 @@ MOST_WAITING = 32
 MOST_BYTES = 1 << 40
 """The most bytes of one upload, with any quota."""
 _READ_BYTES = 1 << 20
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Uploads:
         Raises:
             InvalidRequest, QuotaExceeded, NotAllowed
         """
-        if not _HASH.fullmatch(message.hash):
+        if not HASH.fullmatch(message.hash):
             raise InvalidRequest(f"a hash is 64 hex digits in lower case, not {message.hash!r}")
         if message.kind not in KINDS or not 0 < message.bytes <= MOST_BYTES:
             raise InvalidRequest(

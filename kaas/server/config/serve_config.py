@@ -47,11 +47,11 @@ HINTS = {
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
-class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StrictSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
 
-class DeviceSettings(_Settings, frozen=True):
+class DeviceSettings(_StrictSettings, frozen=True):
     """As `kaas.Device`."""
 
     kind: str = "software"
@@ -60,7 +60,7 @@ class DeviceSettings(_Settings, frozen=True):
     speed: float = 1.0
 
 
-class ShareSettings(_Settings, frozen=True):
+class ShareSettings(_StrictSettings, frozen=True):
     """As `kaas.ClientSettings`."""
 
     weight: float = 1.0
@@ -70,7 +70,7 @@ class ShareSettings(_Settings, frozen=True):
     max_queued: int | None = None
 
 
-class PoolSettings(_Settings, frozen=True):
+class PoolSettings(_StrictSettings, frozen=True):
     """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
     policy's options. The default is a fair policy, since clients of a server do not know each other."""
 
@@ -111,7 +111,7 @@ class PoolSettings(_Settings, frozen=True):
         return {name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()}
 
 
-class ETaskSettings(_Settings, frozen=True):
+class ETaskSettings(_StrictSettings, frozen=True):
     """A Python function or class of the operator's that has a device to itself (`kaas.server.building.served`).
 
     Fields:
@@ -128,14 +128,14 @@ class ETaskSettings(_Settings, frozen=True):
     clients: tuple[str, ...] | None = None
 
 
-class ListenSettings(_Settings, frozen=True):
+class ListenSettings(_StrictSettings, frozen=True):
     """The listener. host: an IP address of this machine; others than loopback need keys. port: 0 for any free port."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
-class LimitSettings(_Settings, frozen=True):
+class LimitSettings(_StrictSettings, frozen=True):
     """Limits of each client.
 
     Fields:
@@ -173,7 +173,7 @@ def _set_fields(quotas: Quotas) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
 
 
-class CodeSettings(_Settings, frozen=True):
+class CodeSettings(_StrictSettings, frozen=True):
     """The code that clients may send, as `kaas.server.peers.allow.Allowed`.
 
     Fields:
@@ -203,7 +203,7 @@ class CodeSettings(_Settings, frozen=True):
         return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers), frozenset(self.libraries))
 
 
-class Settings(_Settings, frozen=True):
+class Settings(_StrictSettings, frozen=True):
     """The settings of one server.
 
     Fields:

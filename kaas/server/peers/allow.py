@@ -10,18 +10,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
-from kaas.errors import InvalidConfig, MissingPackage, NotAllowed
+from kaas.errors import InvalidConfig, NotAllowed
 from kaas.ktask.images import PROVIDED, Image, Provided
 from kaas.ktask.images import check as check_image
 from kaas.ktask.library import Library
+from kaas.wire.signing import KEY_BYTES, ed25519, signed
 
-SIGNED = b"kaas ktask "
-"""Precedes a kTask's key in the signed bytes, so that the signature is valid for nothing else."""
-KEY_BYTES, SIGNATURE_BYTES = 32, 64
-_HASH = re.compile(r"[0-9a-f]{64}")
+HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Keyed(Protocol):
@@ -58,7 +55,7 @@ class Allowed:
     def __post_init__(self) -> None:
         for name in ("hashes", "libraries"):
             for text in getattr(self, name):
-                if not _HASH.fullmatch(text):
+                if not HASH.fullmatch(text):
                     message = f"a hash is 64 hex digits in lower case, not {text!r}"
                     raise InvalidConfig(message, field=f"code.{name}")
         for key in self.signers:
@@ -119,11 +116,6 @@ class Allowed:
         return bool(signature) and any(_verified(key, task_key, signature) for key in self.signers)
 
 
-def signed(task_key: str) -> bytes:
-    """Return the bytes that a signature of a kTask signs."""
-    return SIGNED + task_key.encode()
-
-
 def _verified(key: bytes, task_key: str, signature: bytes) -> bool:
     keys = ed25519()
     from cryptography.exceptions import InvalidSignature
@@ -133,17 +125,3 @@ def _verified(key: bytes, task_key: str, signature: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def ed25519() -> Any:
-    """Return the module of `cryptography`.
-
-    Raises:
-        MissingPackage
-    """
-    try:
-        return import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
-    except ImportError as error:
-        raise MissingPackage(
-            "signatures of code need the package cryptography", package="cryptography", install="cryptography"
-        ) from error

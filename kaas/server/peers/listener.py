@@ -23,6 +23,7 @@ from kaas.server.peers.unfinished import wire_bytes
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 from kaas.wire.connections.zmq_connection import Socket, beat
+from kaas.wire.connections.zmq_listener import ZAP
 from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.key_files import ServerKeys
 
@@ -53,8 +54,6 @@ GONE_S = 1.0
 LOCAL_CLIENT = "local"
 """The name of all clients of a server without keys."""
 
-_ZAP = "inproc://zeromq.zap.01"
-"""The address of ZeroMQ's authentication requests (its RFC 27)."""
 _LAST, _MORE, _AT_ONCE = 0, int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _UNSENT = (zmq.EHOSTUNREACH, zmq.EAGAIN)
 _OWN = re.compile(rb"\0.{4}", re.DOTALL)
@@ -63,7 +62,7 @@ _send = zmq.backend.Socket.send  # pyzmq's own method takes three times as long
 _receive_frame = zmq.backend.Socket.recv
 _log = logging.getLogger(__name__)
 
-Receive = Callable[["ServerChannel", Frames], None]
+ReceiveFrames = Callable[["ServerChannel", Frames], None]
 
 
 class ServerListener:
@@ -80,7 +79,7 @@ class ServerListener:
         port: int,
         keys: Keys | None,
         server_keys: ServerKeys | None,
-        receive: Receive,
+        receive: ReceiveFrames,
         *,
         gone: Callable[[ServerChannel], None] = lambda _channel: None,
         changed: Callable[[], None] = lambda: None,
@@ -129,7 +128,7 @@ class ServerListener:
         self._connections = TcpConnections[ServerChannel](
             loop, self._context, socket, unfinished, self._left, lambda channel: channel.user
         )
-        self._drains.append(ZmqReader(loop, socket, self._arrived, _Known()))
+        self._drains.append(ZmqReader(loop, socket, self._arrived, _FrameReader()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: all users of this machine may use the server at %s", self.endpoint)
@@ -163,7 +162,7 @@ class ServerListener:
 
     def _lock(self, socket: Socket, keys: Keys, server_keys: ServerKeys) -> None:
         requests = self._context.socket(zmq.REP)
-        requests.bind(_ZAP)  # before the listener: ZeroMQ admits all peers without it
+        requests.bind(ZAP)  # before the listener: ZeroMQ admits all peers without it
         self._drains.append(ZmqReader(self._loop, requests, lambda frames: self._admit(requests, keys, *frames)))
         socket.curve_server = True
         socket.curve_secretkey = server_keys.secret_key.encode()
@@ -350,7 +349,7 @@ class ServerChannel:
             self._listener.shut(self)
 
 
-class _Known:
+class _FrameReader:
     """Reads the frames of the next message, at most a few too many. The first is ZeroMQ's frame object, which knows the
     sender. Later calls skip the rest in parts, as there may be millions, and return no frames."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 
 KIND = "tenants"
 

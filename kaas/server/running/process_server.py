@@ -53,7 +53,7 @@ async def serve(
             await service.stop()
             place.withdraw(notice)
             machine.hosts.kill_all()
-            await service.clients.all_replied()
+            await service.program_sessions.all_replied()
             service.close()
             machine.objects.close()
 

@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_f
 from kaas.api.ray_session import RaySession, open_session, plain
 from kaas.api.session import HERE
 from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
-from kaas.pool.executors.etasks import ETasks, etask_spec
+from kaas.pool.executors.etask_calls import ETasks, etask_spec
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.on_ray.backend import RayBackend
@@ -202,7 +202,7 @@ async def open_listener(
     sys.path += [entry for entry in path if entry not in sys.path]  # for the modules of steps
 
     async def attempt() -> Server:
-        server = Server(settings, service, HeldObjects(), folder, _ETaskPool(backend, path))
+        server = Server(settings, service, HeldObjects(), folder, _RayETaskPool(backend, path))
         await server.open()
         return server
 
@@ -216,7 +216,7 @@ def _taken(error: BaseException) -> bool:
     return isinstance(error, UsageUnavailable) and error.fields["reason"] == TAKEN
 
 
-class _ETaskPool:
+class _RayETaskPool:
     """The `kaas.server.building.served.ETaskPool` of a pool on Ray."""
 
     def __init__(self, backend: RayBackend, path: Sequence[str]) -> None:

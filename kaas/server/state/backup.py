@@ -12,7 +12,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, KaasError
 from kaas.server.state import blob_store
-from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
 from kaas.server.usage.usage_file import NAME, SEGMENT
 
 ATTEMPTS = 10

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded
-from kaas.server.state.state import CONTENTS, State
+from kaas.server.state.state_folder import CONTENTS, State
 
 LIBRARY, VALUE = "library", "value"
 KINDS = {LIBRARY: "library_bytes", VALUE: "stored_bytes"}
@@ -107,7 +107,7 @@ class Blob:
 
 
 @dataclass(slots=True)
-class _Client:
+class _ClientBlobs:
     """blobs: by hash, the least recently used first. extra: further counted bytes by kind. used: all counted bytes."""
 
     blobs: dict[str, Blob] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class BlobStore:
         self._state = state
         self._limits = limits
         self._changed = changed
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, _ClientBlobs] = {}
 
     def open(self) -> None:
         """Load the uploads of earlier runs. Damaged ones are set aside; files without an entry are removed."""
@@ -214,7 +214,7 @@ class BlobStore:
         self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(kept))
 
     def _add(self, content: Blob) -> None:
-        self._clients.setdefault(content.client, _Client()).blobs[content.hash] = content
+        self._clients.setdefault(content.client, _ClientBlobs()).blobs[content.hash] = content
         self._count(content.client, content.kind, content.counted_bytes)
 
     def touch(self, content: Blob) -> None:
@@ -264,7 +264,7 @@ class BlobStore:
             QuotaExceeded
         """
         self.make_room(client, kind, nbytes)
-        self._clients.setdefault(client, _Client()).extra[kind] += nbytes
+        self._clients.setdefault(client, _ClientBlobs()).extra[kind] += nbytes
         self._count(client, kind, nbytes)
 
     def refund(self, client: str, kind: str, nbytes: int) -> None:
@@ -283,7 +283,7 @@ class BlobStore:
         Raises:
             QuotaExceeded
         """
-        known = self._clients.get(client) or _Client()
+        known = self._clients.get(client) or _ClientBlobs()
         quota = KINDS[kind]
         limit: int | None = getattr(self._limits(client), quota)
         used = known.used[kind]
@@ -308,7 +308,7 @@ class BlobStore:
             self.remove(each)
 
 
-def _first(known: _Client, kind: str, nbytes: int) -> list[Blob]:
+def _first(known: _ClientBlobs, kind: str, nbytes: int) -> list[Blob]:
     """Return the idle uploads to remove for `nbytes`, or all idle ones if these are fewer."""
     going: list[Blob] = []
     for each in known.blobs.values():

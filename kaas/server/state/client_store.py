@@ -13,14 +13,14 @@ from kaas.server.building.served import NONE_SERVED, ServedETasks
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed
 from kaas.server.peers.tenants import Tenants
+from kaas.server.state.client_functions import ClientFunctions
 from kaas.server.state.durable_replies import DurableReplies
-from kaas.server.state.functions import ClientFunctions
 from kaas.server.state.object_store import ObjectStore
 from kaas.server.state.reserve import Reserve
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 from kaas.wire import protocol
 
-Kept = (
+StoreMessage = (
     protocol.Upload
     | protocol.Chunk
     | protocol.Register
@@ -32,7 +32,7 @@ Kept = (
     | protocol.Objects
 )
 """Messages about a client's data."""
-Reply = tuple[protocol.FromServer, Sequence[Any]]
+StoreReply = tuple[protocol.FromServer, Sequence[Any]]
 """The header and the frames of a reply."""
 
 
@@ -99,7 +99,9 @@ class ClientStore:
             self._uploads.blobs.purge(client)
             self.durable_replies.purge(client)
 
-    def reply(self, client: str, message: Kept, frames: Sequence[Any]) -> Reply | Coroutine[Any, Any, Reply]:
+    def reply(
+        self, client: str, message: StoreMessage, frames: Sequence[Any]
+    ) -> StoreReply | Coroutine[Any, Any, StoreReply]:
         """Carry out a message. Return the reply, or a coroutine that returns it. frames: without the header.
 
         Raises:
@@ -127,7 +129,7 @@ class ClientStore:
                 return _without_frames(self.objects.delete(client, message))
 
 
-async def _without_frames(header: Awaitable[protocol.FromServer]) -> Reply:
+async def _without_frames(header: Awaitable[protocol.FromServer]) -> StoreReply:
     return await header, ()
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from kaas.errors import KaasError
 from kaas.server.binding import InvocationDigest
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 
 ANSWERS = "answers"
 _log = logging.getLogger(__name__)

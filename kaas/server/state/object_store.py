@@ -24,11 +24,10 @@ from kaas.pool.on_processes.objects import HeldObject, HeldObjects
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.server.peers.tcp_connections import LeavingBytes
 from kaas.server.state.blob_store import GRAIN_BYTES, VALUE, Blob, no_paths, too_many
-from kaas.server.state.state import State, digest_of
+from kaas.server.state.state_folder import State, digest_of
 from kaas.wire import protocol
-from kaas.wire.sent_ktasks import MOST_DIMENSIONS
+from kaas.wire.sent_ktasks import MOST_DIMENSIONS, NAME_BYTES
 
-NAME_BYTES = 200
 MOST_NAMES = 4096
 """The most objects of one client."""
 KIND = "objects"

@@ -16,15 +16,15 @@ import msgspec
 from kaas.errors import InvalidConfig
 from kaas.server.building import function_builder
 from kaas.server.peers import tenants
-from kaas.server.state import blob_store, durable_replies, functions, object_store
+from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
-from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
 from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, read_usage
 
 KINDS: dict[str, Any] = {
     blob_store.KIND: blob_store.KeptBlobs,
     object_store.KIND: object_store.KeptObjects,
-    functions.KIND: function_builder.KeptFunction,
+    client_functions.KIND: function_builder.KeptFunction,
     durable_replies.ANSWERS: durable_replies.DurableReply,
     tenants.KIND: tenants.KeptTenants,
 }

@@ -16,12 +16,12 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import find_target
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
-from kaas.server.steps.messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
+from kaas.server.steps.step_messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
 from kaas.worker.processes import ordered, report_failure, report_ready
 
 _ANY = Buffer("value", 1)
 
-Function = Callable[[dict[str, bytes]], Mapping[str, Any]]
+StepFunction = Callable[[dict[str, bytes]], Mapping[str, Any]]
 
 
 def main() -> None:
@@ -41,14 +41,14 @@ def main() -> None:
         carry_out(stream, functions)
 
 
-def _function(field: str, target: str) -> Function:
+def _function(field: str, target: str) -> StepFunction:
     """Return the function of a step.
 
     Raises:
         InvalidConfig
     """
     try:
-        function: Function = find_target(field, target)
+        function: StepFunction = find_target(field, target)
     except InvalidConfig:
         raise
     except Exception as error:  # the operator's module may raise any error
@@ -57,7 +57,7 @@ def _function(field: str, target: str) -> Function:
     return function
 
 
-def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None:
+def carry_out(stream: BufferedRWPair, functions: Mapping[str, StepFunction]) -> None:
     """Carry out calls until the stream ends."""
     while length := stream.read(LENGTH.size):
         stream.write(BEGUN)
@@ -69,7 +69,7 @@ def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None
         stream.flush()
 
 
-def _carried_out(function: Function, values: dict[str, bytes]) -> list[bytes | memoryview]:
+def _carried_out(function: StepFunction, values: dict[str, bytes]) -> list[bytes | memoryview]:
     try:
         made = {str(name): _made(value) for name, value in function(values).items()}
         return [head(Gave({name: kind for name, (kind, _) in made.items()})), *(flat for _, flat in made.values())]

@@ -13,7 +13,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.import_target import check_target
-from kaas.server.steps.messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
+from kaas.server.steps.step_messages import BEGUN, LENGTH, Gave, Raised, StepCall, head
 from kaas.worker.processes import Child
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pathlib import Path
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.server.state.reserve import Reserve, is_full
 from kaas.server.usage.quotas import Allowance, Quotas
-from kaas.server.usage.stored_bytes import Kind, StoredBytes
+from kaas.server.usage.stored_bytes import StoredBytes, StoredKind
 from kaas.server.usage.usage import ASK_AGAIN, Charge, Totals, Usage
 from kaas.server.usage.usage_file import Changes, Journal, UsageFile
 from kaas.wire.specs import RunRecord
@@ -303,7 +303,7 @@ class Meter:
 
     # --- storage
 
-    def holds(self, client: str, what: Kind, nbytes: int) -> None:
+    def holds(self, client: str, what: StoredKind, nbytes: int) -> None:
         """Set the number of bytes that a client stores of a kind."""
         self._stored.change(client, what, nbytes, self._clock())
         self._write_within(WRITE_EVERY_S)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kaas.server.usage.usage import KeptByClient
 
-Kind = Literal["objects", "libraries"]
+StoredKind = Literal["objects", "libraries"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class StoredBytes:
         """Take over the sum of an earlier epoch. The bytes are 0 until `change` is called."""
         self._stored[client, kind] = _Stored(0, byte_s, now_s)
 
-    def change(self, client: str, kind: Kind, nbytes: int, now_s: float) -> None:
+    def change(self, client: str, kind: StoredKind, nbytes: int, now_s: float) -> None:
         """Set how many bytes a client stores from now on."""
         stored = self._stored.setdefault((client, kind), _Stored(0, 0.0, now_s))
         stored.count(now_s)

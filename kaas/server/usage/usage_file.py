@@ -288,7 +288,7 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
         sqlite3.Error, OSError
     """
     segments = _segments(folder)  # first: a segment that is deleted later is in the file, or missing below
-    rows = _Rows(connection)
+    rows = _TableRows(connection)
     connection.execute("BEGIN")  # one consistent view
     try:
         (segment,) = connection.execute("SELECT max(segment) FROM folded").fetchone()
@@ -319,7 +319,7 @@ _HoldingRow = tuple[str, str, int, float]
 _FlowRow = tuple[str, str, int, str, int, int, int, int, int]
 
 
-class _Rows:
+class _TableRows:
     """Rows of tables, without invalid ones. damaged: the stories of these."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

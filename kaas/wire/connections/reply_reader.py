@@ -53,7 +53,7 @@ class ReplyReader(Generic[Got]):
         self._receiving: int | None = None  # the receiving thread
         self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
-        self._watched = _Watched()
+        self._watched = _WatchedCalls()
 
     def use(self, connection: AnyConnection[Any, Got] | None) -> None:
         """Receive from this connection from now on; None: from none. The caller holds the lock."""
@@ -186,7 +186,7 @@ class ReplyReader(Generic[Got]):
             self.wait(watched, None)
 
 
-class _Watched:
+class _WatchedCalls:
     """The end that the reader's own thread waits for: no call is left to be watched."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from kaas.wire.connections.zmq_connection import INWARD, Socket, beat, send_mess
 from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.messages import ToPeer
 
-_ZAP = "inproc://zeromq.zap.01"
+ZAP = "inproc://zeromq.zap.01"
 """The address at which ZeroMQ asks whether a peer with a key may come in (its RFC 27)."""
 
 _MORE = int(zmq.SNDMORE)
@@ -37,7 +37,7 @@ class ZmqListener:
         self.server_key, server_secret = zmq.curve_keypair()
         self.public_key, self.secret_key = zmq.curve_keypair()
         admission = self._context.socket(zmq.REP)
-        admission.bind(_ZAP)  # before the listener: while there are no replies, all peers may come in
+        admission.bind(ZAP)  # before the listener: while there are no replies, all peers may come in
         admitting = ZmqReader(loop, admission, lambda frames: _admit(admission, self.public_key, *frames))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.set_hwm(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+from cutlass_blas.batches import Access
 from cutlass_blas.errors import InvalidDtype, InvalidOperand, InvalidOption, OverlappingOperands, ShapeMismatch
 from cutlass_blas.operands import Matrix, Operand, letter, operand
 from cutlass_blas.provider import library
@@ -21,9 +22,6 @@ MOST_BATCHES = 65535
 """The most batch entries of a grid; with more, each block computes several, MOST_BATCHES entries apart."""
 SINGLE_LANE_OUTPUTS = 2048
 """From so many outputs on, the last kernel takes one thread for each output."""
-
-
-Access = In | Out | InOut
 
 
 class Kind(NamedTuple):
@@ -137,11 +135,11 @@ def gemv(
     across = (op != "n") != column_major  # in memory, a column-major matrix is transposed
     scale, keep = (_factor(name, value, kind) for name, value in (("alpha", alpha), ("beta", beta)))
     overwrites = y.covers and isinstance(keep, Literal) and is_zero(keep.data, kind.factor)
-    product = _Product(matrix, x, y, kind, across, op == "c", scale, keep, Out if overwrites else InOut)
+    product = _VectorProduct(matrix, x, y, kind, across, op == "c", scale, keep, Out if overwrites else InOut)
     return product.launches()
 
 
-class _Product(NamedTuple):
+class _VectorProduct(NamedTuple):
     """A checked call.
 
     Fields:

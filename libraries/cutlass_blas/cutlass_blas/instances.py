@@ -39,7 +39,7 @@ _INSTRUCTION: Final = {"d": (8, 8, 4), "z": (8, 8, 4), "h": (16, 8, 16), "b": (1
 _WARPS: Final = 16
 """The most warps in a block."""
 
-Shape = tuple[int, int, int]
+TileShape = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Instance:
     op_a: str
     op_b: str
     unit: str
-    tile: Shape
-    warp: Shape
+    tile: TileShape
+    warp: TileShape
     stages: int
     align: int = 1
     align_c: int = 1
@@ -110,7 +110,7 @@ def _name(x: Instance) -> str:
     return name + ("_gelu" if x.gelu else "")
 
 
-def _usual_warp(unit: str, tile: Shape) -> Shape:
+def _usual_warp(unit: str, tile: TileShape) -> TileShape:
     """Return the warp's tile for four warps, two by two.
 
     A SIMT kernel with a tile of 128 x 128 or more has eight warps, and so has a tensor kernel with a larger tile.
@@ -197,13 +197,21 @@ def parse(name: str) -> Instance:
     return instance
 
 
-def _shape(text: str) -> Shape:
+def _shape(text: str) -> TileShape:
     m, n, k = map(int, text.split("x"))
     return m, n, k
 
 
 def _several(
-    kind: str, ops: str, tile: Shape, stages: int, *, unit: str = "", align: int = 1, out: str = "", gelu: bool = False
+    kind: str,
+    ops: str,
+    tile: TileShape,
+    stages: int,
+    *,
+    unit: str = "",
+    align: int = 1,
+    out: str = "",
+    gelu: bool = False,
 ) -> tuple[Instance, ...]:
     """Return an instance for each pair in `ops`, separated by spaces; defaults are the kind's usual values."""
     unit, out = unit or UNITS[kind][0], out or OUTS[kind][0]

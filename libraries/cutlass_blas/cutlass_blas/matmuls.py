@@ -13,7 +13,7 @@ from cutlass_blas.operands import Matrix
 from cutlass_blas.vectors import Vector
 from kaas import Buffer, Kernel
 
-Shape = tuple[int, ...]
+Dimensions = tuple[int, ...]
 
 
 class Axis(NamedTuple):
@@ -36,7 +36,7 @@ class Product(NamedTuple):
     n: int
     k: int
     axes: tuple[Axis, ...]
-    shape: Shape
+    shape: Dimensions
 
 
 def matmul(
@@ -93,7 +93,7 @@ def matmul(
     )
 
 
-def product_of(a: Shape, b: Shape) -> Product:
+def product_of(a: Dimensions, b: Dimensions) -> Product:
     """Return the product of two shapes, with as few axes as possible.
 
     Raises:
@@ -120,7 +120,7 @@ def product_of(a: Shape, b: Shape) -> Product:
     return _folded(Product(m, n, k, _merged([Axis(*axis) for axis in strides if axis[0] != 1]), shape))
 
 
-def _strides(sizes: Shape, entry: int) -> list[int]:
+def _strides(sizes: Dimensions, entry: int) -> list[int]:
     """Return the strides of a contiguous array of entries; 0 for a size of 1, which is broadcast."""
     strides = [entry * math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
     return [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]

@@ -71,7 +71,7 @@ class Tuned:
         return min((each for each in self.candidates if isinstance(each, Measured)), key=lambda each: each.seconds)
 
 
-Progress = Callable[[int, int, Measured | Failed], object]
+OnProgress = Callable[[int, int, Measured | Failed], object]
 
 
 def tune(
@@ -88,7 +88,7 @@ def tune(
     arch: str | None = None,
     device: Device | None = None,
     most: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[Tuned, ...]:
     """Measure the kernels that fit these products, and keep the fastest of each for `gemm`.
 
@@ -202,7 +202,7 @@ def _tuned(
     options: dict[str, Any],
     device: Device,
     most: int | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> Tuned:
     picks = choice.candidates(key)[:most]
     numbers = trial(operands, options)

@@ -11,7 +11,7 @@ import pytest
 from kaas.pool.executors import executors
 from kaas.pool.executors.payloads import Survived
 from kaas.pool.executors.transport import WorkerLost, WorkerReply
-from kaas.pool.executors.workers import Workers
+from kaas.pool.executors.worker_transports import Workers
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import messages
 from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation

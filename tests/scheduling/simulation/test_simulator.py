@@ -37,8 +37,8 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from kaas.scheduling.simulation.results import Simulated, jain
 from kaas.scheduling.simulation.scenario_file import parse, read
+from kaas.scheduling.simulation.simulated import Simulated, jain
 from kaas.scheduling.simulation.simulator import simulate
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidScenario
-from kaas.scheduling.simulation.results import Simulated
 from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
 
 Told = dict[str, Any]

@@ -29,12 +29,12 @@ from kaas.ktask.images import Image, Provided
 from kaas.ktask.library import Library
 from kaas.server.building.uploads import MOST_WAITING
 from kaas.server.peers.allow import Allowed
-from kaas.server.peers.signing import public_key
 from kaas.server.state.blob_store import GRAIN_BYTES, MOST_CONTENTS
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_library
+from kaas.wire.signing import public_key
 from tests.api.conftest import STEPS
 from tests.server.state.states import Had, hash_of
 

@@ -13,9 +13,9 @@ from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import Allowed
-from kaas.server.state.functions import ClientFunctions
+from kaas.server.state.client_functions import ClientFunctions
 from kaas.server.state.object_store import ObjectStore
-from kaas.server.state.state import State
+from kaas.server.state.state_folder import State
 from kaas.server.usage.quotas import Quotas
 from kaas.store import SqliteStore
 from kaas.wire import protocol

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 
-Array = np.ndarray[Any, Any]
+from tvm_backend.constants import Array
 
 SMALL = 4096
 """The most elements of a result that is computed here. TVM folds larger constants, and is faster."""

@@ -9,9 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_backend.constants import Array
 from tvm_backend.frontends import onnx_resize
-
-Array = np.ndarray[Any, Any]
 
 FIRST_RESIZE = 11
 """The first opset whose Resize defines its coordinates."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-Array = np.ndarray[Any, Any]
+from tvm_backend.constants import Array
 
 GATHERED = 4
 """The most weights of an element along one axis that are gathered one by one; more become a product of matrices."""

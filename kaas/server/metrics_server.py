@@ -28,7 +28,7 @@ Health = Callable[[], Mapping[str, Any]]
 T = TypeVar("T")
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
@@ -65,7 +65,7 @@ class MetricsServer:
             InvalidConfig: the address cannot be used.
         """
         try:
-            self._server = make_server(self._host, self._port, self._answer, _Server, _Silent)
+            self._server = make_server(self._host, self._port, self._answer, _ThreadingServer, _Silent)
         except OSError as error:
             message = f"metrics cannot be served at {self._host}:{self._port}: {error.strerror}"
             raise InvalidConfig(message, field="metrics_port") from error

@@ -20,8 +20,8 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.pool.loop import PoolLoop
 from kaas.pool.observing.ledger import Figures, Ledger, LedgerEntry
 from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, metrics
-from kaas.pool.on_ray.metrics import RayMetrics
-from kaas.server.metrics import MetricsServer
+from kaas.pool.on_ray.ray_metrics import RayMetrics
+from kaas.server.metrics_server import MetricsServer
 from tests.timeouts import TIMEOUT_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"

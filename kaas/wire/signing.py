@@ -1,17 +1,20 @@
-"""Signatures of kTasks, for servers that trust certain signers (`kaas.server.peers.allow`)."""
+"""Signatures of kTasks: a client sends them, and a server that trusts their signers verifies them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kaas.errors import InvalidConfig
-from kaas.server.peers.allow import ed25519, signed
+from kaas.errors import InvalidConfig, MissingPackage
 
+SIGNED = b"kaas ktask "
+"""Precedes a kTask's key in the signed bytes, so that the signature is valid for nothing else."""
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _OTHERS = 0o077
 
 
@@ -98,3 +101,22 @@ def write_signatures(path: Path, signatures: Mapping[str, bytes]) -> None:
         path.write_bytes(msgspec.json.format(data, indent=1) + b"\n")
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be written: {error.strerror}", field="signatures") from error
+
+
+def signed(task_key: str) -> bytes:
+    """Return the bytes that a signature of a kTask signs."""
+    return SIGNED + task_key.encode()
+
+
+def ed25519() -> Any:
+    """Return the module of `cryptography`.
+
+    Raises:
+        MissingPackage
+    """
+    try:
+        return import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+    except ImportError as error:
+        raise MissingPackage(
+            "signatures of code need the package cryptography", package="cryptography", install="cryptography"
+        ) from error

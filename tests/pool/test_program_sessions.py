@@ -23,11 +23,11 @@ from kaas.wire.messages import (
     PoolQuery,
     Submit,
 )
-from kaas.wire.status import codec
+from kaas.wire.status import status_codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
-from tests.pool.client_stage import BLOCK, OUTPUT, SIGNATURE, TASK, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import RECORD, settle
+from tests.pool.program_stage import BLOCK, OUTPUT, SIGNATURE, TASK, Stage, X, _sent, blocks, invocation, play
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["play"]
@@ -155,7 +155,7 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.say("p", PoolQuery(2, "stop"))
-        await stage.service.clients.all_replied()
+        await stage.service.program_sessions.all_replied()
         assert {type(header): header.number for _, header in stage.answers()} == {CallFailure: 1, CallResult: 2}
         assert stage.service.stopped.is_set()
         await stage.submit(3)
@@ -198,8 +198,8 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
         await stage.say("p", PoolQuery(3, "stats"), b"1")
         await stage.say("p", PoolQuery(4, "pardon"), SIGNATURE.key.encode())
         found = {header.number: frames for _, header, frames in stage.router.sent}
-        assert codec.decode(found[2][0], Status).functions == (TASK.label,)
-        assert codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
+        assert status_codec.decode(found[2][0], Status).functions == (TASK.label,)
+        assert status_codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
         assert found[4] == [b"0"]
         assert stage.service.stats(False).outcomes == ()
 

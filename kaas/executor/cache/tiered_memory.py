@@ -14,7 +14,7 @@ from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
-from kaas.executor.device.memory import HostMemory
+from kaas.executor.device.device_memory import HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
 from kaas.executor.device.streams import EventPair
 from kaas.executor.inputs import CachedObject, HostObject, Inputs

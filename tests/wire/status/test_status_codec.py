@@ -9,7 +9,7 @@ import pytest
 import softgpu
 from kaas.config import ClientSettings, Config, Device
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
-from kaas.wire.status import codec
+from kaas.wire.status import status_codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
@@ -30,12 +30,12 @@ def policy(devices: object, *, patience: int) -> None:
 
 def test_a_status_arrives_unchanged() -> None:
     sent = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
-    assert codec.decode(codec.encode(sent), Status) == sent
+    assert status_codec.decode(status_codec.encode(sent), Status) == sent
 
 
 def test_code_in_a_configuration_is_sent_as_its_name() -> None:
     sent = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
-    seen = codec.decode(codec.encode(sent), Status)
+    seen = status_codec.decode(status_codec.encode(sent), Status)
     assert seen.config.policy == f"partial({__name__}.policy, patience=3)"
 
 
@@ -43,13 +43,13 @@ def test_statistics_arrive_as_they_were() -> None:
     ledger = Ledger(0.0)
     ledger.write(LedgerEntry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
     sent = ledger.read(1.5)
-    assert codec.decode(codec.encode(sent), Stats) == sent
-    assert codec.decode(codec.encode(WORKER), WorkerInfo) == WORKER
+    assert status_codec.decode(status_codec.encode(sent), Stats) == sent
+    assert status_codec.decode(status_codec.encode(WORKER), WorkerInfo) == WORKER
 
 
 def test_a_value_of_another_class_is_refused() -> None:
     with pytest.raises(TypeError, match="Status"):
-        codec.decode(codec.encode(WORKER), Status)
+        status_codec.decode(status_codec.encode(WORKER), Status)
 
 
 def test_a_configuration_is_compared_with_the_description_of_a_running_one() -> None:

@@ -35,7 +35,7 @@ from kaas.wire.messages import (
     Release,
     Submit,
 )
-from kaas.wire.status import codec
+from kaas.wire.status import status_codec
 from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 
@@ -87,7 +87,7 @@ class ServicePool(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class _ProgramSession:
     """A program.
 
     Fields:
@@ -102,7 +102,7 @@ class _Session:
     open: dict[int, ImmediateFuture[Any] | asyncio.Future[Any]] = field(default_factory=dict)
 
 
-class Clients:
+class ProgramSessions:
     """The sessions of a pool. Use an object of this class from one event loop only."""
 
     def __init__(self, service: ServicePool, router: Router, objects: ObjectDirectory) -> None:
@@ -111,8 +111,8 @@ class Clients:
         self._send = router.send
         self._objects = objects
         self._loop = asyncio.get_running_loop()
-        self._sessions: dict[str, _Session] = {}
-        self._by_peer: dict[Peer, _Session] = {}
+        self._sessions: dict[str, _ProgramSession] = {}
+        self._by_peer: dict[Peer, _ProgramSession] = {}
         self._closing: asyncio.Event | None = None  # set at the end of each call, while `answered` waits
 
     def greet(self, peer: Peer, hello: PeerHello) -> None:
@@ -123,7 +123,7 @@ class Clients:
         """
         session = self._sessions.get(hello.name)
         if session is None:
-            session = self._sessions[hello.name] = _Session(hello.name, peer, hello.incarnation)
+            session = self._sessions[hello.name] = _ProgramSession(hello.name, peer, hello.incarnation)
         elif session.peer is not peer:
             if hello.incarnation in session.former:
                 raise InvalidRequest("this program has a newer connection to the pool")
@@ -152,7 +152,7 @@ class Clients:
             self._closing = asyncio.Event()
             await self._closing.wait()
 
-    def _closed(self, session: _Session, number: int) -> None:
+    def _closed(self, session: _ProgramSession, number: int) -> None:
         del session.open[number]
         if self._closing is not None:
             self._closing.set()
@@ -168,7 +168,7 @@ class Clients:
             if isinstance(message, Submit | PoolQuery):
                 self._fail(session, message.number, error)
 
-    def _take(self, session: _Session, message: FromPeer, frames: Sequence[Any]) -> None:
+    def _take(self, session: _ProgramSession, message: FromPeer, frames: Sequence[Any]) -> None:
         """Carry out a message.
 
         Raises:
@@ -189,12 +189,12 @@ class Clients:
             case Drop(keys):
                 self._objects.drop(session.name, keys)
 
-    def _fail(self, session: _Session, number: int, error: BaseException, held: bool = False) -> None:
+    def _fail(self, session: _ProgramSession, number: int, error: BaseException, held: bool = False) -> None:
         if not isinstance(error, KaasError):
             error = InvalidRequest(f"the pool cannot make sense of a message: {type(error).__name__}: {error}")
         self._send(session.peer, CallFailure(number, held), [encode_error(error)])
 
-    def _refs(self, session: _Session, attached: Sequence[Attachment], frames: Sequence[Any]) -> list[Any]:
+    def _refs(self, session: _ProgramSession, attached: Sequence[Attachment], frames: Sequence[Any]) -> list[Any]:
         """Return the objects that are attached to a message.
 
         Raises:
@@ -205,7 +205,7 @@ class Clients:
 
     # --- invocations
 
-    def _submit(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
+    def _submit(self, session: _ProgramSession, message: Submit, frames: Sequence[Any]) -> None:
         named = [item for item in message.attached if type(item) is Named]
         coming = self._objects.coming(session.name, named) if named else None
         if coming is None:
@@ -216,12 +216,12 @@ class Clients:
         task.add_done_callback(partial(self._began, session, message))
 
     async def _begin_later(
-        self, coming: Awaitable[None], session: _Session, message: Submit, frames: Sequence[Any]
+        self, coming: Awaitable[None], session: _ProgramSession, message: Submit, frames: Sequence[Any]
     ) -> None:
         await coming
         self._begin(session, message, frames)
 
-    def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
+    def _began(self, session: _ProgramSession, message: Submit, task: asyncio.Future[None]) -> None:
         """Handle the end of a wait for a request's objects."""
         if task.cancelled():
             self._closed(session, message.number)
@@ -231,7 +231,7 @@ class Clients:
             self._closed(session, message.number)
             self._fail(session, message.number, error)
 
-    def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
+    def _begin(self, session: _ProgramSession, message: Submit, frames: Sequence[Any]) -> None:
         """Begin a request.
 
         Raises:
@@ -258,7 +258,7 @@ class Clients:
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
     def _answered(
-        self, session: _Session, number: int, request: Request, blocks: bool, answer: ImmediateFuture[Any]
+        self, session: _ProgramSession, number: int, request: Request, blocks: bool, answer: ImmediateFuture[Any]
     ) -> None:
         self._closed(session, number)
         if answer.cancelled():
@@ -275,23 +275,23 @@ class Clients:
         if held:
             self._release(session, number, request)
 
-    def _release(self, session: _Session, number: int, request: Request) -> None:
+    def _release(self, session: _ProgramSession, number: int, request: Request) -> None:
         """Tell the program when a request's Blocks are no longer read."""
         if self._service.pool.holds(request):
             request.on_end = partial(self._released, session, number)
         else:
             self._released(session, number)
 
-    def _released(self, session: _Session, number: int) -> None:
+    def _released(self, session: _ProgramSession, number: int) -> None:
         self._send(session.peer, Release(number))
 
     # --- queries
 
-    def _query(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> None:
+    def _query(self, session: _ProgramSession, message: PoolQuery, frames: Sequence[Any]) -> None:
         task = session.open[message.number] = self._loop.create_task(self._carry_out(session, message, frames))
         task.add_done_callback(partial(self._queried, session, message.number))
 
-    def _queried(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
+    def _queried(self, session: _ProgramSession, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
         self._closed(session, number)
         if task.cancelled():
             return
@@ -300,7 +300,7 @@ class Clients:
         else:
             self._send(session.peer, CallResult(number), task.result())
 
-    async def _carry_out(self, session: _Session, message: PoolQuery, frames: Sequence[Any]) -> Sequence[bytes]:
+    async def _carry_out(self, session: _ProgramSession, message: PoolQuery, frames: Sequence[Any]) -> Sequence[bytes]:
         """Return the frames of the reply to a query.
 
         Raises:
@@ -309,9 +309,9 @@ class Clients:
         service = self._service
         match message.what:
             case "status":
-                return [codec.encode(service.status())]
+                return [status_codec.encode(service.status())]
             case "stats":
-                return [codec.encode(service.stats(bytes(frames[0]) == YES))]
+                return [status_codec.encode(service.stats(bytes(frames[0]) == YES))]
             case "trace":
                 return [await service.trace(float(bytes(frames[0])))]
             case "pardon":

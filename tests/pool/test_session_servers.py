@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kaas.errors import InvalidConfig, PoolStopped
-from kaas.pool import session_listeners as pool_listeners
+from kaas.pool import session_servers as pool_listeners
 from kaas.pool.loop import PoolThread
-from kaas.pool.session_listeners import SessionListeners
+from kaas.pool.session_servers import SessionServers
 from tests.timeouts import TIMEOUT_S
 
 
@@ -39,34 +39,34 @@ async def opening(listener: FakeListener) -> FakeListener:
 
 @pytest.mark.parametrize(
     "end",
-    [lambda session_listeners, _: session_listeners.end("a"), lambda _, listener: listener.drain("enough")],
+    [lambda session_servers, _: session_servers.end("a"), lambda _, listener: listener.drain("enough")],
     ids=["gone", "drained"],
 )
 def test_a_listener_is_closed_when_its_session_ends_or_it_has_drained(
-    end: Callable[[SessionListeners, FakeListener], None],
+    end: Callable[[SessionServers, FakeListener], None],
 ) -> None:
     async def scenario() -> None:
-        session_listeners, listener = SessionListeners(), FakeListener()
-        opened = asyncio.ensure_future(session_listeners.opened("a"))  # before the server is open
+        session_servers, listener = SessionServers(), FakeListener()
+        opened = asyncio.ensure_future(session_servers.opened("a"))  # before the server is open
         await asyncio.sleep(0)
-        serving = session_listeners.serve("a", lambda: opening(listener))
+        serving = session_servers.serve("a", lambda: opening(listener))
         assert (await opened).endpoint == "there"
-        end(session_listeners, listener)
+        end(session_servers, listener)
         await serving
         assert listener.closed
-        session_listeners.end("a")  # the session has no server any more
+        session_servers.end("a")  # the session has no server any more
 
     asyncio.run(scenario())
 
 
 def test_a_session_that_ended_while_the_pool_opened_is_not_served() -> None:
     """The task is cancelled before the pool's thread begins it."""
-    session_listeners, listener, there = SessionListeners(), FakeListener(), PoolThread()
+    session_servers, listener, there = SessionServers(), FakeListener(), PoolThread()
 
     async def scenario() -> None:
-        serving = asyncio.ensure_future(there.ask(session_listeners.serve, "a", lambda: opening(listener)))
+        serving = asyncio.ensure_future(there.ask(session_servers.serve, "a", lambda: opening(listener)))
         await asyncio.sleep(0)
-        there.post(session_listeners.end, "a")
+        there.post(session_servers.end, "a")
         there.start()
         await asyncio.wait_for(serving, TIMEOUT_S)
 
@@ -80,10 +80,10 @@ def test_every_waiter_gets_the_error_of_a_listener_that_does_not_open() -> None:
         raise InvalidConfig("no such port", field="listen.port")
 
     async def scenario() -> None:
-        session_listeners = SessionListeners()
-        waits: list[Awaitable[object]] = [asyncio.ensure_future(session_listeners.opened("a"))]
+        session_servers = SessionServers()
+        waits: list[Awaitable[object]] = [asyncio.ensure_future(session_servers.opened("a"))]
         await asyncio.sleep(0)
-        waits.append(session_listeners.serve("a", fails))
+        waits.append(session_servers.serve("a", fails))
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, InvalidConfig)
 
@@ -92,15 +92,15 @@ def test_every_waiter_gets_the_error_of_a_listener_that_does_not_open() -> None:
 
 def test_a_listener_that_is_given_up_before_it_begins_leaves_nothing() -> None:
     async def scenario() -> None:
-        session_listeners, listener = SessionListeners(), FakeListener()
-        asked = asyncio.ensure_future(session_listeners.opened("a"))
+        session_servers, listener = SessionServers(), FakeListener()
+        asked = asyncio.ensure_future(session_servers.opened("a"))
         await asyncio.sleep(0)
-        session_listeners.end("a")
-        session_listeners.serve("a", lambda: opening(listener)).cancel()
+        session_servers.end("a")
+        session_servers.serve("a", lambda: opening(listener)).cancel()
         with pytest.raises(PoolStopped):
             await asked
-        again = session_listeners.serve("a", lambda: opening(listener))
-        assert await session_listeners.opened("a") is listener
+        again = session_servers.serve("a", lambda: opening(listener))
+        assert await session_servers.opened("a") is listener
         again.cancel()
         with pytest.raises(asyncio.CancelledError):
             await again
@@ -110,21 +110,21 @@ def test_a_listener_that_is_given_up_before_it_begins_leaves_nothing() -> None:
 
 def test_a_listener_that_never_opens_is_forgotten_with_its_last_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        session_listeners, listener = SessionListeners(), FakeListener()
+        session_servers, listener = SessionServers(), FakeListener()
         given_up, waits = (
-            asyncio.ensure_future(session_listeners.opened("a")),
-            asyncio.ensure_future(session_listeners.opened("a")),
+            asyncio.ensure_future(session_servers.opened("a")),
+            asyncio.ensure_future(session_servers.opened("a")),
         )
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.wait((given_up,))
-        serving = session_listeners.serve("a", lambda: opening(listener))
+        serving = session_servers.serve("a", lambda: opening(listener))
         assert await waits is listener
-        session_listeners.end("a")
+        session_servers.end("a")
         await serving
         monkeypatch.setattr(pool_listeners, "OPEN_LIMIT_S", 0.0)
         with pytest.raises(TimeoutError):
-            await session_listeners.opened("a")
-        assert not session_listeners._entries
+            await session_servers.opened("a")
+        assert not session_servers._entries
 
     asyncio.run(scenario())

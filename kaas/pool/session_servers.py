@@ -14,7 +14,7 @@ OPEN_LIMIT_S = 300.0
 """Longest wait of a call for a server to open."""
 
 
-class SessionListener(Protocol):
+class OpenServer(Protocol):
     """An open server."""
 
     @property
@@ -40,7 +40,7 @@ class SessionListener(Protocol):
 
 
 @dataclass(slots=True)
-class _OpenListener:
+class _SessionServer:
     """A server of a session.
 
     Fields:
@@ -48,24 +48,24 @@ class _OpenListener:
         served: `serve` was called. waiting: number of calls that wait for the server.
     """
 
-    opened: asyncio.Future[SessionListener]
+    opened: asyncio.Future[OpenServer]
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     served: bool = False
     waiting: int = 0
 
 
-class SessionListeners:
+class SessionServers:
     """The servers of sessions. Use an object of this class from one event loop only."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _OpenListener] = {}
+        self._entries: dict[str, _SessionServer] = {}
 
     @property
     def any(self) -> bool:
         """True if a session has a server."""
         return any(entry.served for entry in self._entries.values())
 
-    def serve(self, session: str, opener: Callable[[], Awaitable[SessionListener]]) -> asyncio.Task[None]:
+    def serve(self, session: str, opener: Callable[[], Awaitable[OpenServer]]) -> asyncio.Task[None]:
         """Open a server; return a task that lasts until the server's end, and raises the errors of its opening.
 
         From now on, `end` ends the server.
@@ -78,7 +78,7 @@ class SessionListeners:
         )  # a callback: the task may be cancelled before it begins
         return task
 
-    def _ended(self, session: str, entry: _OpenListener, task: asyncio.Task[None]) -> None:
+    def _ended(self, session: str, entry: _SessionServer, task: asyncio.Task[None]) -> None:
         del self._entries[session]
         if not entry.opened.done():
             error = PoolStopped("the server was cancelled before it opened") if task.cancelled() else task.exception()
@@ -86,7 +86,7 @@ class SessionListeners:
             entry.opened.set_exception(error)
             entry.opened.exception()  # marks the error as retrieved: perhaps no call waits for it
 
-    async def opened(self, session: str) -> SessionListener:
+    async def opened(self, session: str) -> OpenServer:
         """Return a session's server; the call may come before `serve`.
 
         Raises:
@@ -108,13 +108,13 @@ class SessionListeners:
         if session in self._entries:
             self._entries[session].gone.set()
 
-    def _entry(self, session: str) -> _OpenListener:
+    def _entry(self, session: str) -> _SessionServer:
         if session not in self._entries:
-            self._entries[session] = _OpenListener(asyncio.get_running_loop().create_future())
+            self._entries[session] = _SessionServer(asyncio.get_running_loop().create_future())
         return self._entries[session]
 
 
-async def _serve(entry: _OpenListener, opener: Callable[[], Awaitable[SessionListener]]) -> None:
+async def _serve(entry: _SessionServer, opener: Callable[[], Awaitable[OpenServer]]) -> None:
     opened = await opener()
     entry.opened.set_result(opened)
     ends = asyncio.ensure_future(opened.left()), asyncio.ensure_future(entry.gone.wait())

@@ -17,14 +17,15 @@ from kaas.ktask.library import Library
 from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.server.building.function_builder import ClientFunction, FunctionBuilder, KeptFunction
-from kaas.server.building.remote_function import InvocableFunction
+from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.building.served import NONE_SERVED, ServedETasks, described
 from kaas.server.building.uploads import Uploads
-from kaas.server.peers.allow import SIGNATURE_BYTES
 from kaas.server.state.blob_store import too_many
-from kaas.server.state.object_store import NAME_BYTES, ObjectStore, shown
-from kaas.server.state.state import State
+from kaas.server.state.object_store import ObjectStore, shown
+from kaas.server.state.state_folder import State
 from kaas.wire import protocol
+from kaas.wire.sent_ktasks import NAME_BYTES
+from kaas.wire.signing import SIGNATURE_BYTES
 
 MOST_FUNCTIONS = 1024
 """The most functions of one client."""

@@ -10,11 +10,9 @@ from typing import Any
 
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import WorkerCall
+from kaas.pool.functions import REGISTRATION_LIMIT_S
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
-
-REGISTRATION_LIMIT_S = 30.0
-"""Longest wait of a call for the registration of its eTask, which is another message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, launch
 
-from kaas.papers.kernels import ITERATION, LAYER, ptx
+from kaas.papers.paper_kernels import ITERATION, LAYER, ptx
 from kaas.papers.workloads import ELEMENTS, SMALL, WORKLOADS, constants
 
 VALUE = 1.0

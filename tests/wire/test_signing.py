@@ -12,11 +12,11 @@ from typer.testing import CliRunner, Result
 from kaas.cli.main import app
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.server.peers.allow import Allowed
-from kaas.server.peers.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
+from kaas.wire.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
 from tests.api.conftest import STEPS, add_task
 from tests.server.state.states import Had
 
-KERNELS = Path(__file__).parents[2] / "api" / "kernels" / "steps.ptx"
+KERNELS = Path(__file__).parents[1] / "api" / "kernels" / "steps.ptx"
 
 
 def run(*args: object) -> Result:

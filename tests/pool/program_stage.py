@@ -191,7 +191,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await stage.say("p", AnnounceFunction(), SPEC, TASK_BYTES)
             await scenario(stage)
             await pool.stop()
-            await pool.clients.all_replied()
+            await pool.program_sessions.all_replied()
             pool.close()
 
         asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
