@@ -293,7 +293,8 @@ def _reach(address: str, **options: Any) -> None:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
         # by default Ray sends its token only to a Ray that it has found itself ("auto")
-        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if that Ray asks for a token, set RAY_AUTH_MODE=token"
+        asks = not isinstance(error, ValueError) and "RAY_AUTH_MODE" not in os.environ
+        hint = "; if that Ray asks for a token, set RAY_AUTH_MODE=token" if asks else ""
         raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error
 
 

@@ -18,6 +18,7 @@ from kaas.errors import (
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.monitor import DeviceMonitor, Watched
 from kaas.ktask.graph import KTask
+from kaas.ktask.symbols import source_name
 
 _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
 
@@ -78,7 +79,7 @@ class Failures:
 def _exceeded(error: DeviceLost, task: KTask, watched: Watched) -> DeadlineExceeded:
     """Return the error, with the kernels that ran and belong to this kTask, not to a request in parallel."""
     kernels = tuple(sorted({kernel.symbol for kernel in task.kernels}.intersection(watched.running)))
-    named = f" in kernel {' and '.join(kernels)}" if kernels else ""
+    named = f" in kernel {' and '.join(map(source_name, kernels))}" if kernels else ""
     return DeadlineExceeded(
         f"kTask {task.label!r} ran longer than the run limit of {watched.limit_s} s, and was ended{named}",
         task=task.label,

@@ -16,6 +16,7 @@ from kaas.ktask import codec, draw
 from kaas.ktask.arguments import Buffer, Scalar, check_name, integer, items
 from kaas.ktask.dtypes import is_integer_kind
 from kaas.ktask.library import Kernel, Library
+from kaas.ktask.symbols import source_name
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -33,7 +34,7 @@ class KTask:
         name: for people; part of the content hash, as all other fields are.
 
     Fields:
-        label: the name, or the first kernel's symbol with the first digits of the hash.
+        label: the name, or the first kernel's function with the first digits of the hash.
     """
 
     kernels: tuple[Kernel, ...]
@@ -57,7 +58,7 @@ class KTask:
         kernels = items("KTask", kernels)
         if name is not None:
             check_name("a kTask's name", name)
-        label = name or (kernels[0].symbol if kernels and isinstance(kernels[0], Kernel) else "?")
+        label = name or (source_name(kernels[0].symbol) if kernels and isinstance(kernels[0], Kernel) else "?")
         if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
             raise InvalidGraph(f"kTask {label!r}: kernels is one or more kaas.Kernel", task=label)
         buffers = _buffers_by_name(kernels)
@@ -74,7 +75,7 @@ class KTask:
         object.__setattr__(self, "scalars", MappingProxyType(_scalars(kernels, self.iterations)))
         key = codec.content_hash(self)
         object.__setattr__(self, "key", key)
-        object.__setattr__(self, "label", name or f"{kernels[0].symbol}-{key[:8]}")
+        object.__setattr__(self, "label", name or f"{source_name(kernels[0].symbol)}-{key[:8]}")
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

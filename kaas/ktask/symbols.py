@@ -14,6 +14,8 @@ from kaas.errors import CorruptImage, UnknownSymbol
 from kaas.ktask.images import PTX_COMMENT_OR_STRING, Image
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
+_LENGTH = re.compile(r"[1-9]\d{0,3}")
+"""The length of a name in a mangled symbol (the Itanium C++ ABI, section 5.1.2)."""
 _FUNCTION = 2  # the low bits of a symbol's `info`: a function
 _KERNEL = 0x10  # a bit of its `other`: a kernel
 
@@ -49,6 +51,20 @@ def mangled_start(name: str) -> str:
     """Return the start of the symbol of a C++ function, or of an instance of a template: "ns::k" -> "_ZN2ns1k"."""
     parts = [f"{len(part)}{part}" for part in name.split("::")]
     return f"_ZN{''.join(parts)}" if len(parts) > 1 else f"_Z{parts[0]}"
+
+
+def source_name(symbol: str) -> str:
+    """Return the name of the C++ function that a symbol stands for: "_ZN2ns1kIfEvPT_" -> "ns::k".
+
+    The arguments of a template's instance are left out. Other symbols are returned as they are.
+    """
+    nested = symbol.startswith("_ZN")
+    rest = symbol[3:] if nested else symbol[2:] if symbol.startswith("_Z") else ""
+    parts: list[str] = []
+    while (length := _LENGTH.match(rest)) and (nested or not parts):
+        part, rest = rest[length.end() :][: int(length[0])], rest[length.end() + int(length[0]) :]
+        parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
+    return "::".join(parts) or symbol
 
 
 def unknown(library: str, symbol: str, known: Iterable[str], missing: str = "") -> UnknownSymbol:

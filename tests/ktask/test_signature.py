@@ -24,7 +24,7 @@ from kaas.ktask.signature import (
     PointerParameter,
     ScratchParameter,
 )
-from kaas.ktask.symbols import kernels_of
+from kaas.ktask.symbols import kernels_of, mangled_start, source_name
 
 PTX = """.version 8.0
 .target sm_80
@@ -245,3 +245,26 @@ def test_arrays_are_described_as_by_numpy(shape: list[int], dtype: str, data: st
     assert array.size == 0 or tuple(strides) == array.strides
     numbers = [array.size, array.itemsize, *array.shape, *strides]
     assert [size, itemsize, *rest] == [kaas.i64(number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_Z5scaleIfEvPT_i", "scale"),
+        ("_ZN4deep4downEv", "deep::down"),
+        ("_ZN2ns5outer1kIfLi4EEEvPT_", "ns::outer::k"),
+        ("_ZN56_GLOBAL__N__0a1b2c3d_14_tmpxft_00001_00_cpp1_ii_4d1e2f3a3addEPf", "(anonymous namespace)::add"),
+        ("plain", "plain"),
+        ("_Zthing", "_Zthing"),
+        ("_ZN", "_ZN"),
+        ("", ""),
+    ],
+)
+def test_the_name_in_the_source(symbol: str, name: str) -> None:
+    assert source_name(symbol) == name
+
+
+@given(st.lists(st.from_regex("[a-z_][a-z_0-9]{0,20}", fullmatch=True), min_size=1, max_size=4))
+def test_a_mangled_name_is_read_again(parts: list[str]) -> None:
+    name = "::".join(parts)
+    assert source_name(mangled_start(name) + ("E" if len(parts) > 1 else "") + "Pf") == name

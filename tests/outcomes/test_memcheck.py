@@ -25,7 +25,7 @@ import kaas
 MODULE = '''.version 7.0
 .target sm_70
 .address_size 64
-.visible .entry copy(.param .u64 from, .param .u64 to, .param .u32 n) {
+.visible .entry _Z4copyPKfPfj(.param .u64 from, .param .u64 to, .param .u32 n) {
     .reg .b32 %r<3>; .reg .b64 %rd<6>; .reg .f32 %f<2>; .reg .pred %p<2>;
     .loc 1 3 0
     ld.param.u64 %rd1, [from]; ld.param.u64 %rd2, [to]; ld.param.u32 %r2, [n];
@@ -52,7 +52,7 @@ LIBRARY = kaas.Library.from_ptx(MODULE)
 
 
 def copy(source, target, count):
-    return kaas.Kernel(LIBRARY, "copy", 1, 512, [kaas.In(source), kaas.Out(target), kaas.i32(count)])
+    return kaas.Kernel(LIBRARY, "_Z4copyPKfPfj", 1, 512, [kaas.In(source), kaas.Out(target), kaas.i32(count)])
 
 
 def task_of(case):
@@ -130,7 +130,7 @@ def test_one_element_too_many_names_the_buffer_that_is_read(case: str, name: str
     assert f", 0 bytes behind the end of the nearest buffer ({name}: {nbytes} bytes at " in told
 
 
-def test_the_line_of_the_source_is_reported() -> None:
+def test_the_line_and_the_function_of_the_source_are_reported() -> None:
     ptx = 1 + next(n for n, line in enumerate(MODULE_LINES) if "ld.global.f32 %f1, [%rd4];" in line)
     told = report("200")
     assert f"kernel copy: copy.cu:5 (PTX line {ptx}): thread (200, 0, 0)" in told

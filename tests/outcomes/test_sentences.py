@@ -75,3 +75,13 @@ def test_signing_needs_no_import_of_its_own() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.stderr) == ("read_signatures\n", "")
+
+
+@pytest.mark.processes
+def test_an_address_that_is_none_is_named() -> None:
+    pytest.importorskip("ray")
+    program = "import kaas\ntry:\n    kaas.init('192.0.2.9')\nexcept kaas.NotInitialized as error:\n    print(error)"
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert told.stdout == "cannot connect to Ray at '192.0.2.9': Invalid address format: 192.0.2.9\n"

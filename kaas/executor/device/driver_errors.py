@@ -18,6 +18,7 @@ from kaas.errors import (
     OutOfDeviceMemory,
     UnsupportedCode,
 )
+from kaas.ktask.symbols import source_name
 
 _CORRUPT = {
     200,  # INVALID_IMAGE
@@ -105,7 +106,8 @@ def translate(call: str, code: int, name: str, details: str, device: str) -> Kaa
         details: a sentence, or "".
         device: name of the device, or "".
     """
-    message = f"{call}: {name}" + (f": {details}" if details else "")
+    shown = _KERNEL.sub(lambda found: f"kernel {source_name(found[1])}: ", details, count=1)
+    message = f"{call}: {name}" + (f": {shown}" if shown else "")
     if code in _CORRUPT:
         return CorruptImage(message)
     if code in _UNSUPPORTED:
