@@ -80,7 +80,7 @@ def test_signing_needs_no_import_of_its_own() -> None:
 @pytest.mark.processes
 def test_an_address_that_is_none_is_named() -> None:
     pytest.importorskip("ray")
-    program = "import kaas\ntry:\n    kaas.init('192.0.2.9')\nexcept kaas.NotInitialized as error:\n    print(error)"
+    program = "import kaas\ntry:\n    kaas.init('192.0.2.9')\nexcept kaas.KaasError as error:\n    print(error)"
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
