@@ -1,4 +1,4 @@
 """The executor: one device, its memory and its plans. Runs in an executor's process; `run_local` in a program's.
 
-Nothing here needs Ray.
+`device/host_arrays.py` and `device/software.py` also run in programs, clients and pools. Nothing here needs Ray.
 """
