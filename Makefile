@@ -19,7 +19,7 @@ test test-all bench: export RAY_AUTH_MODE ?= disabled
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist papers gpu gpu-expected kernels map tables lock clean
+.PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist papers peers gpu gpu-expected kernels map tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; 
 bench: libs ## every benchmark against its bars, and docs/benchmarks.md of the results; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+peers: libs ## KaaS beside Ray Serve, ONNX Runtime, IREE and others, which this installs; docs/benchmarks.md of the results
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/peers.txt
+	@$(BIN)/python -m benchmarks peers
+
 papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (15 minutes)
 	@$(BIN)/kaas papers kaas --folder benchmarks/results/papers --report docs/evaluation.md $(ARGS)
 
@@ -103,6 +107,7 @@ lock: ## lock files from pyproject.toml (needs uv)
 	$(LOCK) --extra ray --group dev -c requirements/run.txt -o requirements/dev.txt
 	$(LOCK) --group quick --group build -c requirements/dev.txt -o requirements/quick.txt
 	sed -n '/^nvidia-/d; /^[a-z]/s/ *\\$$//p' requirements/dev.txt | $(LOCK) --extra ray --group extras -c - -o requirements/extras.txt
+	sed -n '/^[a-z]/s/ *\\$$//p' requirements/dev.txt | $(LOCK) --extra ray --group peers -c - -o requirements/peers.txt
 	@! grep -n '://' requirements/*.txt
 
 clean: ## removes the virtual environment and all caches

@@ -15,6 +15,7 @@ _NOT_BENCHMARKS = {
     "__init__",
     "__main__",
     "attack",
+    "history",
     "page",
     "queueing",
     "remote_load",

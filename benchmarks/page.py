@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import history
 from benchmarks.report import Bar, met
+from kaas.peers.losses import losses
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -28,8 +30,9 @@ NOT_MEASURED = "not measured since this table is generated"
 
 HEAD = """# Benchmarks
 
-`make bench` runs every benchmark in its own process, keeps its last result in `benchmarks/results/`, and writes this
-page from these files; `make bench ARGS=launch` does so for one benchmark. No figure here is written by hand.
+`make bench` runs every benchmark in its own process, keeps its last result and its history in `benchmarks/results/`,
+shows the bars that moved by more than noise since the last ten runs, and writes this page from these files;
+`make bench ARGS=launch` does so for one benchmark. No figure here is written by hand.
 
 A bar is a ratio of two times, rates or counts of the same run, with the limit that the design sets. Most bars compare
 with the least that the same work takes without KaaS: a raw driver call, a copy, a bare Ray actor. So a bar depends
@@ -41,11 +44,16 @@ Names with `gpu-` are the results of `make gpu`, on an NVIDIA GPU.
 
 
 def keep(result: Mapping[str, Any], where: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Store a benchmark's report, with the machine that it was measured on (`machine`), in place of its last result."""
+    """Store a benchmark's report, with the machine that it was measured on (`machine`), in place of its last result.
+
+    The history gets a line (`benchmarks.history`), and figures that moved by more than noise are shown on stderr.
+    """
     kept = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "commit": _commit(), **where, **result}
     path = folder / f"{result['benchmark']}.json"
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n")
+    for sentence in history.add(kept, path.with_suffix(".jsonl")):
+        print(sentence, file=sys.stderr)
     return path
 
 
@@ -92,6 +100,8 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
         stages = [] if result is None else [*_stages(result["detail"])]
         if stages:
             parts.append("\n".join([*stages, ""]))
+        if result is not None and name == "peers":
+            parts.append("\n".join([*_peers(result["detail"]), ""]))
     return "\n".join(parts)
 
 
@@ -127,6 +137,26 @@ def _stages(detail: Mapping[str, Any]) -> Iterator[str]:
     for stage in sorted(dict.fromkeys(stage for _, stage in stages.values()), key="in all".__eq__):
         found = (detail.get(f"{way}: {stage}, us") for way in ways)
         yield f"| {stage} | {' | '.join('' if each is None else f'{each:.1f}' for each in found)} |"
+
+
+def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table for each experiment beside peers, and one of what KaaS loses."""
+    for experiment, rows in detail["rows"].items():
+        figures = list(dict.fromkeys(figure for each in rows.values() for figure in each))
+        yield f"| {experiment} | {' | '.join(figures)} |"
+        yield f"|{' --- |' * (len(figures) + 1)}"
+        for side, each in rows.items():
+            yield f"| {side} | {' | '.join(f'{each[figure]:.4g}' if figure in each else '' for figure in figures)} |"
+        yield ""
+    yield "### Where KaaS loses"
+    yield ""
+    yield "| experiment | figure | behind | times | why |"
+    yield "| --- | --- | --- | --- | --- |"
+    for loss in losses(detail["rows"]):
+        named = ", ".join(filter(None, (loss.experiment, loss.case)))
+        yield f"| {named} | `{loss.figure}` | {loss.peer} | {loss.times:.3g} | {loss.reason} |"
+    yield ""
+    yield f"{', '.join(f'{peer} {version}' for peer, version in detail['versions'].items())}."
 
 
 def kept(folder: Path = RESULTS) -> dict[str, Any]:

@@ -43,6 +43,7 @@ ORDER = (
     ("kernels", "remote"),
     ("bench",),
     ("papers",),
+    ("peers",),
     ("cli",),
 )
 """Folders and modules of kaas from the bottom up: each imports its own level and those below."""

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from kaas.bench import shares
 from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
+from kaas.cli.peers import peers
 from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
@@ -43,7 +45,20 @@ class Arrivals(Enum):
     CONSTANT = "constant"
 
 
-def bench(
+class FileFirst(TyperGroup):
+    """The group of `kaas bench`: arguments that name no command are those of `kaas bench file`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the group."""
+        return super().parse_args(ctx, args if args and args[0] in self.commands else ["file", *args])
+
+
+app = typer.Typer(cls=FileFirst, help=__doc__)
+app.command()(peers)
+
+
+@app.command(epilog="`kaas bench peers` measures KaaS beside other systems: `kaas bench peers --help`.")
+def file(
     file: GivenFile,
     concurrency: Annotated[
         str | None, typer.Option(help="closed loops with so many requests outstanding, as 1,4,16; by default 1")

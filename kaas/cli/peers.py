@@ -1,0 +1,87 @@
+"""`kaas bench peers`: KaaS beside the systems that a user could take instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kaas.cache_folders import cache_root
+
+if TYPE_CHECKING:
+    from kaas.peers.experiments import Rows
+
+console = Console(emoji=False)
+SPANS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
+
+
+def peers(
+    only: Annotated[
+        str, typer.Option(help="overhead, coldstart, tenancy, replay, interpreters, several as overhead,replay, or all")
+    ] = "all",
+    folder: Annotated[
+        Path | None, typer.Option(file_okay=False, help="of the models that coldstart compiles; kept for the next run")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="a few requests of each, to see that all sides run")] = False,
+    json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
+) -> None:
+    """Measure KaaS beside its peers in one run, each in turn. A peer that is not installed is left out, and named."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
+    import msgspec
+
+    from kaas.errors import InvalidRequest
+    from kaas.optional_ray import check_ray
+    from kaas.peers.experiments import EXPERIMENTS, QUICK, Effort, bars, run
+    from kaas.peers.losses import losses
+
+    names = tuple(EXPERIMENTS) if only == "all" else tuple(each.strip() for each in only.split(","))
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise InvalidRequest(f"--only takes {', '.join(EXPERIMENTS)}, not {name!r}")
+    if {"overhead", "tenancy"} & {*names}:
+        check_ray()
+    place = folder or cache_root() / "peers"
+    place.mkdir(parents=True, exist_ok=True)
+
+    def progress(name: str, rows: Rows) -> None:
+        if not json:
+            console.print(_table(name, rows))
+
+    report = run(names, QUICK if quick else Effort(), place, progress)
+    found = bars(report.rows)
+    if json:
+        detail = {"rows": report.rows, "versions": report.versions, "not_installed": report.absent}
+        print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
+        return
+    for bar, (value, comparison, limit) in found.items():
+        console.print(f"{bar} {value:.3g} ({comparison} {limit:g})", highlight=False)
+    for loss in losses(report.rows):
+        case = f" of {loss.case}" if loss.case else ""
+        console.print(f"behind {loss.peer}: {loss.figure}{case}, {loss.times:.3g} times", highlight=False)
+    console.print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()), highlight=False)
+    if report.absent:
+        console.print(f"not installed: {', '.join(report.absent)}", highlight=False)
+
+
+def _table(title: str, rows: Rows) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    columns = list(dict.fromkeys(figure for each in rows.values() for figure in each))
+    for column in columns:
+        named = column if column.endswith("per_s") else column.removesuffix("_s")
+        table.add_column(named.replace("_", " "), justify="right")
+    for side, figures in rows.items():
+        table.add_row(side, *(shown(column, figures[column]) if column in figures else "-" for column in columns))
+    return table
+
+
+def shown(figure: str, value: float) -> str:
+    """Return a figure for people; one whose name ends with `_s`, but not a rate, with its unit."""
+    if not figure.endswith("_s") or figure.endswith("per_s"):
+        return f"{value:.4g}"
+    scale, unit = next(span for span in SPANS if value >= span[0])
+    return f"{value / (scale or 1e-9):.3g} {unit}"

@@ -1,0 +1,118 @@
+"""The experiments by name, their bars, and the report of a run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kaas.peers.systems import PeerSystem, present
+
+Rows = Mapping[str, Mapping[str, float]]
+"""Figures by side; seconds end with `_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The length of a run: rounds and requests of each experiment."""
+
+    calls: int = 400
+    requests: int = 1000
+    starts: int = 3
+    tenants: int = 400
+    replays: int = 50
+    interpreted: int = 5
+    models: tuple[str, ...] = ("mlp", "resnet50")
+
+
+QUICK = Effort(calls=20, requests=100, starts=1, tenants=100, replays=10, interpreted=1, models=("mlp",))
+
+
+def overhead(peers: tuple[PeerSystem, ...], effort: Effort, _: Path) -> Rows:
+    """4 KB in, 4 KB out."""
+    from kaas.peers.overhead import measure
+
+    return measure(peers, effort.calls, effort.requests)
+
+
+def coldstart(peers: tuple[PeerSystem, ...], effort: Effort, folder: Path) -> Rows:
+    """A new process with a model."""
+    from kaas.peers.coldstart import measure
+
+    return measure(peers, effort.models, effort.starts, folder)
+
+
+def tenancy(peers: tuple[PeerSystem, ...], effort: Effort, _: Path) -> Rows:
+    """64 models of 16 MB, room for 16."""
+    from kaas.peers.tenancy import measure
+
+    return measure(peers, effort.tenants)
+
+
+def replay(peers: tuple[PeerSystem, ...], effort: Effort, _: Path) -> Rows:
+    """1,000 kernels as data."""
+    from kaas.peers.replay import measure
+
+    return measure(peers, effort.replays)
+
+
+def interpreters(peers: tuple[PeerSystem, ...], effort: Effort, folder: Path) -> Rows:
+    """Sources of Triton and numba-cuda."""
+    from kaas.peers.interpreters import measure
+
+    return measure(peers, effort.interpreted, str(folder / "interpreted.npy"))
+
+
+EXPERIMENTS: dict[str, tuple[Callable[[tuple[PeerSystem, ...], Effort, Path], Rows], tuple[PeerSystem, ...]]] = {
+    "overhead": (overhead, (PeerSystem.ACTOR, PeerSystem.COMPILED, PeerSystem.SERVE)),
+    "coldstart": (coldstart, (PeerSystem.ONNXRUNTIME,)),
+    "tenancy": (tenancy, (PeerSystem.SERVE,)),
+    "replay": (replay, (PeerSystem.IREE,)),
+    "interpreters": (interpreters, (PeerSystem.TRITON, PeerSystem.NUMBA)),
+}
+"""By name: the experiment, and the peers of KaaS in it."""
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a run. rows: by experiment. absent: peers that are not installed. versions: of those that are."""
+
+    rows: dict[str, Rows] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def run(names: tuple[str, ...], effort: Effort, folder: Path, progress: Callable[[str, Rows], None]) -> Report:
+    """Measure KaaS beside the peers that are installed. progress: called after each experiment."""
+    report = Report(versions={"Python": platform.python_version(), PeerSystem.KAAS.title: PeerSystem.KAAS.version})
+    for name in names:
+        measure, peers = EXPERIMENTS[name]
+        here = present(peers)
+        report.absent += [peer.title for peer in peers if peer not in here]
+        report.versions |= {peer.title: peer.version for peer in here}
+        if here:
+            report.rows[name] = measure((PeerSystem.KAAS, *here), effort, folder)
+            progress(name, report.rows[name])
+    return report
+
+
+def bars(rows: Mapping[str, Rows]) -> dict[str, tuple[float, str, float]]:
+    """Return the bars that a run has figures for: the measured value, the comparison, and the limit."""
+    found: dict[str, tuple[float, str, float]] = {}
+
+    def ratio(bar: str, experiment: str, ours: str, theirs: str, figure: str, comparison: str, limit: float) -> None:
+        sides = rows.get(experiment, {})
+        if ours in sides and theirs in sides:
+            found[bar] = (sides[ours][figure] / sides[theirs][figure], comparison, limit)
+
+    ratio("call_over_actor", "overhead", "kaas.call", "Ray actor", "call_s", "<=", 0.35)
+    ratio("multiplex_rate_over_serve", "tenancy", "KaaS", "Serve, multiplexed", "rate_per_s", ">=", 3)
+    model = "resnet50" if any(side.startswith("resnet50") for side in rows.get("coldstart", ())) else "mlp"
+    ours, theirs = f"{model}, KaaS, in the process, warm", f"{model}, ONNX Runtime, warm"
+    ratio("ready_over_onnxruntime", "coldstart", ours, theirs, "ready_s", "<=", 1.5)
+    ratio("replay_over_iree", "replay", "KaaS", "IREE", "kernel_s", "<=", 1.0)
+    interpreted = rows.get("interpreters", {}).get(PeerSystem.TRITON.title)
+    if interpreted:
+        found["triton_over_interpreter"] = (interpreted["ours_s"] / interpreted["theirs_s"], "<=", 0.05)
+    return found

@@ -1,0 +1,71 @@
+"""The figures of a run in which a peer is ahead of KaaS, and the reasons that were found."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+NOTEWORTHY = 1.05
+"""A peer that is ahead by less is not listed: a run's noise is as large."""
+REASONS = {
+    ("overhead", "Ray compiled graph"): (
+        "a compiled graph's caller writes to its actor's memory itself; a call of KaaS passes the pool's process, "
+        "whose policy chooses a device for each request, and runs a kernel"
+    ),
+    ("overhead", "Ray actor"): "`kaas.invoke` returns a reference of Ray's object store: two calls of actors",
+    ("coldstart", "ONNX Runtime"): (
+        "KaaS imports CUDA's bindings, and opens a device; a pool starts two processes more. The first answer reads "
+        "the kernels' compiled code, copies the weights to the device, and runs PTX on a CPU, where ONNX Runtime has "
+        "code for this CPU"
+    ),
+    ("replay", "IREE"): "KaaS reads JSON and lays out a device's memory for 1,001 buffers; IREE maps a compiled module",
+}
+"""By experiment and peer."""
+
+
+class Loss(NamedTuple):
+    """A figure of a peer that is ahead. times: by how much."""
+
+    experiment: str
+    case: str
+    figure: str
+    peer: str
+    times: float
+    reason: str
+
+
+def losses(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Loss]:
+    """Yield the figures in which the best side of KaaS is behind a peer, by experiment.
+
+    Args:
+        rows: figures by experiment and side. Of seconds, bytes and rates; fewer seconds and bytes are better.
+    """
+    for experiment, sides in rows.items():
+        cases: dict[str, dict[str, Mapping[str, float]]] = defaultdict(dict)
+        for side, figures in sides.items():
+            model, _, rest = side.partition(", ") if experiment == "coldstart" else ("", "", side)
+            named, _, state = rest.rpartition(", ") if model else (rest, "", "")
+            cases[", ".join(filter(None, (model, state)))][named] = figures
+        for case, found in cases.items():
+            ours = [figures for side, figures in found.items() if side.lower().startswith("kaas")]
+            for peer, figures in found.items():
+                if ours and figures not in ours:
+                    yield from _behind(experiment, case, peer, figures, ours)
+
+
+def _behind(
+    experiment: str, case: str, peer: str, figures: Mapping[str, float], ours: list[Mapping[str, float]]
+) -> Iterator[Loss]:
+    for figure, theirs in figures.items():
+        if more_is_better(figure):
+            times = theirs / max(each[figure] for each in ours)
+        else:
+            times = min(each[figure] for each in ours) / theirs
+        if times > NOTEWORTHY:
+            yield Loss(experiment, case, figure, peer, times, REASONS.get((experiment, peer), ""))
+
+
+def more_is_better(figure: str) -> bool:
+    """Return True for rates and for Jain's index."""
+    return figure.endswith("per_s") or figure == "jain"

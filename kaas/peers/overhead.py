@@ -1,0 +1,139 @@
+"""The cost of a call: 4 KB go in, 4 KB come back, one request and 64 requests at a time.
+
+KaaS runs a kernel on a software GPU; the peers return the array that they take, and so do no work at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from importlib import import_module
+from queue import SimpleQueue
+from statistics import median
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from kaas.api import program
+from kaas.api.calls import call
+from kaas.code.kernels import library
+from kaas.config import Device
+from kaas.futures import Future
+from kaas.ktask.arguments import Buffer, In, Out, u32
+from kaas.ktask.graph import KTask
+from kaas.ktask.library import Kernel
+from kaas.peers.serving import EchoApplication, free_port, quiet_ray, serving
+from kaas.peers.systems import PeerSystem
+from kaas.peers.turns import MeasuredSide, latencies_s, rates_per_s
+
+ELEMENTS = 1024
+DEVICE_BYTES = 256 << 20
+OUTSTANDING = 64
+
+
+def subtraction() -> KTask:
+    """Return the kTask of out = x - x, 4 KB each."""
+    x, out = Buffer("x", ELEMENTS, "float32"), Buffer("out", ELEMENTS, "float32")
+    args: list[Any] = [In(x), In(x), Out(out), u32(ELEMENTS)]
+    return KTask([Kernel(library("nearest_neighbours"), "vsub", ELEMENTS // 256, 256, args)], [out])
+
+
+def measure(peers: tuple[PeerSystem, ...], rounds: int, requests: int) -> dict[str, dict[str, float]]:
+    """Return the median seconds of a call and the requests a second of each side.
+
+    Args:
+        peers: those that are installed.
+        rounds: calls of each side, one at a time.
+        requests: of each side, 64 at a time.
+    """
+    with sides(peers) as found:
+        one = latencies_s({name: each.call for name, each in found.items()}, rounds, warm_up=50)
+        many = rates_per_s(found, requests, OUTSTANDING, rounds=3)
+    return {name: {"call_s": median(one[name]), "rate_per_s": many[name]} for name in found}
+
+
+@contextmanager
+def sides(peers: tuple[PeerSystem, ...]) -> Iterator[Mapping[str, MeasuredSide]]:
+    """Give the sides by name while a Ray runs with a pool, an actor and an application of Serve."""
+    import ray
+
+    task, x = subtraction(), np.zeros(ELEMENTS, np.float32)
+    found: dict[str, MeasuredSide] = {}
+    with ExitStack() as closing:
+        closing.enter_context(quiet_ray())
+        program.init(devices=[Device("software", DEVICE_BYTES)])
+        closing.callback(program.shutdown)
+        found["kaas.call"] = MeasuredSide(lambda: call(task, {"x": x}), Future.result)
+        found["kaas.invoke"] = MeasuredSide(lambda: program.invoke(task, {"x": x}), ray.get)
+        if PeerSystem.ACTOR in peers:
+            actor: Any = ray.remote(num_cpus=0)(EchoActor).remote()
+            found["Ray actor"] = MeasuredSide(lambda: actor.run.remote(x), ray.get)
+        if PeerSystem.COMPILED in peers:
+            found["Ray compiled graph"] = closing.enter_context(_compiled(x))
+        if PeerSystem.SERVE in peers:
+            port, grpc_port = free_port(), free_port()
+            handle = closing.enter_context(serving(EchoApplication, port, grpc_port))
+            found["Serve, handle"] = MeasuredSide(lambda: handle.echo.remote(x), lambda sent: sent.result())
+            found["Serve, HTTP"] = closing.enter_context(_http(port, x.tobytes()))
+            found["Serve, gRPC"] = closing.enter_context(_grpc(grpc_port, "x" * x.nbytes))
+        yield found
+
+
+class EchoActor:
+    """An actor that returns its argument."""
+
+    def run(self, data: Any) -> Any:
+        """Return the argument."""
+        return data
+
+
+@contextmanager
+def _compiled(x: Any) -> Iterator[MeasuredSide]:
+    import ray
+    from ray.dag import InputNode
+
+    actor: Any = ray.remote(num_cpus=0)(EchoActor).remote()
+    with InputNode() as given:
+        graph = actor.run.bind(given)
+    compiled = graph.experimental_compile(_max_inflight_executions=2 * OUTSTANDING)
+    yield MeasuredSide(lambda: compiled.execute(x), ray.get)
+    compiled.teardown()
+
+
+@contextmanager
+def _http(port: int, body: bytes) -> Iterator[MeasuredSide]:
+    """Give a client with a connection for each outstanding request, each kept open."""
+    jobs, threads = SimpleQueue[SimpleQueue[bytes] | None](), []
+
+    def work() -> None:
+        connection = HTTPConnection("127.0.0.1", port)
+        while (answer := jobs.get()) is not None:
+            connection.request("POST", "/", body)
+            answer.put(connection.getresponse().read())
+        connection.close()
+
+    for _ in range(OUTSTANDING):
+        threads.append(Thread(target=work, daemon=True))
+        threads[-1].start()
+
+    def send() -> SimpleQueue[bytes]:
+        answer = SimpleQueue[bytes]()
+        jobs.put(answer)
+        return answer
+
+    yield MeasuredSide(send, SimpleQueue.get)
+    for _ in threads:
+        jobs.put(None)
+
+
+@contextmanager
+def _grpc(port: int, text: str) -> Iterator[MeasuredSide]:
+    grpc: Any = import_module("grpc")
+    messages: Any = import_module("ray.serve.generated.serve_pb2")
+    services: Any = import_module("ray.serve.generated.serve_pb2_grpc")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = services.UserDefinedServiceStub(channel)
+        message = messages.UserDefinedMessage(name=text)
+        yield MeasuredSide(lambda: stub.__call__.future(message), lambda sent: sent.result())

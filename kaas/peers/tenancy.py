@@ -1,0 +1,201 @@
+"""Many models, little memory: 64 models of 16 MB, asked for by Zipf's law, and room for 16.
+
+A model is a vector of 16 MB, and its answer the sum of 4 KB of input and the vector's first 4 KB. KaaS keeps the
+vectors as constants of 64 functions; Serve's replica keeps at most 16 models, and loads others from a file each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from kaas.api import program
+from kaas.api.function import register
+from kaas.bench.shares import jain
+from kaas.config import Config, Device
+from kaas.errors import WrongAnswer
+from kaas.ktask.arguments import Buffer, In, Out
+from kaas.ktask.graph import KTask
+from kaas.ktask.library import Kernel, Library
+from kaas.peers.serving import free_port, quiet_ray, serving
+from kaas.peers.systems import PeerSystem
+from kaas.peers.turns import MeasuredSide
+
+MODELS, ROOM = 64, 16
+MODEL_BYTES = 16 << 20
+ELEMENTS = 1024
+EXPONENT = 1.1
+OUTSTANDING = 4
+TURN = 50
+"""Requests of one side before the other side's turn."""
+SPARE_BYTES = 8 << 20
+"""Device memory for inputs and outputs, beside the room for models."""
+DEVICE = Device("software", ROOM * MODEL_BYTES + SPARE_BYTES)
+PTX = """.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry add(.param .u64 x, .param .u64 w, .param .u64 y) {
+    .reg .b32 %r<4>; .reg .b64 %d<5>; .reg .f32 %f<4>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r3, %r2, 256, %r1; mul.wide.u32 %d4, %r3, 4;
+    ld.param.u64 %d1, [x]; add.s64 %d1, %d1, %d4; ld.global.f32 %f1, [%d1];
+    ld.param.u64 %d2, [w]; add.s64 %d2, %d2, %d4; ld.global.f32 %f2, [%d2];
+    ld.param.u64 %d3, [y]; add.s64 %d3, %d3, %d4;
+    add.f32 %f3, %f1, %f2; st.global.f32 [%d3], %f3;
+    ret;
+}
+"""
+
+
+def asked(requests: int, seed: int = 0) -> list[int]:
+    """Return the model of each request: the n-th most popular one has a share in proportion to 1 / n^1.1."""
+    weights = 1 / np.arange(1, MODELS + 1) ** EXPONENT
+    order = np.random.default_rng(seed).choice(MODELS, requests, p=weights / weights.sum())
+    return [int(model) for model in order]
+
+
+def weights_of(model: int) -> np.ndarray[Any, Any]:
+    """Return the vector of a model: its number everywhere."""
+    return np.full(MODEL_BYTES // 4, model, np.float32)
+
+
+def addition() -> KTask:
+    """Return the kTask: input "x", constant "w", output "y"."""
+    x, y = Buffer("x", ELEMENTS, "float32"), Buffer("y", ELEMENTS, "float32")
+    w = Buffer("w", MODEL_BYTES // 4, "float32")
+    return KTask([Kernel(Library.from_ptx(PTX), "add", ELEMENTS // 256, 256, [In(x), In(w), Out(y)])], [y])
+
+
+@dataclass(slots=True)
+class TenantSide:
+    """One side, and what its callers have got.
+
+    Fields:
+        service: of a model. loaded_bytes: returns the bytes that were loaded since the side's start.
+        seconds: of its turns. latencies_s: of each request. done: requests by model.
+    """
+
+    service: Callable[[int], MeasuredSide]
+    loaded_bytes: Callable[[], int]
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+
+    def turn(self, order: Sequence[int]) -> None:
+        """Send the requests, at most 4 at a time, in a closed loop.
+
+        Raises:
+            WrongAnswer: an answer is another model's.
+        """
+        pending = deque[tuple[int, float, Any]]()
+        began = perf_counter()
+        for model in order:
+            if len(pending) == OUTSTANDING:
+                self._finish(*pending.popleft())
+            pending.append((model, perf_counter(), self.service(model).send()))
+        while pending:
+            self._finish(*pending.popleft())
+        self.seconds += perf_counter() - began
+
+    def _finish(self, model: int, sent_s: float, request: Any) -> None:
+        answer = self.service(model).result(request)
+        self.latencies_s.append(perf_counter() - sent_s)
+        if answer[0] != model + 1:
+            raise WrongAnswer(f"model {model} gave {answer[0]}, not {model + 1}")
+        self.done[str(model)] += 1
+
+
+def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str, float]]:
+    """Return each side's requests a second, 99th percentile of latency in seconds, loaded bytes, and Jain's index.
+
+    The index is that of the models' answers over their requests.
+
+    Raises:
+        WrongAnswer: an answer is another model's.
+    """
+    order = asked(requests)
+    with ExitStack() as closing:
+        closing.enter_context(quiet_ray())
+        sides = {"KaaS": closing.enter_context(_kaas())}
+        if PeerSystem.SERVE in peers:
+            sides["Serve, multiplexed"] = closing.enter_context(_serve())
+        for side in sides.values():
+            for model in range(MODELS):  # the first request of each model compiles, or starts a replica
+                side.service(model).call()
+        before = {name: side.loaded_bytes() for name, side in sides.items()}
+        for first in range(0, requests, TURN):
+            for side in sides.values():
+                side.turn(order[first : first + TURN])
+        asked_for = {str(model): float(count) for model, count in Counter(order).items()}
+        return {
+            name: {
+                "rate_per_s": requests / side.seconds,
+                "p99_s": float(np.quantile(side.latencies_s, 0.99)),
+                "loaded_mb": (side.loaded_bytes() - before[name]) / 1e6,
+                "jain": jain(side.done, asked_for),
+            }
+            for name, side in sides.items()
+        }
+
+
+@contextmanager
+def _kaas() -> Iterator[TenantSide]:
+    x = np.ones(ELEMENTS, np.float32)
+    program.init(config=Config(devices=(DEVICE,), host_cache_bytes=2 * MODELS * MODEL_BYTES))
+    task = addition()
+    functions = [register(task, constants={"w": weights_of(model)}) for model in range(MODELS)]
+
+    def loaded() -> int:
+        return sum(tier.nbytes for tier in program.stats().tiers if tier.tier != "device")  # not found on the device
+
+    yield TenantSide(
+        lambda model: MeasuredSide(partial(functions[model].call, x=x), lambda sent: sent.result()), loaded
+    )
+    program.shutdown()
+
+
+@contextmanager
+def _serve() -> Iterator[TenantSide]:
+    x = np.ones(ELEMENTS, np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        for model in range(MODELS):
+            np.save(Path(folder) / f"{model}.npy", weights_of(model))
+        with serving(multiplexed_models(), free_port(), 0, folder) as handle:
+            models = [handle.options(multiplexed_model_id=str(model)) for model in range(MODELS)]
+            yield TenantSide(
+                lambda model: MeasuredSide(partial(models[model].add.remote, x), lambda sent: sent.result()),
+                lambda: handle.loaded.remote().result(),
+            )
+
+
+def multiplexed_models() -> type:
+    """Return the class of Serve's application. Its decorator needs Serve."""
+    serve: Any = import_module("ray.serve")
+
+    class MultiplexedModels:
+        def __init__(self, folder: str) -> None:
+            self.folder, self.bytes = folder, 0
+
+        @serve.multiplexed(max_num_models_per_replica=ROOM)  # type: ignore[untyped-decorator]
+        async def model(self, name: str) -> Any:
+            weights = np.load(f"{self.folder}/{name}.npy")
+            self.bytes += weights.nbytes
+            return weights
+
+        async def add(self, x: Any) -> Any:
+            weights = await self.model(serve.get_multiplexed_model_id())
+            return x + weights[: len(x)]
+
+        async def loaded(self) -> int:
+            return self.bytes
+
+    return MultiplexedModels

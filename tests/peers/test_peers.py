@@ -1,0 +1,102 @@
+"""`kaas bench peers`: the peers that are here are measured, the others are named, and what KaaS loses is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kaas.peers.experiments import EXPERIMENTS, bars
+from kaas.peers.losses import losses
+from kaas.peers.systems import PeerSystem
+from kaas.peers.tenancy import MODELS, asked
+from tests.timeouts import TIMEOUT_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kaas.cli", "bench", "peers", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S)
+
+
+@pytest.mark.processes
+def test_a_kernel_in_python_runs_faster_than_in_its_simulator(tmp_path: Path) -> None:
+    pytest.importorskip("numba_cuda")
+    ended = ran("--quick", "--only", "interpreters", "--folder", str(tmp_path), "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    figures = told["detail"]["rows"]["interpreters"][PeerSystem.NUMBA.title]
+    assert figures["ours_s"] < figures["theirs_s"]
+    assert (PeerSystem.TRITON.title in told["detail"]["not_installed"]) is not PeerSystem.TRITON.installed
+    assert told["detail"]["versions"][PeerSystem.NUMBA.title]
+
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_calls_beside_an_actor_and_what_else_is_installed() -> None:
+    ended = ran("--quick", "--only", "overhead, tenancy", "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["bars"]["call_over_actor"][0] < 1
+    assert (PeerSystem.SERVE.title in told["detail"]["not_installed"]) is not PeerSystem.SERVE.installed
+
+
+def test_an_experiment_that_there_is_not() -> None:
+    ended = ran("--only", "overhed")
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+        1,
+        f"InvalidRequest: --only takes {', '.join(EXPERIMENTS)}, not 'overhed'",
+    )
+
+
+def test_a_peer_is_here_with_its_package_and_its_module() -> None:
+    assert PeerSystem.KAAS.installed
+    assert PeerSystem.KAAS.version
+
+
+def test_bars_are_ratios_of_the_sides() -> None:
+    rows = {
+        "overhead": {"kaas.call": {"call_s": 0.25}, "Ray actor": {"call_s": 1.0}},
+        "interpreters": {"Triton's interpreter": {"ours_s": 0.01, "theirs_s": 1.0}},
+        "coldstart": {
+            f"{model}, {side}, warm": {"ready_s": seconds}
+            for model, ours in (("mlp", 3.0), ("resnet50", 1.2))
+            for side, seconds in (("KaaS, in the process", ours), ("ONNX Runtime", 1.0))
+        },
+    }
+    assert bars(rows) == {
+        "call_over_actor": (0.25, "<=", 0.35),
+        "ready_over_onnxruntime": (1.2, "<=", 1.5),
+        "triton_over_interpreter": (0.01, "<=", 0.05),
+    }
+
+
+def test_what_kaas_loses_is_told_against_its_best_side() -> None:
+    rows = {
+        "overhead": {
+            "kaas.call": {"call_s": 1.0, "rate_per_s": 100.0},
+            "kaas.invoke": {"call_s": 5.0, "rate_per_s": 20.0},
+            "Ray compiled graph": {"call_s": 2.0, "rate_per_s": 300.0},
+        },
+        "coldstart": {
+            "mlp, KaaS, a pool, warm": {"ready_s": 9.0},
+            "mlp, KaaS, in the process, warm": {"ready_s": 2.0},
+            "mlp, ONNX Runtime, warm": {"ready_s": 1.0},
+            "mlp, ONNX Runtime, dropped": {"ready_s": 1.0},
+        },
+    }
+    found = [(loss.experiment, loss.case, loss.figure, loss.peer, loss.times) for loss in losses(rows)]
+    assert found == [
+        ("overhead", "", "rate_per_s", "Ray compiled graph", 3.0),
+        ("coldstart", "mlp, warm", "ready_s", "ONNX Runtime", 2.0),
+    ]
+
+
+def test_popular_models_are_asked_for_more_often() -> None:
+    order = asked(10_000)
+    counts = [order.count(model) for model in range(MODELS)]
+    assert counts[0] > 1.7 * counts[1] > counts[10] > 0
