@@ -53,7 +53,7 @@ ALLOWED_IMPORTERS = {
         "kaas.optional_ray",
     },
     "llvmlite": {"softgpu"},
-    "matplotlib": {"kaas.papers.plots"},
+    "matplotlib": {"kaas.papers.plots", "kaas.bench.report"},
     "triton": {"kaas.code.triton"},
     "numba": {"kaas.code.numba"},
     "numba_cuda": {"kaas.code.numba"},

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
+from kaas.errors import InvalidRequest
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dtypes import numpy_dtype
 
@@ -35,3 +39,32 @@ def payload(inputs: Iterable[Buffer], seed: int = 0) -> dict[str, np.ndarray[Any
         return random.random(buffer.shape, np.float32).astype(dtype)
 
     return {buffer.name: values(buffer) for buffer in inputs}
+
+
+def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays of a file, by name: an .npz of NumPy, or a JSON object of nested lists.
+
+    Args:
+        file: the path.
+        inputs: those that a caller may give; a list becomes an array of its input's dtype.
+
+    Raises:
+        InvalidRequest: the file is neither, or names something else than an input.
+    """
+    import numpy as np
+
+    taken = {buffer.name: buffer for buffer in inputs}
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as opened:
+                found = dict(opened)
+        else:
+            found = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object with a list for each input")
+        unknown = [name for name in found if name not in taken]
+        if unknown:
+            raise ValueError(f"there is no input {unknown[0]!r}; there are {', '.join(taken) or 'none'}")
+        return {name: np.asarray(value, numpy_dtype(taken[name].dtype)) for name, value in found.items()}
+    except (ValueError, OSError, BadZipFile) as error:
+        raise InvalidRequest(f"{file} has no inputs: {error}") from error

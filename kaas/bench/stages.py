@@ -26,13 +26,15 @@ class StageTotals:
     """Sums over requests.
 
     Fields:
-        seconds, counts: by stage. hits, misses: input objects that were, and were not, in the device's memory.
+        seconds, counts: by stage. hits, misses: input objects that were, and were not, in the device's memory. cold:
+            misses of objects that had never been there.
     """
 
     seconds: Counter[str]
     counts: Counter[str]
     hits: int
     misses: int
+    cold: int = 0
 
     @classmethod
     def of(cls, figures: Iterable[Stats | Mapping[str, Any]]) -> Self:
@@ -43,7 +45,13 @@ class StageTotals:
             seconds[stage.stage] += stage.total_s  # type: ignore[assignment]
             counts[stage.stage] += stage.count
         device = [tier for each in known for tier in each.tiers if tier.tier == "device"]
-        return cls(seconds, counts, sum(tier.objects for tier in device), sum(tier.misses for tier in device))
+        return cls(
+            seconds,
+            counts,
+            sum(tier.objects for tier in device),
+            sum(tier.misses for tier in device),
+            sum(tier.compulsory for tier in device),
+        )
 
     def since(self, before: Self) -> StageTotals:
         """Return the sums over the requests that ended after others were read."""
@@ -52,6 +60,7 @@ class StageTotals:
             Counter({stage: count - before.counts[stage] for stage, count in self.counts.items()}),
             self.hits - before.hits,
             self.misses - before.misses,
+            self.cold - before.cold,
         )
 
     def means_s(self, latency_s: float) -> dict[str, float]:

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from enum import Enum
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
 from kaas.bench import shares
-from kaas.bench.windows import MeasurementWindow, Stability
+from kaas.bench.loops import Arrivals, loops
+from kaas.bench.mlperf import MlperfScenario
 from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
-from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
-if TYPE_CHECKING:
-    from kaas.bench.load import Completion, Load
-    from kaas.bench.measure import Measurement
-    from kaas.bench.stages import StageTotals
-
-Loop = tuple[str, bool, Callable[["Load"], Iterator["Completion | None"]]]
-
 NONE = "-"
-DRAIN_S = 30.0
-"""Longest wait for the replies that are missing at the end of a measurement."""
-
-
-class Arrivals(Enum):
-    """The arrivals of an open loop."""
-
-    POISSON = "poisson"
-    CONSTANT = "constant"
 
 
 class FileFirst(TyperGroup):
@@ -63,7 +41,23 @@ def file(
     concurrency: Annotated[
         str | None, typer.Option(help="closed loops with so many requests outstanding, as 1,4,16; by default 1")
     ] = None,
-    rate: Annotated[str | None, typer.Option(help="open loops of so many requests a second, as 100,1000")] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="open loops, requests a second, as 100,1000; 10:1000 doubles until a queue grows"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="an open loop with arrivals of a file: a line's first seconds"),
+    ] = None,
+    scenario: Annotated[
+        MlperfScenario | None,
+        typer.Option(help="of MLPerf: ends after --duration seconds, and names broken rules"),
+    ] = None,
+    bound: Annotated[float, typer.Option(min=0.001, help="ms; of the 99th percentile in the scenario server")] = 100.0,
+    duration: Annotated[float, typer.Option(min=0.01, help="seconds of a scenario; MLPerf asks for 600")] = 600.0,
+    given: Annotated[
+        Path | None, typer.Option("--inputs", exists=True, dir_okay=False, help="arrays by name, .npz or .json")
+    ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="of an open loop")] = Arrivals.POISSON,
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
@@ -79,6 +73,8 @@ def file(
     ] = False,
     window: Annotated[float, typer.Option(min=0.01, help="seconds of a window")] = 1.0,
     limit: Annotated[float, typer.Option(min=0.01, help="most seconds of a measurement")] = 30.0,
+    plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="a page with tables and plots")] = None,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
     """Measure a kTask or a model with inputs made from its description; stop once three windows agree.
@@ -88,155 +84,76 @@ def file(
     """
     import msgspec
 
-    from kaas.bench.load import Load
-    from kaas.bench.measure import measure
-    from kaas.bench.stages import StageTotals
+    from kaas.bench import report
+    from kaas.bench.rows import rows, scenario_row
+    from kaas.bench.service import at_server, in_pool
 
     loaded, weights = load_file(file), shares.parse(client)
     if server is not None and weights:
         raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
-    inputs, loops = _inputs(loaded, scalars), _loops(concurrency, rate, arrivals)
-    rows: list[dict[str, Any]] = []
-    with _functions(loaded, server, keys, name, ray, weights, policy) as (functions, stats):
-        for function in functions.values():
-            function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
-        calls = [function.call for function in functions.values()]
-        for title, open_loop, begin in loops:
-            answered = Counter[int]()
-            load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
-            before, own_s, began_s = StageTotals.of(stats()), process_time(), perf_counter()
-            told = partial(_tell, title)
-            found = measure(load, begin(load), open_loop=open_loop, window_s=window, limit_s=limit, progress=told)
-            own_cores = (process_time() - own_s) / (perf_counter() - began_s)
-            lost = load.lost(DRAIN_S)
-            stages = None if load.outstanding else StageTotals.of(stats()).since(before)
-            rows.append({"load": title, **figures(found, lost, stages), "own_cores": own_cores})
-            if len(functions) > 1:
-                counts = {each: answered[number] for number, each in enumerate(functions)}
-                fairness = shares.jain(counts, {each: weights.get(each, 1.0) for each in functions})
-                rows[-1] |= {"clients": counts, "jain": fairness}
-            if found.interrupted:
-                break
+    inputs, measured = _inputs(loaded, scalars, given), loops(concurrency, rate, trace, arrivals)
+    opened = at_server(loaded, server, keys) if server else in_pool(loaded, name, weights, policy, ray=ray)
+    with opened as service:
+        if scenario is not None:
+            expected = _one_rate(scenario, rate)
+            bound_s = bound / 1e3
+            found = [scenario_row(service, inputs, scenario, rate_per_s=expected, bound_s=bound_s, duration_s=duration)]
+        else:
+            found = list(rows(service, inputs, measured, window, limit))
+    if plots is not None:
+        report.write_plots(found, plots)
+    if html is not None:
+        html.write_text(report.page(f"kaas bench {file.name}", found))
     if json:
-        print(msgspec.json.encode(rows).decode())
+        print(msgspec.json.encode(found).decode())
+    elif scenario is not None:
+        _show_scenario(found[0])
     else:
-        _show(rows)
-    if any((row["errors"] or row["lost"]) and not row["requests"] for row in rows):
+        _show(found)
+    if any((row["errors"] or row.get("lost")) and not row["requests"] for row in found):
         raise typer.Exit(1)
 
 
-def _tell(title: str, window: MeasurementWindow) -> None:
-    """Show a window that has ended; only the results go to stdout."""
-    rate, latency = f"{window.rate_per_s:.4g} requests/s", f"{window.latency_s * 1e3:.3g} ms"
-    print(f"{title}: {rate}, {latency}, {window.queued} under way", file=sys.stderr)
-
-
-def _count(answered: Counter[int], clients: int, number: int, _: Any) -> None:
-    answered[number % clients] += 1
-
-
-def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[str, Any]:
-    """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
-
-    lost: the number of requests that were under way at the end and got no result. stages: of the pool or server; None
-    if it no longer answers.
-    """
-    latencies = found.latencies
-    steady = found.stability is not Stability.UNSTABLE
-    times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
-    return {
-        "state": found.stability.value,
-        "rate_per_s": found.rate_per_s,
-        "requests": latencies.count,
-        **{f"{time}_ms": value * 1e3 if steady else None for time, value in times.items()},
-        "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
-        "hits": stages.hits if stages else 0,
-        "misses": stages.misses if stages else 0,
-        "late_ms": found.late_s * 1e3,
-        "errors": found.errors,
-        "lost": lost,
-        "last_result_s": found.last_result_s,
-        "seconds": sum(each.seconds for each in found.windows),
-    }
-
-
-@contextmanager
-def _functions(
-    loaded: KTask | CompiledModel,
-    server: str | None,
-    keys: Sequence[Path] | None,
-    name: str,
-    ray: bool,
-    weights: Mapping[str, float],
-    policy: str | None,
-) -> Iterator[tuple[dict[str, Any], Callable[[], Any]]]:
-    """Give the registered function of each client, of a server or of a pool, and what reads the figures there."""
-    if server is not None:
-        from kaas.client.client import Client
-
-        paths: list[Path | None] = [*keys] if keys else [None]
-        with ExitStack() as closing:
-            clients = {str(path or ""): closing.enter_context(Client(server, keys=path)) for path in paths}
-            yield (
-                {each: client.register(loaded) for each, client in clients.items()},
-                lambda: [client.stats() for client in clients.values()],
-            )
-        return
-    from kaas.api import program
-    from kaas.api.function import register
-
-    if ray:
-        program.attach(name)
-    settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
-    config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
-    opened = not ray and program.init(ray=False, name=name, config=config)
-    try:
-        function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
-        each_own = {each: function.options(client=each) for each in weights}
-        yield each_own or {"": function}, lambda: [program.stats()]
-    finally:
-        if opened:
-            program.shutdown()
-
-
-def _inputs(loaded: KTask | CompiledModel, scalars: Sequence[str] | None) -> dict[str, Any]:
-    """Return inputs for the smallest variant of a model, or for a kTask with its scalars."""
-    from kaas.bench.payloads import payload
-
-    if isinstance(loaded, CompiledModel):
-        if scalars:
-            raise InvalidRequest(f"model {loaded.name!r} has no scalars")
-        return {**payload(loaded.variants[0].inputs)}
-    given = pairs_of(scalars, "--scalar")
-    return {**payload(loaded.inputs), **{name: scalar_value(loaded, name, text) for name, text in given.items()}}
-
-
-def _loops(concurrency: str | None, rate: str | None, arrivals: Arrivals) -> list[Loop]:
-    """Return the title of each measurement, whether its queue may grow, and a function that begins its loop."""
-    from kaas.bench.arrivals import constant, poisson
-    from kaas.bench.load import Load
-
-    series = {Arrivals.POISSON: poisson, Arrivals.CONSTANT: constant}[arrivals]
-    counts = _numbers(concurrency or (None if rate else "1"), "--concurrency", int)
-    closed = [(f"concurrency {count}", False, partial(Load.closed, outstanding=count)) for count in counts]
-    rates = _numbers(rate, "--rate", float)
-    return [*closed, *((f"rate {each:g}/s", True, partial(Load.opened, arrivals=series(each))) for each in rates)]
-
-
-def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Return the numbers of an option, as in "1,4,16".
+def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:
+    """Return the rate of a scenario that needs one, and 1 for the others.
 
     Raises:
         InvalidRequest
     """
+    if scenario not in (MlperfScenario.SERVER, MlperfScenario.OFFLINE):
+        return 1.0
     try:
-        found = [kind(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        numbers = "whole numbers" if kind is int else "numbers"
-        raise InvalidRequest(f"{option} takes {numbers}, as 1,4,16, not {text!r}") from error
-    if any(not 0 < number < 1e9 for number in found):
-        raise InvalidRequest(f"{option} takes positive numbers, not {text!r}")
+        found = float(rate or "")
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise InvalidRequest(f"the scenario {scenario.value} needs one --rate, as --rate 100")
     return found
+
+
+def _inputs(loaded: KTask | CompiledModel, scalars: Sequence[str] | None, given: Path | None) -> dict[str, Any]:
+    """Return inputs for the smallest variant of a model, or for a kTask with its scalars; some may come from a file."""
+    from kaas.bench.payloads import from_file, payload
+
+    if isinstance(loaded, CompiledModel):
+        if scalars:
+            raise InvalidRequest(f"model {loaded.name!r} has no scalars")
+        buffers = loaded.variants[0].inputs
+        return {**payload(buffers), **(from_file(given, buffers) if given else {})}
+    arrays = {**payload(loaded.inputs), **(from_file(given, loaded.inputs) if given else {})}
+    named = pairs_of(scalars, "--scalar")
+    return {**arrays, **{name: scalar_value(loaded, name, text) for name, text in named.items()}}
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{row['utilisation']:.0%}" if "utilisation" in row else NONE
+
+
+def _show_scenario(row: Mapping[str, Any]) -> None:
+    latency = next((f", {key[:-3]} {value:.4g} ms" for key, value in row.items() if key.endswith("_ms")), "")
+    print(f"{row['load']}: {row['requests']} queries, {row['rate_per_s']:.4g} samples/s{latency}: {row['state']}")
+    for reason in row["missing"]:
+        print(f"  {reason}")
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -250,10 +167,10 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     print_whole(table)
     stages = list(dict.fromkeys(stage for row in rows for stage in row["stages_ms"]))
     if stages:
-        split = Table("mean ms", *stages, "hits", "misses", "own cores")
+        split = Table("mean ms", *stages, "hits", "misses", "cold", "devices busy")
         for row in rows:
             means = (f"{row['stages_ms'][stage]:.3g}" if stage in row["stages_ms"] else NONE for stage in stages)
-            split.add_row(row["load"], *means, str(row["hits"]), str(row["misses"]), f"{row['own_cores']:.2f}")
+            split.add_row(row["load"], *means, *map(str, (row["hits"], row["misses"], row["cold"])), _share(row))
         print_whole(split)
     for row in rows:
         if "clients" in row:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kaas
@@ -96,3 +97,37 @@ def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_trace_given_inputs_and_a_page_with_plots(task_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace, inputs, page = tmp_path / "trace.csv", tmp_path / "inputs.json", tmp_path / "page.html"
+    trace.write_text("".join(f"{number / 100}\n" for number in range(20)))
+    (name,) = (buffer.name for buffer in scale_task().inputs)
+    (shape,) = (buffer.shape for buffer in scale_task().inputs)
+    inputs.write_text(json.dumps({name: np.ones(shape).tolist()}))
+    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--trace", str(trace), "--inputs", str(inputs))
+    (found,) = measured(str(task_file), *own, "--html", str(page), "--plots", str(tmp_path / "plots"))
+    assert (found["load"], found["requests"], found["errors"]) == ("trace trace.csv", 20, {})
+    assert 0 < found["utilisation"] < 1
+    assert "trace trace.csv" in page.read_text()
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"latencies.png", "rates.png"}
+
+
+def test_inputs_that_the_function_does_not_take(task_file: Path, tmp_path: Path) -> None:
+    for text, said in (('{"z": [1]}', "there is no input 'z'"), ("[1]", "no object"), ("{", "has no inputs")):
+        inputs = tmp_path / "inputs.json"
+        inputs.write_text(text)
+        ended = bench(str(task_file), "--scalar", "factor=3", "--inputs", str(inputs))
+        assert (ended.returncode, ended.stderr.startswith("InvalidRequest: ")) == (1, True)
+        assert said in ended.stderr
+
+
+def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file: Path) -> None:
+    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
+    ended = bench(str(task_file), *own, "--scenario", "single-stream", "--duration", "0.5")
+    assert ended.returncode == 0, ended.stderr
+    assert "MLPerf single-stream: " in ended.stdout
+    assert ": not valid\n  a run takes 600 s or more, not 0.5" in ended.stdout
+    ended = bench(str(task_file), *own, "--scenario", "server")
+    assert ended.stderr.splitlines()[-1] == "InvalidRequest: the scenario server needs one --rate, as --rate 100"

@@ -1,0 +1,110 @@
+"""The loops that a command line asks for: callers that wait, rates, and the arrivals of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kaas.bench.arrivals import constant, poisson, recorded
+from kaas.bench.load import Completion, Load
+from kaas.errors import InvalidRequest
+
+MOST = 1e9
+DRAIN_S = 30.0
+"""Longest wait for the last replies of a trace."""
+
+
+class Arrivals(Enum):
+    """The arrivals of an open loop."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+    def at(self, rate_per_s: float) -> Iterator[float]:
+        """Return the arrivals at a rate."""
+        return poisson(rate_per_s) if self is Arrivals.POISSON else constant(rate_per_s)
+
+
+class Loop(NamedTuple):
+    """A loop to measure. opened: its queue may grow. rising: a later loop of the same series has a higher rate."""
+
+    title: str
+    opened: bool
+    begin: Callable[[Load], Iterator[Completion | None]]
+    rising: bool = False
+
+
+def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals) -> list[Loop]:
+    """Return the loops, closed ones first; by default one of a single caller.
+
+    Args:
+        concurrency: requests outstanding, as "1,4,16".
+        rate: requests a second, as "100,1000"; "10:1000" doubles from 10 to 1000, "10:1000:90" adds 90 each time.
+        trace: a file with a time in seconds on each line, in order; what follows a comma is left out.
+        arrivals: of the rates.
+
+    Raises:
+        InvalidRequest
+    """
+    counts = _numbers(concurrency or (None if rate or trace else "1"), "--concurrency", int)
+    found = [Loop(f"concurrency {count}", False, partial(Load.closed, outstanding=count)) for count in counts]
+    for part in (rate or "").split(",") if rate is not None else ():
+        ends = _numbers(part.replace(":", ","), "--rate", float)
+        series = ends if len(ends) == 1 else _range(part, *ends)
+        for each in series:
+            begin = partial(_opened, partial(arrivals.at, each))
+            found.append(Loop(f"rate {each:g}/s", True, begin, rising=len(series) > 1))
+    if trace is not None:
+        times = _times(trace)
+        found.append(Loop(f"trace {trace.name}", True, partial(_opened, partial(recorded, times))))
+    return found
+
+
+def _opened(arrivals: Callable[[], Iterator[float]], load: Load) -> Iterator[Completion | None]:
+    yield from load.opened(arrivals())
+    yield from load.drain(DRAIN_S)  # of a trace, which ends
+
+
+def _range(text: str, first: float, last: float, step: float | None = None, *more: float) -> list[float]:
+    if more or first >= last:
+        raise InvalidRequest(f"--rate takes a range as 10:1000, or 10:1000:90 with a step, not {text!r}")
+    found = [first]
+    while (value := found[-1] + step if step else found[-1] * 2) <= last:
+        found.append(value)
+    return found if found[-1] == last else [*found, last]
+
+
+def _times(file: Path) -> list[float]:
+    """Return the arrivals in a file.
+
+    Raises:
+        InvalidRequest: a line has no time, or an earlier one than the line before.
+    """
+    times: list[float] = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if text := line.partition(",")[0].strip():
+            try:
+                times.append(float(text))
+            except ValueError as error:
+                raise InvalidRequest(f"{file}:{number}: a line begins with seconds, not {text[:40]!r}") from error
+    list(recorded(times))  # checks the order
+    return times
+
+
+def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[Any]:
+    """Return the numbers of an option, as in "1,4,16".
+
+    Raises:
+        InvalidRequest
+    """
+    try:
+        found = [kind(part) for part in text.split(",")] if text is not None else []
+    except ValueError as error:
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise InvalidRequest(f"{option} takes {numbers}, as 1,4,16, not {text!r}") from error
+    if any(not 0 < number < MOST for number in found):
+        raise InvalidRequest(f"{option} takes positive numbers, not {text!r}")
+    return found

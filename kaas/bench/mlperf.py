@@ -1,0 +1,174 @@
+"""MLPerf Inference's four scenarios, by its rules for a valid run.
+
+Source: MLCommons, "MLPerf Inference Rules", section 3, Scenarios, with the early stopping criterion of its appendix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+from kaas.bench.arrivals import poisson
+from kaas.bench.load import Completion, Load, Send
+
+DURATION_S = 600.0
+"""The least duration of a valid run."""
+OFFLINE_SAMPLES = 24_576
+STREAM_SAMPLES = 8
+CONFIDENCE = 0.99
+DRAIN_S = 60.0
+
+
+class MlperfScenario(Enum):
+    """A scenario, by its name."""
+
+    SINGLE_STREAM = "single-stream"
+    MULTI_STREAM = "multi-stream"
+    SERVER = "server"
+    OFFLINE = "offline"
+
+    @property
+    def percentile(self) -> float | None:
+        """The percentile of the latencies that counts; None for the scenario whose rate counts alone."""
+        if self is MlperfScenario.OFFLINE:
+            return None
+        return 0.9 if self is MlperfScenario.SINGLE_STREAM else 0.99
+
+    @property
+    def samples(self) -> int:
+        """The samples of a query; of the offline scenario the least number."""
+        return {MlperfScenario.MULTI_STREAM: STREAM_SAMPLES, MlperfScenario.OFFLINE: OFFLINE_SAMPLES}.get(self, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioResult:
+    """The result of a run.
+
+    Fields:
+        latency_s: the early-stopping estimate of the scenario's percentile; None where the scenario has none, or with
+            too few queries. rate_per_s: answered samples a second. missing: what the rules ask and the run has not.
+    """
+
+    scenario: MlperfScenario
+    queries: int
+    seconds: float
+    rate_per_s: float
+    latency_s: float | None
+    errors: int
+    missing: tuple[str, ...]
+
+    @property
+    def valid(self) -> bool:
+        """True if the run keeps all rules."""
+        return not self.missing
+
+
+def run(
+    send: Send, scenario: MlperfScenario, *, rate_per_s: float, bound_s: float, duration_s: float = DURATION_S
+) -> ScenarioResult:
+    """Run a scenario.
+
+    Args:
+        send: sends a sample, and returns its future.
+        scenario: one of the four.
+        rate_per_s: of the server scenario's Poisson arrivals; offline, the rate that is expected: the query has samples
+            for the whole duration.
+        bound_s: the server scenario's bound of the 99th percentile.
+        duration_s: a shorter run is not valid.
+    """
+    samples = scenario.samples
+    if scenario is MlperfScenario.OFFLINE:
+        samples = max(1, math.ceil(rate_per_s * duration_s))
+    query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
+    began_s, ends = perf_counter(), list[Completion]()
+    for completed in _loop(query, scenario, rate_per_s):
+        if completed is not None:
+            ends.append(completed)
+        if perf_counter() - began_s >= duration_s or (scenario is MlperfScenario.OFFLINE and ends):
+            break
+    stopped_s = perf_counter()
+    ends += query.drain(DRAIN_S)
+    seconds = max(stopped_s, *(completed.ended_s for completed in ends)) - began_s
+    latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
+    estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
+    errors = len(ends) - len(latencies) + query.outstanding
+    missing = _missing(scenario, samples, seconds, estimate, bound_s, errors)
+    return ScenarioResult(
+        scenario, len(latencies), seconds, len(latencies) * samples / seconds, estimate, errors, tuple(missing)
+    )
+
+
+def _loop(query: Load, scenario: MlperfScenario, rate_per_s: float) -> Iterator[Completion | None]:
+    match scenario:
+        case MlperfScenario.SERVER:
+            return query.opened(poisson(rate_per_s))
+        case MlperfScenario.OFFLINE:
+            return query.opened(iter((0.0,)))
+    return query.closed(1)
+
+
+def _missing(
+    scenario: MlperfScenario, samples: int, seconds: float, estimate: float | None, bound_s: float, errors: int
+) -> Iterator[str]:
+    if seconds < DURATION_S:
+        yield f"a run takes {DURATION_S:g} s or more, not {seconds:.3g} s"
+    if errors:
+        yield f"{errors} queries have no result"
+    if scenario is MlperfScenario.OFFLINE and samples < OFFLINE_SAMPLES:
+        yield f"the query has {OFFLINE_SAMPLES} samples or more, not {samples}"
+    if scenario.percentile is not None and estimate is None:
+        yield f"too few queries for the {scenario.percentile * 100:g}th percentile"
+    if scenario is MlperfScenario.SERVER and estimate is not None and estimate > bound_s:
+        yield f"the 99th percentile is {bound_s * 1e3:g} ms or less, not {estimate * 1e3:.3g} ms"
+
+
+def early_stopping(latencies_s: Sequence[float], percentile: float) -> float | None:
+    """Return the latency that the percentile does not exceed, with a confidence of 99 %; None with too few queries.
+
+    It is the t-th highest latency, for the largest t with P(X <= t) <= 1 %, where X is the number of latencies above
+    the true percentile: binomial, of n queries, each above it with a probability of 1 - percentile.
+
+    Args:
+        latencies_s: in rising order.
+        percentile: between 0 and 1.
+    """
+    n, above = len(latencies_s), 1 - percentile
+    t, below = -1, 0.0
+    while t + 1 <= n:
+        below += math.exp(_log_binomial(n, t + 1) + (t + 1) * math.log(above) + (n - t - 1) * math.log(percentile))
+        if below > 1 - CONFIDENCE:
+            break
+        t += 1
+    return latencies_s[n - t] if t >= 1 else None
+
+
+def _log_binomial(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def gathered(send: Send, first: int, count: int) -> Future[Any]:
+    """Send the samples of a query, and return a future that ends with the last of them, or with the first error."""
+    whole: Future[Any] = Future()
+    left, lock, failed = [count], Lock(), list[BaseException]()
+
+    def ended(future: Future[Any]) -> None:
+        error = future.exception()
+        with lock:
+            left[0] -= 1
+            if error is not None:
+                failed.append(error)
+            last = not left[0]
+        if last and failed:
+            whole.set_exception(failed[0])
+        elif last:
+            whole.set_result(None)
+
+    for number in range(first, first + count):
+        send(number).add_done_callback(ended)
+    return whole

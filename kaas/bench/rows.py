@@ -1,0 +1,134 @@
+"""The rows of a report: what each loop of requests found, as plain values."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from time import perf_counter, process_time
+from typing import Any
+
+from kaas.bench import shares
+from kaas.bench.load import Load
+from kaas.bench.loops import Loop
+from kaas.bench.measure import Measurement, measure
+from kaas.bench.mlperf import MlperfScenario, ScenarioResult, run
+from kaas.bench.service import LoadedService
+from kaas.bench.stages import StageTotals
+from kaas.bench.windows import MeasurementWindow, Stability
+
+DRAIN_S = 30.0
+"""Longest wait for the replies that are missing at the end of a measurement."""
+OWN_CORES = 0.1
+"""With a larger share of a core the generator may be part of the latencies that it measures."""
+
+
+def rows(
+    service: LoadedService, inputs: Mapping[str, Any], loops: Iterable[Loop], window_s: float, limit_s: float
+) -> Iterator[dict[str, Any]]:
+    """Measure each loop, and yield its row. Ctrl-C ends with the row of the windows that there are.
+
+    A series of rising rates ends with the first rate at which the queue grows.
+    """
+    calls = [function.call for function in service.functions.values()]
+    for function in service.functions.values():
+        function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
+    unstable = False
+    for loop in loops:
+        if loop.rising and unstable:
+            continue
+        answered = Counter[int]()
+        load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
+        before, own_s, began_s = StageTotals.of(service.stats()), process_time(), perf_counter()
+        told = partial(_tell, loop.title)
+        found = measure(
+            load, loop.begin(load), open_loop=loop.opened, window_s=window_s, limit_s=limit_s, progress=told
+        )
+        taken_s = perf_counter() - began_s
+        own_cores = (process_time() - own_s) / taken_s
+        if own_cores > OWN_CORES:
+            print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
+        lost = load.lost(DRAIN_S)
+        stages = None if load.outstanding else StageTotals.of(service.stats()).since(before)
+        row = {"load": loop.title, **figures(found, lost, stages), "own_cores": own_cores}
+        if stages and service.devices:
+            row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
+        if len(calls) > 1:
+            counts = {client: answered[number] for number, client in enumerate(service.functions)}
+            index = shares.jain(counts, {client: service.weight(client) for client in counts})
+            row |= {"clients": counts, "jain": index}
+        yield row
+        unstable = found.stability is Stability.UNSTABLE
+        if found.interrupted:
+            return
+
+
+def scenario_row(
+    service: LoadedService,
+    inputs: Mapping[str, Any],
+    scenario: MlperfScenario,
+    *,
+    rate_per_s: float,
+    bound_s: float,
+    duration_s: float,
+) -> dict[str, Any]:
+    """Run one of MLPerf's scenarios, and return its row. The arguments are those of `kaas.bench.mlperf.run`."""
+    calls = [function.call for function in service.functions.values()]
+    for call in calls:
+        call(**inputs).result()
+    found: ScenarioResult = run(
+        lambda number: calls[number % len(calls)](**inputs),
+        scenario,
+        rate_per_s=rate_per_s,
+        bound_s=bound_s,
+        duration_s=duration_s,
+    )
+    percentile = f"p{(scenario.percentile or 0) * 100:g}_ms"
+    return {
+        "load": f"MLPerf {scenario.value}",
+        "state": "valid" if found.valid else "not valid",
+        "missing": list(found.missing),
+        "requests": found.queries,
+        "rate_per_s": found.rate_per_s,
+        **({percentile: found.latency_s * 1e3} if found.latency_s is not None else {}),
+        "errors": found.errors,
+        "seconds": found.seconds,
+    }
+
+
+def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[str, Any]:
+    """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
+
+    lost: the number of requests that were under way at the end and got no result. stages: of the pool or server; None
+    if it no longer answers.
+    """
+    latencies = found.latencies
+    steady = found.stability is not Stability.UNSTABLE
+    times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
+    return {
+        "state": found.stability.value,
+        "rate_per_s": found.rate_per_s,
+        "requests": latencies.count,
+        **{f"{time}_ms": value * 1e3 if steady else None for time, value in times.items()},
+        "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
+        "hits": stages.hits if stages else 0,
+        "misses": stages.misses if stages else 0,
+        "cold": stages.cold if stages else 0,
+        "late_ms": found.late_s * 1e3,
+        "errors": found.errors,
+        "lost": lost,
+        "last_result_s": found.last_result_s,
+        "seconds": sum(each.seconds for each in found.windows),
+        "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
+    }
+
+
+def _tell(title: str, window: MeasurementWindow) -> None:
+    """Show a window that has ended; only the results go to stdout."""
+    rate, latency = f"{window.rate_per_s:.4g} requests/s", f"{window.latency_s * 1e3:.3g} ms"
+    print(f"{title}: {rate}, {latency}, {window.queued} under way", file=sys.stderr)
+
+
+def _count(answered: Counter[int], clients: int, number: int, _: Any) -> None:
+    answered[number % clients] += 1

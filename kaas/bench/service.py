@@ -1,0 +1,76 @@
+"""The service under load: a function of a pool or of a server, registered once for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kaas.config import ClientSettings, Config
+from kaas.ktask.graph import KTask
+from kaas.models.model import CompiledModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedService:
+    """Functions of one service.
+
+    Fields:
+        functions: by client. stats: returns the service's figures, of each client. devices: their number; 0 if the
+            service does not say. weights: of clients whose weight is not 1.
+    """
+
+    functions: Mapping[str, Any]
+    stats: Callable[[], Sequence[Any]]
+    devices: int
+    weights: Mapping[str, float]
+
+    def weight(self, client: str) -> float:
+        """Return a client's weight."""
+        return self.weights.get(client, 1.0)
+
+
+@contextmanager
+def at_server(loaded: KTask | CompiledModel, address: str, keys: Sequence[Path] | None) -> Iterator[LoadedService]:
+    """Give the function at a server, registered by the client of each file of keys, or without keys."""
+    from kaas.client.client import Client
+
+    paths: list[Path | None] = [*keys] if keys else [None]
+    with ExitStack() as closing:
+        clients = {str(path or ""): closing.enter_context(Client(address, keys=path)) for path in paths}
+        functions = {each: client.register(loaded) for each, client in clients.items()}
+        yield LoadedService(functions, lambda: [client.stats() for client in clients.values()], 0, {})
+
+
+@contextmanager
+def in_pool(
+    loaded: KTask | CompiledModel, name: str, weights: Mapping[str, float], policy: str | None, *, ray: bool
+) -> Iterator[LoadedService]:
+    """Give the function in the pool of this name. A pool of plain processes that does not run yet runs meanwhile.
+
+    Args:
+        loaded: a kTask, or a model.
+        name: of the pool.
+        weights: by client; without clients there is one, without a name.
+        policy: of a pool that starts.
+        ray: the pool runs on Ray already.
+    """
+    from kaas.api import program
+    from kaas.api.function import register
+
+    if ray:
+        program.attach(name)
+    settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
+    config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
+    opened = not ray and program.init(ray=False, name=name, config=config)
+    try:
+        function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
+        each_own = {each: function.options(client=each) for each in weights}
+        yield LoadedService(
+            each_own or {"": function}, lambda: [program.stats()], len(program.status().devices), weights
+        )
+    finally:
+        if opened:
+            program.shutdown()

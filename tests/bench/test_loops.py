@@ -1,0 +1,50 @@
+"""The loops of a command line: callers, rates, ranges of rates, and traces with gaps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kaas.bench.loops import Arrivals, loops
+from kaas.errors import InvalidRequest
+
+
+def titles(concurrency: str | None = None, rate: str | None = None) -> list[str]:
+    return [loop.title for loop in loops(concurrency, rate, None, Arrivals.POISSON)]
+
+
+def test_one_caller_is_the_default_and_closed_loops_come_first() -> None:
+    assert titles() == ["concurrency 1"]
+    assert titles("1,4", "100") == ["concurrency 1", "concurrency 4", "rate 100/s"]
+
+
+def test_a_range_doubles_or_has_a_step_and_ends_with_its_end() -> None:
+    assert titles(rate="10:70") == ["rate 10/s", "rate 20/s", "rate 40/s", "rate 70/s"]
+    assert titles(rate="10:30:10") == ["rate 10/s", "rate 20/s", "rate 30/s"]
+    assert titles(rate="5,10:20") == ["rate 5/s", "rate 10/s", "rate 20/s"]
+    assert [loop.rising for loop in loops(None, "5,10:20", None, Arrivals.POISSON)] == [False, True, True]
+
+
+@pytest.mark.parametrize("rate", ["20:10", "10:", "10:20:5:1", "a", "0", "-1", "", "1e400"])
+def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+    with pytest.raises(InvalidRequest, match="--rate takes"):
+        titles(rate=rate)
+
+
+def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("100.0,resnet\n100.25,bert\n\n160.0\n")
+    (loop,) = loops(None, None, file, Arrivals.POISSON)
+    assert (loop.title, loop.opened) == ("trace trace.csv", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "no requests"), ("2\n1\n", "1 s comes after 2 s"), ("0\nnoon,x\n", "trace.csv:2: .* not 'noon'")],
+)
+def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        loops(None, None, file, Arrivals.POISSON)

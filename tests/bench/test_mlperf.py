@@ -1,0 +1,128 @@
+"""MLPerf's scenarios: the queries that they send, and the rules that a run keeps."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.bench import mlperf
+from kaas.bench.mlperf import MlperfScenario, early_stopping, gathered, run
+from kaas.errors import QueueFull
+
+
+def answered(_: int) -> Future[Any]:
+    done: Future[Any] = Future()
+    done.set_result(None)
+    return done
+
+
+@pytest.mark.parametrize(("percentile", "queries"), [(0.9, 64), (0.99, 662)])
+def test_the_least_number_of_queries_for_a_percentile_is_that_of_the_rules(percentile: float, queries: int) -> None:
+    latencies = [float(number) for number in range(queries)]
+    assert early_stopping(latencies, percentile) == latencies[-1]
+    assert early_stopping(latencies[1:], percentile) is None
+
+
+def test_the_estimate_is_above_the_percentile_and_comes_near_it_with_more_queries() -> None:
+    random = np.random.default_rng(3)
+    gaps = []
+    for queries in (100, 1000, 10_000, 100_000):
+        latencies = sorted(random.random(queries))
+        estimate = early_stopping(latencies, 0.9)
+        assert estimate is not None
+        assert estimate >= np.quantile(latencies, 0.9)
+        gaps.append(estimate - 0.9)
+    assert gaps[-1] < 0.01 < gaps[0]
+
+
+def test_a_query_of_several_samples_ends_with_the_last_of_them() -> None:
+    sent: dict[int, Future[Any]] = {}
+
+    def send(number: int) -> Future[Any]:
+        sent[number] = Future()
+        return sent[number]
+
+    query = gathered(send, 8, 3)
+    assert sorted(sent) == [8, 9, 10]
+    for number in (10, 8):
+        sent[number].set_result(None)
+        assert not query.done()
+    sent[9].set_exception(QueueFull("the queue is full"))
+    with pytest.raises(QueueFull):
+        query.result(0)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "samples"),
+    [(MlperfScenario.SINGLE_STREAM, 1), (MlperfScenario.MULTI_STREAM, 8), (MlperfScenario.SERVER, 1)],
+)
+def test_a_short_run_has_figures_and_names_the_rules_that_it_breaks(scenario: MlperfScenario, samples: int) -> None:
+    counts = Counter[int]()
+
+    def send(number: int) -> Future[Any]:
+        counts["sent"] += 1  # type: ignore[index]
+        return answered(number)
+
+    found = run(send, scenario, rate_per_s=2000.0, bound_s=1.0, duration_s=0.2)
+    assert found.queries * samples == sum(counts.values())
+    assert found.rate_per_s > 0
+    assert not found.valid
+    assert found.missing[0].startswith("a run takes 600 s or more, not 0.")
+
+
+def test_the_offline_scenario_sends_all_samples_in_one_query() -> None:
+    sent: list[int] = []
+
+    def send(number: int) -> Future[Any]:
+        sent.append(number)
+        return answered(number)
+
+    found = run(send, MlperfScenario.OFFLINE, rate_per_s=500.0, bound_s=1.0, duration_s=0.2)
+    assert (found.queries, sent, found.latency_s) == (1, [*range(100)], None)
+    assert any(reason.startswith("the query has 24576 samples or more") for reason in found.missing)
+
+
+def test_a_run_that_keeps_the_rules_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlperf, "DURATION_S", 0.2)
+    found = run(answered, MlperfScenario.SINGLE_STREAM, rate_per_s=1.0, bound_s=1.0, duration_s=0.2)
+    assert (found.valid, found.missing) == (True, ())
+    slow = run(answered, MlperfScenario.SERVER, rate_per_s=5000.0, bound_s=1e-9, duration_s=0.2)
+    assert [reason.partition(" is ")[0] for reason in slow.missing] == ["the 99th percentile"]
+
+
+@pytest.mark.full
+def test_the_estimate_is_that_of_mlperfs_load_generator(tmp_path: Path) -> None:
+    """Both have the latencies of the same run: the generator's own, and ours around each query."""
+    loadgen: Any = pytest.importorskip("mlperf_loadgen")
+    seconds: list[float] = []
+    random = np.random.default_rng(5)
+
+    def issue(samples: Any) -> None:
+        began = perf_counter()
+        Event().wait(random.uniform(1e-3, 3e-3))
+        seconds.append(perf_counter() - began)
+        loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(sample.id, 0, 0) for sample in samples])
+
+    settings, logs = loadgen.TestSettings(), loadgen.LogSettings()
+    settings.scenario, settings.mode = loadgen.TestScenario.SingleStream, loadgen.TestMode.PerformanceOnly
+    settings.min_duration_ms, settings.min_query_count, settings.max_query_count = 1, 300, 300
+    logs.log_output.outdir = str(tmp_path)
+    service = loadgen.ConstructSUT(issue, lambda: None)
+    library = loadgen.ConstructQSL(1, 1, lambda _: None, lambda _: None)
+    loadgen.StartTestWithLogSettings(service, library, settings, logs)
+    loadgen.DestroyQSL(library)
+    loadgen.DestroySUT(service)
+    told = (tmp_path / "mlperf_log_summary.txt").read_text()
+    (theirs_ns,) = re.findall(r"Early stopping 90.0th percentile estimate: (\d+)", told)
+    ours = early_stopping(sorted(seconds), 0.9)
+    assert ours == pytest.approx(int(theirs_ns) / 1e9, rel=0.05)
+    (discarded,) = re.findall(r"Would discard (\d+) highest latency queries", told)
+    assert early_stopping([*range(300)], 0.9) == 299 - int(discarded)
