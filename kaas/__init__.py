@@ -45,10 +45,10 @@ from kaas.ktask.variant import Variant
 
 if TYPE_CHECKING:
     from kaas.api.caching import flush, pin, prefetch, put, unpin
-    from kaas.api.calls import call
     from kaas.api.etasks import ETask, etask
-    from kaas.api.function import Function, register
+    from kaas.api.function import Function, call
     from kaas.api.program import init, invoke, pardon, shutdown, stats, status
+    from kaas.api.registration import register
     from kaas.client.async_client import AsyncClient
     from kaas.client.client import Client
     from kaas.executor.local import run_local
@@ -119,7 +119,7 @@ __all__ = [
 
 _ON_DEMAND = {
     **dict.fromkeys(("init", "invoke", "pardon", "shutdown", "stats", "status"), "kaas.api.program"),
-    **dict.fromkeys(("Function", "register"), "kaas.api.function"),
+    **dict.fromkeys(("Function", "call"), "kaas.api.function"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.api.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.api.etasks"),
     **dict.fromkeys(("CompiledModel", "load"), "kaas.models.model"),
@@ -127,7 +127,7 @@ _ON_DEMAND = {
     "Client": "kaas.client.client",
     "Future": "kaas.futures",
     "Resident": "kaas.wire.resident",
-    "call": "kaas.api.calls",
+    "register": "kaas.api.registration",
     "run_local": "kaas.executor.local",
 }
 """Names whose modules load Ray or the CUDA driver's bindings, or may, and these modules."""

@@ -111,7 +111,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The configuration of a pool, the same for every driver that attaches to it.
+    """The configuration of a pool, the same for every program that attaches to it.
 
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.

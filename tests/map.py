@@ -154,7 +154,9 @@ def parts() -> dict[str, list[str]]:
     for module in sorted((name for name in MODULES if name.startswith(("kaas.", "softgpu"))), key=level):
         names = module.split(".")
         single = names[0] == "kaas" and MODULES[f"kaas.{names[1]}"].name != "__init__.py"
-        found["kaas/*.py" if single else names[0] if names[0] != "kaas" else f"kaas/{names[1]}"].append(module)
+        low, suffix = single and level(module) < level("kaas.ktask"), ".py" if single else ""
+        folder = f"kaas/{names[-1] if single else names[1]}{suffix}" if names[0] == "kaas" else names[0]
+        found["kaas/*.py" if low else folder].append(module)
     return dict(found)
 
 
@@ -167,9 +169,10 @@ def imported_parts(part: str) -> list[str]:
 def purpose(part: str) -> str:
     """Return the first sentence of a folder's docstring."""
     path = DISTRIBUTIONS[part] / part if part in DISTRIBUTIONS else ROOT / part
-    if not path.is_dir():
-        return "Public names, and modules that all folders need. Used by every process"
-    docstring = ast.get_docstring(ast.parse((path / "__init__.py").read_text())) or ""
+    if "*" in part:
+        return "Modules that all folders need. Used by every process"
+    file = path / "__init__.py" if path.is_dir() else path
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
     return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 

@@ -51,13 +51,19 @@ def test_locks_pin_with_hashes_and_name_no_address(path: Path) -> None:
 def test_locks_have_the_packages_that_the_project_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
-    extras = groups.pop("extras")
+    extras, peers = groups.pop("extras"), groups.pop("peers")
     dev = [need for group in groups.values() for need in group if isinstance(need, str)]
     dev += [need for folder in OTHERS for need in other(folder)["dependencies"] if not need.startswith("kaas")]
     run = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["ray"]]
     run = [need for need in [*run, *other("softgpu")["dependencies"]] if not need.startswith("softgpu")]
     quick = [need for need in [*run, *groups["quick"]] if not need.startswith("ray")]
-    for lock, needs in (("run.txt", run), ("quick.txt", quick), ("dev.txt", dev), ("extras.txt", extras)):
+    for lock, needs in (
+        ("run.txt", run),
+        ("quick.txt", quick),
+        ("dev.txt", dev),
+        ("extras.txt", extras),
+        ("peers.txt", peers),
+    ):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
 

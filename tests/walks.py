@@ -49,10 +49,12 @@ def walk(call, status):
 """
 _CALL = """
 kaas.init(ray=False, name=sys.argv[1])
-function = kaas.register(task, constants={"a": x})
-walk(lambda: function.call(b=x).result(), kaas.status)
+function = kaas.register(task, constants={{"a": x}})
+walk(lambda: {call}.result(), kaas.status)
 kaas.shutdown()
 """
+CALLS = ("function.call(b=x)", 'kaas.call(function, {"b": x})', 'kaas.call(task, {"a": x, "b": x})')
+"""The calls of a program that does not need Ray."""
 _REMOTE = """
 with kaas.Client(sys.argv[1]) as client:
     function = client.register(task, {"a": x})
@@ -72,10 +74,10 @@ Walk = dict[str, list[Step]]
 """Steps in the order of first entry, by process: PROGRAM, POOL or SERVER, EXECUTOR."""
 
 
-def call() -> Walk:
-    """Record one warm `Function.call` on a pool without Ray, with one constant and one input."""
+def call(source: str = CALLS[0]) -> Walk:
+    """Record one warm call on a pool without Ray, with one constant and one input. source: one of CALLS."""
     with tempfile.TemporaryDirectory() as folder:
-        _run(Path(folder), _TASK + _CALL, f"walk-{os.getpid()}")
+        _run(Path(folder), _TASK + _CALL.format(call=source), f"walk-{os.getpid()}")
         return _read(Path(folder))
 
 

@@ -12,7 +12,7 @@ from typing import Any, overload
 from kaas.api.function import Options
 from kaas.api.ray_session import STORE, RaySession, ray_session_for
 from kaas.errors import InvalidRequest, KaasError
-from kaas.pool.executors.etask_calls import etask_spec
+from kaas.pool.executors.registered_etasks import etask_spec
 from kaas.wire import specs
 from kaas.wire.etask_values import packed, pickled, split
 
@@ -229,6 +229,6 @@ def _message(
         method,
         parts,
         session.id,
-        next(session.etask_calls),
+        next(session.registered_etasks),
     )
     return specs.encode(call), [*stored, *named]

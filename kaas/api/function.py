@@ -1,73 +1,26 @@
-"""A Function: kTasks registered with their constants bound, how it is invoked, and how it travels to Ray tasks."""
+"""`kaas.call`, and a Function: kTasks registered with their constants bound, which calls name and Ray tasks carry."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kaas.api.attached import current_session
 from kaas.api.session import Session
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
+from kaas.futures import Future
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.ktask.request import RETRIES, check_deadline
-from kaas.ktask.variant import Variant, of_shapes
+from kaas.ktask.variant import of_shapes
 from kaas.optional_ray import check_ray
 from kaas.wire import specs
 from kaas.wire.messages import Named
-from kaas.wire.packing import CallOptions, FunctionSignature, ObjectSink, bind, bind_variants, choose_signature, pack
-
-if TYPE_CHECKING:
-    from kaas.futures import Future
+from kaas.wire.packing import CallOptions, FunctionSignature, ObjectSink, choose_signature, pack
 
 MOST_RETRIES = 1 << 16
-
-
-def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
-    """Return a function: a kTask with some inputs bound once, for instance to weights.
-
-    Args:
-        task: the kTask.
-        constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
-            executors cache them under the identity of these objects, so clients that share a Function share a copy.
-
-    Raises:
-        NotInitialized, PoolStopped, InvalidRequest
-    """
-    session = current_session()
-    if not isinstance(task, KTask):
-        raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
-    signature, objects = bind(task, constants, session.store)
-    return _registered(session, task.label, (signature,), objects)
-
-
-def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:
-    """Return a function of a model: several kTasks for inputs of different shapes, which share constants.
-
-    Args:
-        name: of the model, for people.
-        variants: all with inputs of the same names.
-        constants: by buffer name, exactly those that the variants read, as of `register`.
-
-    Raises:
-        NotInitialized, PoolStopped, InvalidRequest
-    """
-    session = current_session()
-    signatures, objects = bind_variants(variants, constants, session.store)
-    return _registered(session, name, signatures, objects)
-
-
-def _registered(
-    session: Session, name: str, signatures: tuple[FunctionSignature, ...], objects: tuple[Any, ...]
-) -> Function:
-    store = session.store
-    refs = tuple(value for value in objects if store.is_ref(value))
-    function = Function(session.name, name, signatures, _Bound(store.put_all(objects) if objects else None, refs))
-    for signature in signatures:
-        session.introduce(signature)
-    return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +65,7 @@ def signature_of(task: KTask) -> FunctionSignature:
     return FunctionSignature.of(task)
 
 
-def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> CallOptions:
+def call_options(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> CallOptions:
     """Return the options of a call.
 
     Raises:
@@ -132,7 +85,7 @@ def _caller(
     return CallOptions(options.client or own, options.deadline_s, options.retries, options.profile, session=session)
 
 
-class _Bound:
+class BoundConstants:
     """The constants that a function and its copies have bound.
 
     Fields:
@@ -160,7 +113,7 @@ class Function:
         pool: str,
         name: str,
         signatures: tuple[FunctionSignature, ...],
-        bound: _Bound,
+        bound: BoundConstants,
         options: Options | None = None,
     ) -> None:
         self._pool = pool
@@ -305,7 +258,7 @@ def _function(
     options: Options,
 ) -> Function:
     signatures = tuple(FunctionSignature.of(*part) for part in parts)
-    return Function(pool, name, signatures, _Bound(constants, awaited), options)
+    return Function(pool, name, signatures, BoundConstants(constants, awaited), options)
 
 
 def invoke_function(
@@ -354,3 +307,61 @@ def signatures_and_constants(function: Function) -> tuple[tuple[FunctionSignatur
     """Return a function's signatures, and the references to its constants, for cache commands."""
     bound = function._bound
     return function._signatures, [*(() if bound.constants is None else (bound.constants,)), *bound.awaited]
+
+
+def call(
+    task_or_function: KTask | Function,
+    inputs: Mapping[str, Any],
+    *,
+    scalars: Mapping[str, Any] | None = None,
+    client: str | None = None,
+    deadline_s: float | None = None,
+    retries: int = RETRIES,
+    profile: bool = False,
+) -> Future:
+    """Run a kTask, without waiting for it and without Ray: the reply comes straight to this process.
+
+    Use `kaas.invoke` for an ObjectRef, to compose with Ray tasks, and this function for the value.
+
+    Args:
+        task_or_function: a kTask, or a registered function.
+        inputs: by buffer name, as of `kaas.invoke`. Values may be written to again as soon as this returns.
+            The first call that names a reference of a pool on Ray sends one message by Ray before.
+        scalars: as of `kaas.invoke`.
+        client: as of `kaas.invoke`.
+        deadline_s: as of `kaas.invoke`.
+        retries: as of `kaas.invoke`.
+        profile: as of `kaas.invoke`.
+
+    Returns:
+        A `kaas.Future`: `result()` and `await` give the output's array, read-only; for several outputs a named tuple of
+        them, in declared order. The future is for this process only.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest: here, for errors that can be seen here. All other errors come
+            through the future, as the KaasError that they are.
+    """
+    session = current_session()
+    if isinstance(task_or_function, Function):
+        function = task_or_function
+        if (scalars, client, deadline_s, retries, profile) != _CALL_DEFAULTS:
+            function = function.options(
+                client=client,
+                deadline_s=deadline_s,
+                scalars=scalars,
+                retries=None if retries == RETRIES else retries,
+                profile=profile or None,
+            )
+        return call_function(function, session, inputs)
+    caller = call_options(session, client, deadline_s, retries, profile)
+    if not isinstance(task_or_function, KTask):
+        raise InvalidRequest(f"kaas.call takes a KTask or a Function, not {task_or_function!r}")
+    session.check()
+    calls = session.calls
+    signature, attachments = signature_of(task_or_function), calls.attachments(session.store)
+    with attachments:
+        message, attached = pack(signature, inputs, scalars, caller, attachments)
+        return calls.submit(signature, message, attached)
+
+
+_CALL_DEFAULTS = (None, None, None, RETRIES, False)

@@ -79,7 +79,7 @@ class RaySession(Session):
     pool: Any
     invoke: Any
     started_ray: bool = False
-    etask_calls: Iterator[int] = field(default_factory=count)
+    registered_etasks: Iterator[int] = field(default_factory=count)
 
     @classmethod
     def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:

@@ -17,7 +17,7 @@ from kaas.futures import Future, MakeResult, PendingReply, running_loop
 from kaas.wire import messages, specs
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import AnyConnection, Connection, ConnectionLost
-from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.connections.reply_reader import TAKEN_EVERY, ReplyReader
 from kaas.wire.connections.shared_memory import BlockLease, Outbox
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import AnnounceFunction, CancelCall, Drop, PoolQuery, Submit
@@ -27,8 +27,6 @@ from kaas.wire.rpc.client_half import ClientHalf
 
 CONNECT_S = 30.0
 """A running pool sends PoolWelcome within this time."""
-TAKEN_EVERY = 64
-"""After so many calls that no caller has waited for, replies that have come are taken."""
 
 
 class PoolEndpoint(Protocol):

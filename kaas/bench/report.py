@@ -11,7 +11,7 @@ from typing import Any
 
 from kaas.errors import MissingPackage
 
-Row = Mapping[str, Any]
+ReportRow = Mapping[str, Any]
 
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } th, td { padding: .2rem .8rem; border-bottom: 1px solid #8884; text-align: right }
@@ -20,7 +20,7 @@ th:first-child, td:first-child { text-align: left } img { max-width: 100% }
 COLUMNS = ("load", "state", "rate_per_s", "requests", "mean_ms", "sd_ms", "p50_ms", "p90_ms", "p99_ms", "p99.9_ms")
 
 
-def plots(rows: Sequence[Row]) -> dict[str, bytes]:
+def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
     """Return PNGs by name: the distribution of the latencies of each load, and the latency over the rate.
 
     Raises:
@@ -53,7 +53,7 @@ def plots(rows: Sequence[Row]) -> dict[str, bytes]:
     return {"latencies": drawn(latencies), "rates": drawn(rates)}
 
 
-def write_plots(rows: Sequence[Row], folder: Path) -> None:
+def write_plots(rows: Sequence[ReportRow], folder: Path) -> None:
     """Write the plots into a folder, which is made if it is missing.
 
     Raises:
@@ -64,7 +64,7 @@ def write_plots(rows: Sequence[Row], folder: Path) -> None:
         (folder / f"{name}.png").write_bytes(data)
 
 
-def page(title: str, rows: Sequence[Row]) -> str:
+def page(title: str, rows: Sequence[ReportRow]) -> str:
     """Return the page: a table of the loads, one of their stages, and the plots.
 
     Raises:

@@ -56,7 +56,7 @@ def rows(
             row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
         if len(calls) > 1:
             counts = {client: answered[number] for number, client in enumerate(service.functions)}
-            index = shares.jain(counts, {client: service.weight(client) for client in counts})
+            index = shares.fairness(counts, {client: service.weight(client) for client in counts})
             row |= {"clients": counts, "jain": index}
         yield row
         unstable = found.stability is Stability.UNSTABLE

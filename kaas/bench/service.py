@@ -58,7 +58,7 @@ def in_pool(
         ray: the pool runs on Ray already.
     """
     from kaas.api import program
-    from kaas.api.function import register
+    from kaas.api.registration import register
 
     if ray:
         program.attach(name)

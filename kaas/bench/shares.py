@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kaas.errors import InvalidRequest
+from kaas.scheduling.simulation.simulated import jain
 
 
 def parse(entries: Sequence[str] | None) -> dict[str, float]:
@@ -28,11 +29,9 @@ def parse(entries: Sequence[str] | None) -> dict[str, float]:
     return weights
 
 
-def jain(counts: Mapping[str, int], weights: Mapping[str, float]) -> float:
+def fairness(counts: Mapping[str, int], weights: Mapping[str, float]) -> float:
     """Return Jain's fairness index of what clients got for their weights: 1 is fair, 1 / n is all for one of n.
 
     R. Jain, D. Chiu, W. Hawe, "A quantitative measure of fairness and discrimination", 1984. Nothing for all is fair.
     """
-    parts = [counts[name] / weight for name, weight in weights.items()]
-    squares = sum(part * part for part in parts)
-    return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
+    return jain([counts[name] / weight for name, weight in weights.items()])

@@ -20,7 +20,7 @@ from kaas.errors import KaasError, NotInitialized, Unreachable
 from kaas.futures import PendingReply
 from kaas.wire import protocol
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost
-from kaas.wire.connections.reply_reader import ReplyReader
+from kaas.wire.connections.reply_reader import TAKEN_EVERY, ReplyReader
 from kaas.wire.rpc.client_half import ClientHalf
 from kaas.wire.rpc.credit import Credit
 
@@ -28,8 +28,6 @@ GRACE_S = 1.0
 """A call that the server does not end at its deadline ends so much later by itself."""
 ACKNOWLEDGED_S = 0.2
 """The server gets a receipt of a reply within this time, or with an earlier request."""
-TAKEN_EVERY = 64
-"""Every so many calls, `submit` takes in the replies that have arrived, in case no thread waits for them."""
 
 
 class RemoteCalls:

@@ -141,7 +141,7 @@ class RemoteTask:
         return make
 
 
-class ClientCaller(Protocol):
+class CallingClient(Protocol):
     """A client, blocking or not."""
 
     def call(
@@ -156,7 +156,7 @@ class RemoteFunction:
     Each call of a model runs the variant for the shapes of its inputs.
     """
 
-    def __init__(self, client: ClientCaller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
+    def __init__(self, client: CallingClient, name: str, tasks: tuple[RemoteTask, ...]) -> None:
         self._client = client
         self.name = name
         self.tasks = tasks

@@ -1,6 +1,6 @@
 """The inputs and scalars of an invocation, checked against its kTask.
 
-The driver checks arrays and scalars before anything is sent; the executor checks the inputs that were references, with
+The program checks arrays and scalars before anything is sent; the executor checks the inputs that were references, with
 the same functions.
 """
 

@@ -133,7 +133,7 @@ class CompiledModel:
         Raises:
             NotInitialized, PoolStopped
         """
-        from kaas.api.function import register_variants
+        from kaas.api.registration import register_variants
 
         return register_variants(self.name, self.variants, self.constants)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kaas.api import program
-from kaas.api.calls import call
+from kaas.api.function import call
 from kaas.code.kernels import library
 from kaas.config import Device
 from kaas.futures import Future

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from kaas.api import program
-from kaas.api.function import register
-from kaas.bench.shares import jain
+from kaas.api.registration import register
+from kaas.bench.shares import fairness
 from kaas.config import Config, Device
 from kaas.errors import WrongAnswer
 from kaas.ktask.arguments import Buffer, In, Out
@@ -141,7 +141,7 @@ def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str,
                 "rate_per_s": requests / side.seconds,
                 "p99_s": float(np.quantile(side.latencies_s, 0.99)),
                 "loaded_mb": (side.loaded_bytes() - before[name]) / 1e6,
-                "jain": jain(side.done, asked_for),
+                "jain": fairness(side.done, asked_for),
             }
             for name, side in sides.items()
         }

@@ -1,7 +1,6 @@
 """The pool: carries out the decisions of a policy, on Ray or on plain processes. Runs in the pool's process.
 
-`on_ray/fetching.py`, `on_ray/programs.py` and `on_ray/keeping.py` also run in programs and in tasks of Ray;
-`on_processes/names.py` in programs, which find a pool by its name.
+The modules that sessions and commands import (`kaas.api`, `kaas.cli`) also run in programs.
 """
 
 from __future__ import annotations

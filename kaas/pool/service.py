@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def came(self, hello: PeerHello) -> None:
-        """Handle the connection of a client."""
+        """Handle the connection of a program."""
         ...
 
 

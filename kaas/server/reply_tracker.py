@@ -124,7 +124,7 @@ class ReplyTracker:
     # --- kept replies
 
     def remember(self, client: ConnectedClient, reply: DurableReply) -> None:
-        """Keep a durable reply of an earlier run of the server."""
+        """Keep a durable reply of an earlier epoch."""
         nbytes = sum(map(len, reply.frames))
         run = ClientRun(
             client, reply.key, reply.function, reply.label, reply.outputs, 0, nbytes, done=True, durable=True

@@ -112,7 +112,7 @@ class SessionManager:
             await self._stores.purge(name)
 
     def open(self) -> None:
-        """Load the durable replies of earlier runs of the server."""
+        """Load the durable replies of earlier epochs."""
         for reply in self._stores.durable_replies.read():
             self._tracker.remember(self._client(reply.client), reply)
 

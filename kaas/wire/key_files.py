@@ -20,7 +20,7 @@ LARGEST_FILE_BYTES = 64 << 10
 OWNER = "keys.owner"
 """The field of errors about a file of keys that others may read or write."""
 
-_OTHERS = 0o077
+OTHERS = 0o077
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -123,7 +123,7 @@ def _read_private(path: Path) -> bytes:
 def check_owner(path: Path, found: os.stat_result, mode: str) -> None:
     if found.st_uid != os.geteuid():
         raise InvalidConfig(f"{path} belongs to another user", field=OWNER)
-    if found.st_mode & _OTHERS:
+    if found.st_mode & OTHERS:
         raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it", field=OWNER)
 
 

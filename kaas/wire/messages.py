@@ -1,6 +1,6 @@
 """Messages between a pool and its peers: the first frame is a header, the frames after it hold its values.
 
-A peer (a process of a client, or an executor) sends PeerHello first. The pool replies with PoolWelcome or Refused.
+A peer (a program, or an executor) sends PeerHello first. The pool replies with PoolWelcome or Refused.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class ObjectParts(NamedTuple):
 
 
 class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first message of a peer. role: "client" or "executor". name: a session's id, or a worker's number as text.
+    """The first message of a peer. role: "client" (a program) or "executor". name: a session's id, or a worker's number
+    as text.
 
     Fields:
         incarnation: names this connection of the peer; messages of an earlier one of the same name are ignored.
@@ -119,7 +120,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The pool refuses this peer. Frame: the error (`kaas.wire.error_codec`)."""
 
 
-# --- client to pool
+# --- program to pool
 
 
 class AnnounceFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -129,8 +130,8 @@ class AnnounceFunction(msgspec.Struct, frozen=True, array_like=True, tag=10):
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Run an invocation. Frames: the encoded Invocation, then those that `attached` points to.
 
-    `number` is the client's own, a new one for each; sent once more (after the pool's end, say) it is the same request.
-    The reply is CallResult or CallFailure.
+    `number` is the program's own, a new one for each; sent once more (after the pool's end, say) it is the same
+    request. The reply is CallResult or CallFailure.
     """
 
     number: int
@@ -162,7 +163,7 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=14):
     keys: Sequence[bytes]
 
 
-# --- pool to client
+# --- pool to program
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True, tag=20):

@@ -1,4 +1,4 @@
-"""An invocation as one message with attached references: packed by the driver, unpacked by the executor."""
+"""An invocation as one message with attached references: packed by the program, unpacked by the executor."""
 
 from __future__ import annotations
 

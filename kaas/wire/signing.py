@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from kaas.errors import InvalidConfig, MissingPackage
+from kaas.wire.key_files import OTHERS
 
 SIGNED = b"kaas ktask "
 """Precedes a kTask's key in the signed bytes, so that the signature is valid for nothing else."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-_OTHERS = 0o077
 
 
 def new_signer(path: Path) -> bytes:
@@ -54,7 +54,7 @@ def signer(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        if path.stat().st_mode & _OTHERS:
+        if path.stat().st_mode & OTHERS:
             raise InvalidConfig(f"{path} is open to other users", field="signer")
         key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Messages between driver, pool and executor: msgspec Structs as one `bytes` each, the cheapest that Ray can send."""
+"""Messages between program, pool and executor: msgspec Structs as one `bytes` each, the cheapest that Ray can send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     deadline_s: float | None
     retries: int
     ready: bool
-    """The driver knows that all references are complete."""
+    """The program knows that all references are complete."""
     scalars: dict[str, bytes]
     values: list[tuple[str, bytes]]
     objects: list[ObjectInput]
@@ -125,7 +125,7 @@ class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ETaskCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call of an eTask, from the driver through the pool to a worker, unchanged.
+    """A call of an eTask, from the program through the pool to a worker, unchanged.
 
     caller, number: the calling program, and the number of calls that it had made before.
     method: of the instance, "" to call the function or the instance itself. arguments: packed (`wire.etask_values`);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kaas.bench.shares import jain, parse
+from kaas.bench.shares import fairness, parse
 from kaas.errors import InvalidRequest
 
 
@@ -25,6 +25,6 @@ def test_a_client_is_named_once() -> None:
 
 
 def test_jains_index() -> None:
-    assert jain({"ann": 20, "bob": 10}, {"ann": 2.0, "bob": 1.0}) == 1.0
-    assert jain({"ann": 30, "bob": 0, "cy": 0}, {"ann": 1.0, "bob": 1.0, "cy": 1.0}) == pytest.approx(1 / 3)
-    assert jain({"ann": 0}, {"ann": 1.0}) == 1.0
+    assert fairness({"ann": 20, "bob": 10}, {"ann": 2.0, "bob": 1.0}) == 1.0
+    assert fairness({"ann": 30, "bob": 0, "cy": 0}, {"ann": 1.0, "bob": 1.0, "cy": 1.0}) == pytest.approx(1 / 3)
+    assert fairness({"ann": 0}, {"ann": 1.0}) == 1.0

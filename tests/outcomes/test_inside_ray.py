@@ -242,7 +242,7 @@ def test_in_an_async_actor() -> None:
 
 def test_an_attaching_process_imports_only_modules_for_callers() -> None:
     """A first call imports its modules, for example in an event loop, in a short time."""
-    program = "import sys, kaas.api.calls, kaas.api.ray_session, kaas.api.rpc_client; print(*sys.modules)"
+    program = "import sys, kaas.api.function, kaas.api.ray_session, kaas.api.rpc_client; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     brought = {
         "kaas.pool.service",

@@ -52,5 +52,6 @@ def test_a_request_takes_the_walk_that_the_page_draws(
         assert [step for step in walk[process] if step in wanted] == wanted
 
 
-def test_a_call_passes_through_few_files(call: Walk) -> None:
-    assert len(walks.files_of_a_call(call)) <= CALL
+@pytest.mark.parametrize("source", walks.CALLS)
+def test_a_call_passes_through_few_files(source: str) -> None:
+    assert len(walks.files_of_a_call(walks.call(source))) <= CALL

@@ -45,6 +45,7 @@ def test_calls_beside_an_actor_and_what_else_is_installed() -> None:
     assert (PeerSystem.SERVE.title in told["detail"]["not_installed"]) is not PeerSystem.SERVE.installed
 
 
+@pytest.mark.processes
 def test_an_experiment_that_there_is_not() -> None:
     ended = ran("--only", "overhed")
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (

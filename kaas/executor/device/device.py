@@ -1,6 +1,6 @@
 """A device of the CUDA driver: opening it, its limits, and its resources.
 
-This folder is the only importer of the CUDA driver. `memory`, `code`, `streams` and `graphs` have a device's resources.
+This folder is the only importer of the CUDA driver. `device_memory`, `code`, `streams` and `graphs` have the resources.
 Every status of the driver goes through `driver_errors.check`, which raises a typed error. Resources have `close()`; the
 garbage collector frees nothing. Only `open_device` depends on the driver, NVIDIA's or the software GPU's.
 """

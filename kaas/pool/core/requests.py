@@ -45,7 +45,7 @@ FIRST_STATES = frozenset({RequestState.WAITING, RequestState.QUEUED, RequestStat
 IN_QUEUE = frozenset({RequestState.WAITING, RequestState.QUEUED, RequestState.RETRYING})
 ON_WORKER = frozenset({RequestState.RUNNING, RequestState.ABANDONED})
 WITH_CALLER = IN_QUEUE | {RequestState.RUNNING}
-"""States in which the caller waits: the answer is set in no other than these, and is always set outside of them."""
+"""States in which the caller waits. In these states the answer is open; in every other state it is set."""
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.QUEUED, RequestState.ENDED}),
@@ -194,6 +194,7 @@ class Requests:
         return self._enter(request)
 
     def _enter(self, request: Request) -> Request:
+        assert request.state in FIRST_STATES, f"request {request.id} cannot begin as {request.state.name}"
         self._next_id += 1
         self.by_id[request.id] = request
         return request

@@ -129,7 +129,7 @@ class ExecutorConnection:
         """Return attachments that this executor can read, and the frames and files of the message.
 
         Raises:
-            OSError: a client's memory is gone.
+            OSError: a program's memory is gone.
         """
         attachments = self.attachments(frames)
         attached: list[ExecutorAttachment] = []
@@ -195,7 +195,7 @@ class OutgoingAttachments:
         """Attach a Block, or a buffer.
 
         Raises:
-            OSError: a client's memory is gone. Nothing goes out then.
+            OSError: a program's memory is gone. Nothing goes out then.
         """
         if isinstance(value, Block):
             try:

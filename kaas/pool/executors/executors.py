@@ -394,6 +394,6 @@ def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
 
 
 def unreadable(label: str, error: OSError) -> WorkerReply:
-    """Return the reply of a run that was not sent, since a client's memory is gone."""
+    """Return the reply of a run that was not sent, since a program's memory is gone."""
     message = f"an input of {label!r} cannot be read any more: {error}"
     return WorkerReply(error=InputFailed(message, task=label, reason=str(error)))

@@ -27,7 +27,7 @@ class Lifetimes(Protocol):
     def kill(self, worker: int) -> None: ...
 
 
-class Workers:
+class WorkerTransports:
     """A `WorkerTransport` that passes each call to the transport of the worker's kind."""
 
     def __init__(self, executors: WorkerTransport, etask_workers: Lifetimes) -> None:

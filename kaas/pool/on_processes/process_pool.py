@@ -51,7 +51,7 @@ class Machine:
         return executors, executors
 
     def came(self, hello: PeerHello) -> None:
-        """Watch a client's process.
+        """Watch a program's process.
 
         Raises:
             KaasError: the process cannot be watched.

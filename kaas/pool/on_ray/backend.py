@@ -15,11 +15,11 @@ import ray
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig
-from kaas.pool.executors.etask_calls import ETasks
 from kaas.pool.executors.executors import Executors
+from kaas.pool.executors.registered_etasks import ETasks
 from kaas.pool.executors.residents import Residents
 from kaas.pool.executors.transport import WorkerTransport
-from kaas.pool.executors.worker_transports import Workers
+from kaas.pool.executors.worker_transports import WorkerTransports
 from kaas.pool.on_ray.cluster import existing
 from kaas.pool.on_ray.etask_transport import ETaskWorkers
 from kaas.pool.on_ray.hosts import RayHosts
@@ -49,7 +49,7 @@ class RayBackend:
         """Return the executors, and the transport to workers of all kinds."""
         hosts = RayHosts(self._name, self._config, self._own, self.readiness)
         executors = Executors(router, hosts, residents)
-        return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
+        return executors, WorkerTransports(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
 
     def came(self, hello: PeerHello) -> None:
         """Do nothing: `PoolActor.attend` notices a session's end."""

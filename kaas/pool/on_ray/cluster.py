@@ -1,4 +1,4 @@
-"""Names and resources of KaaS in a Ray cluster. A program needs only this module of a pool on Ray."""
+"""Names and resources of KaaS in a Ray cluster."""
 
 from __future__ import annotations
 

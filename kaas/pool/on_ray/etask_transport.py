@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config
 from kaas.errors import ETaskFailed, InputFailed, KaasError
-from kaas.pool.executors.etask_calls import ETaskPayload, ETasks
+from kaas.pool.executors.registered_etasks import ETaskPayload, ETasks
 from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.hosts import Resources, one_line

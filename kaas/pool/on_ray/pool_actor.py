@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class PoolActor:
-    """The actor that drivers call by Ray. Its methods run in Ray's loop, and their work on the pool's thread."""
+    """The actor that programs call by Ray. Its methods run in Ray's loop, and their work on the pool's thread."""
 
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class PoolActor:
         self._all_answered = asyncio.Event()
 
     async def attach(self, wanted: Config | None) -> bool:
-        """Open the pool for its first driver, and return True for it; compare the configurations of later drivers.
+        """Open the pool for its first program, and return True for it; compare the configurations of later programs.
 
         Raises:
             ConfigMismatch: the configurations differ. PoolStopped: the pool is about to end.
@@ -212,7 +212,7 @@ class PoolActor:
         finally:
             self._answered()
 
-    # --- listeners of servers
+    # --- servers of sessions
 
     async def serve(self, session: str, opener: Callable[[Service, RayBackend], Awaitable[OpenServer]]) -> None:
         """Open a server in this process, until it has drained or its caller has ended.

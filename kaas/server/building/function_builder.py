@@ -122,7 +122,7 @@ class FunctionBuilder:
         self._builder.close()
 
     async def restored(self, kept: KeptFunction, known: dict[tuple[str, str], Library]) -> ClientFunction:
-        """Return a function of an earlier run, like `made`, but without a check of its kernels if its facts are stored.
+        """Return a function of an earlier epoch, like `made`, but unchecked if its facts are stored.
 
         Raises:
             KaasError

@@ -49,7 +49,7 @@ class Uploads:
         self._writing: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Load the uploads of earlier runs of the server."""
+        """Load the uploads of earlier epochs."""
         self.blobs.open()
 
     # --- in chunks
@@ -259,7 +259,7 @@ def _write(content: Blob, data: memoryview) -> None:
 
 
 def _digest(content: Blob) -> Any:
-    """Return the hash of the bytes that an earlier run has left."""
+    """Return the hash of the bytes that an earlier epoch has left."""
     digest = hashlib.sha256()
     left = content.have
     if left:

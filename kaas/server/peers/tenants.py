@@ -28,7 +28,7 @@ class Tenants:
         self._adopts = False
 
     def open(self) -> None:
-        """Load the tenants of earlier runs."""
+        """Load the tenants of earlier epochs."""
         kept = self._state.read(KIND, msgspec.msgpack.Decoder(KeptTenants).decode)
         self._known = {each.client: each.tenant for each in kept}
         self._adopts = self._state.damaged

@@ -1,1 +1,1 @@
-"""Starting of a server: in its own process, or as a Ray actor. Runs in the command's process."""
+"""Starting of a server: in a process of its own, or in the pool's process on Ray, where the command holds it open."""

@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_f
 from kaas.api.ray_session import RaySession, open_session, plain
 from kaas.api.session import HERE
 from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
-from kaas.pool.executors.etask_calls import ETasks, etask_spec
+from kaas.pool.executors.registered_etasks import ETasks, etask_spec
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.on_ray.backend import RayBackend

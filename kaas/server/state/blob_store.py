@@ -28,7 +28,7 @@ MOST_CONTENTS = 4096
 PART = ".part"
 HELD_AS = {LIBRARY: "libraries", VALUE: "objects"}
 """The names of the kinds in usage."""
-KIND = "contents"
+KIND = CONTENTS
 _OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
 """Names of the files of uploads."""
 
@@ -126,7 +126,7 @@ class BlobStore:
         self._clients: dict[str, _ClientBlobs] = {}
 
     def open(self) -> None:
-        """Load the uploads of earlier runs. Damaged ones are set aside; files without an entry are removed."""
+        """Load the uploads of earlier epochs. Damaged ones are set aside; files without an entry are removed."""
         set_aside = self._state.set_aside
         known: set[Path] = set()
         for kept in self._state.read(KIND, _decode):

@@ -20,6 +20,7 @@ from kaas.server.building.function_builder import ClientFunction, FunctionBuilde
 from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.building.served import NONE_SERVED, ServedETasks, described
 from kaas.server.building.uploads import Uploads
+from kaas.server.peers.allow import HASH
 from kaas.server.state.blob_store import too_many
 from kaas.server.state.object_store import ObjectStore, shown
 from kaas.server.state.state_folder import State
@@ -30,7 +31,6 @@ from kaas.wire.signing import SIGNATURE_BYTES
 MOST_FUNCTIONS = 1024
 """The most functions of one client."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_KEY = re.compile(r"[0-9a-f]{64}")
 KIND = "remote functions"
 
 
@@ -59,7 +59,7 @@ class ClientFunctions:
         self._named: dict[str, dict[str, InvocableFunction | KaasError]] = {}
 
     async def open(self) -> None:
-        """Register the functions of earlier runs again. A function that cannot be registered now, for example since
+        """Register the functions of earlier epochs again. A function that cannot be registered now, for example since
         its code is no longer allowed, is kept with its error."""
         libraries: dict[tuple[str, str], Library] = {}  # many functions of one model share them
         for kept in self._state.read(KIND, _decode):
@@ -119,7 +119,7 @@ class ClientFunctions:
 
     def _check(self, message: protocol.Register) -> None:
         name = message.name
-        if name and (not _NAME.fullmatch(name) or _KEY.fullmatch(name)):
+        if name and (not _NAME.fullmatch(name) or HASH.fullmatch(name)):
             raise InvalidRequest(
                 f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
             )

@@ -67,7 +67,7 @@ class ClientStore:
         self.functions = ClientFunctions(self._state, self._uploads, self.objects, objects, registry, steps, served)
 
     async def open(self) -> None:
-        """Load the data that an earlier run of the server has left.
+        """Load the data that an earlier epoch has left.
 
         Raises:
             InvalidConfig

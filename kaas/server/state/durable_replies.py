@@ -41,7 +41,7 @@ class DurableReplies:
         self._state = state
 
     def read(self) -> Iterable[DurableReply]:
-        """Return the replies of earlier runs, in the order in which they were stored."""
+        """Return the replies of earlier epochs, in the order in which they were stored."""
         return self._state.read(ANSWERS, _decode)
 
     def remove(self, client: str, key: str) -> None:

@@ -34,7 +34,7 @@ def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) ->
         sqlite3.Error, OSError: the file cannot be used for another reason than damage.
     """
     building, mended = (path.with_name(path.name + end) for end in (BUILDING, MENDED))
-    if mended.exists():  # an earlier run was killed after it had saved the rows
+    if mended.exists():  # an earlier epoch was killed after it had saved the rows
         _set_aside(path, set_aside, "it was damaged; all of its rows that could be read are used")
         os.replace(mended, path)
         return True

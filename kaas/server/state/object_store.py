@@ -102,7 +102,7 @@ class ObjectStore:
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def open(self) -> None:
-        """Load the objects of earlier runs of the server. Lost or damaged ones are set aside."""
+        """Load the objects of earlier epochs. Lost or damaged ones are set aside."""
         for kept in self._state.read(KIND, _decode):
             content = self._uploads.blobs.complete(kept.client, kept.hash, VALUE)
             why = "its value is not there"

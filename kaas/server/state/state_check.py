@@ -16,6 +16,7 @@ import msgspec
 from kaas.errors import InvalidConfig
 from kaas.server.building import function_builder
 from kaas.server.peers import tenants
+from kaas.server.peers.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
@@ -31,7 +32,6 @@ KINDS: dict[str, Any] = {
 """The values of the entries of each kind."""
 _DAMAGED_ENTRY = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged entry: a value may be of any of SQLite's types."""
-_UPLOAD = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[0-9a-f]{64}\.part")
 
 
@@ -130,11 +130,11 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], f
         kept = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
         if not path.exists() and not path.is_symlink():
             continue  # a running server has removed it meanwhile
-        if path.is_symlink() or not path.is_file() or not (_UPLOAD.fullmatch(path.name) or _PART.fullmatch(path.name)):
+        if path.is_symlink() or not path.is_file() or not (HASH.fullmatch(path.name) or _PART.fullmatch(path.name)):
             findings.append(Finding(place, "it is no client's upload"))
         elif kept is None:
             findings.append(Finding(place, "no entry refers to it"))
-        elif _UPLOAD.fullmatch(path.name):
+        elif HASH.fullmatch(path.name):
             try:
                 wrong = _wrong(path, kept)
             except FileNotFoundError:

@@ -52,7 +52,7 @@ class Meter:
         self._wall_offset_s = 0.0
         self._file = UsageFile(folder)
         self.set_aside = self._file.set_aside
-        """Damaged parts of earlier runs."""
+        """Damaged parts of earlier epochs."""
         self.reserve = Reserve(folder)
         """Room on the disk. The server opens it."""
         self.unable = ""
@@ -73,7 +73,7 @@ class Meter:
         """Why charges cannot be written to the SQLite file; "" if they can."""
 
     def open(self) -> None:
-        """Load the usage of earlier runs, and write the journal's charges to the SQLite file.
+        """Load the usage of earlier epochs, and write the journal's charges to the SQLite file.
 
         Raises:
             UsageUnavailable: another server uses the folder, or it cannot be used.
@@ -164,7 +164,7 @@ class Meter:
     ) -> bool:
         """Charge an admitted request at the end of its run, which may be after its reply, for example with a deadline.
         Return True if it was charged. A repeat is not charged: a request with this key was charged in this or an
-        earlier run of the server, and no reply to it was sent in this one.
+        earlier epoch of the server, and no reply to it was sent in this one.
 
         Args:
             client, function: the names to count under. key: of idempotency, "" for none. outcome: "succeeded",

@@ -167,7 +167,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """The usage of earlier runs of the server.
+    """The usage of earlier epochs.
 
     Fields:
         totals, holdings, recent: of the SQLite file. journal: later charges, in order. newest: the number of the last

@@ -14,6 +14,8 @@ from typing import Any, Generic, Protocol
 
 from kaas.wire.connections.connection import AnyConnection, ConnectionLost, Got
 
+TAKEN_EVERY = 64
+"""After so many calls that no caller has waited for, a client takes in the replies that have come."""
 LATE_AT_MOST = 1000
 """A receiving thread whose time is up still takes so many messages that have come already."""
 

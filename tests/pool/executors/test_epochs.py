@@ -11,7 +11,7 @@ import pytest
 from kaas.pool.executors import executors
 from kaas.pool.executors.payloads import Survived
 from kaas.pool.executors.transport import WorkerLost, WorkerReply
-from kaas.pool.executors.worker_transports import Workers
+from kaas.pool.executors.worker_transports import WorkerTransports
 from kaas.scheduling.events import StartWorker, WorkerKind
 from kaas.wire import messages
 from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation
@@ -140,7 +140,7 @@ def test_each_worker_is_reached_the_way_of_its_kind() -> None:
 
     async def main() -> None:
         of_executors, of_etasks = Told("executors"), Told("etasks")
-        workers: Any = Workers(of_executors, of_etasks)  # type: ignore[arg-type]
+        workers: Any = WorkerTransports(of_executors, of_etasks)  # type: ignore[arg-type]
         assert await workers.start(START) == "executors.start"
         assert await workers.start(StartWorker(4, WorkerKind.ETASK, 1)) == "etasks.start"
         for worker, kind in ((3, "executors"), (4, "etasks")):

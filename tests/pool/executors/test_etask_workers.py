@@ -9,8 +9,8 @@ import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable, KaasError
 from kaas.pool.core.core import Pool
-from kaas.pool.executors import etask_calls
-from kaas.pool.executors.etask_calls import ETasks
+from kaas.pool.executors import registered_etasks
+from kaas.pool.executors.registered_etasks import ETasks
 from kaas.pool.executors.transport import CacheOrder, WorkerCall
 from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
@@ -117,7 +117,7 @@ def test_calls_that_arrive_before_their_etask_wait_in_order(monkeypatch: pytest.
         assert order == [0, 1, 2, 3]
         known.register(specs.encode(specs.ETaskSpec("key", "other")), b"other")
         assert known["key"].code == b"code"
-        monkeypatch.setattr(etask_calls, "REGISTRATION_LIMIT_S", 0.0)
+        monkeypatch.setattr(registered_etasks, "REGISTRATION_LIMIT_S", 0.0)
         with pytest.raises(KaasError, match="does not know"):
             await known.get("never")
 
