@@ -607,6 +607,10 @@ class InvalidRecord(KaasError, ValueError):
     line: int
 
 
+class InferenceFailed(KaasError):
+    """A server of the Open Inference Protocol that refused a request, or broke the protocol."""
+
+
 class WrongAnswer(KaasError):
     """A measurement that counts for nothing: a request got a result that is not the one of its inputs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
@@ -88,8 +89,10 @@ def _times(file: Path) -> list[float]:
         if text := line.partition(",")[0].strip():
             try:
                 times.append(float(text))
-            except ValueError as error:
-                raise InvalidRequest(f"{file}:{number}: a line begins with seconds, not {text[:40]!r}") from error
+            except ValueError:
+                times.append(math.nan)
+            if not math.isfinite(times[-1]):
+                raise InvalidRequest(f"{file}:{number}: a line begins with seconds, not {text[:40]!r}")
     list(recorded(times))  # checks the order
     return times
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kaas.config import ClientSettings, Config
+from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
@@ -19,13 +20,16 @@ class LoadedService:
 
     Fields:
         functions: by client. stats: returns the service's figures, of each client. devices: their number; 0 if the
-            service does not say. weights: of clients whose weight is not 1.
+            service does not say. weights: of clients whose weight is not 1. inputs: those that a caller gives, of a
+            model those of its first variant. scalars: kinds by name.
     """
 
     functions: Mapping[str, Any]
     stats: Callable[[], Sequence[Any]]
     devices: int
     weights: Mapping[str, float]
+    inputs: Sequence[Buffer]
+    scalars: Mapping[str, str] = field(default_factory=dict)
 
     def weight(self, client: str) -> float:
         """Return a client's weight."""
@@ -33,15 +37,22 @@ class LoadedService:
 
 
 @contextmanager
-def at_server(loaded: KTask | CompiledModel, address: str, keys: Sequence[Path] | None) -> Iterator[LoadedService]:
-    """Give the function at a server, registered by the client of each file of keys, or without keys."""
+def at_server(
+    loaded: KTask | CompiledModel | str, address: str, keys: Sequence[Path] | None
+) -> Iterator[LoadedService]:
+    """Give a function at a server, or the one of this name there, to each client with a file of keys, or without."""
     from kaas.client.client import Client
 
     paths: list[Path | None] = [*keys] if keys else [None]
     with ExitStack() as closing:
         clients = {str(path or ""): closing.enter_context(Client(address, keys=path)) for path in paths}
-        functions = {each: client.register(loaded) for each, client in clients.items()}
-        yield LoadedService(functions, lambda: [client.stats() for client in clients.values()], 0, {})
+        functions = {
+            each: client.function(loaded) if isinstance(loaded, str) else client.register(loaded)
+            for each, client in clients.items()
+        }
+        described = next(iter(functions.values())).tasks[0]
+        stats, inputs = (lambda: [client.stats() for client in clients.values()]), tuple(described.taken.values())
+        yield LoadedService(functions, stats, 0, {}, inputs, described.scalars)
 
 
 @contextmanager
@@ -68,9 +79,11 @@ def in_pool(
     try:
         function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
         each_own = {each: function.options(client=each) for each in weights}
-        yield LoadedService(
-            each_own or {"": function}, lambda: [program.stats()], len(program.status().devices), weights
+        inputs, scalars = (
+            (loaded.inputs, loaded.scalars) if isinstance(loaded, KTask) else (loaded.variants[0].inputs, {})
         )
+        devices, functions = len(program.status().devices), each_own or {"": function}
+        yield LoadedService(functions, lambda: [program.stats()], devices, weights, inputs, scalars)
     finally:
         if opened:
             program.shutdown()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,12 +14,15 @@ from typer.core import TyperGroup
 from kaas.bench import shares
 from kaas.bench.loops import Arrivals, loops
 from kaas.bench.mlperf import MlperfScenario
-from kaas.cli.files import GivenFile, load_file, pairs_of, scalar_value
+from kaas.cli.files import load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
 from kaas.errors import InvalidRequest
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
+
+if TYPE_CHECKING:
+    from kaas.bench.service import LoadedService
 
 NONE = "-"
 
@@ -37,7 +41,12 @@ app.command()(peers)
 
 @app.command(epilog="`kaas bench peers` measures KaaS beside other systems: `kaas bench peers --help`.")
 def file(
-    file: GivenFile,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a kTask (KTask.to_json), a model (.kaas), or a function's name at --server"
+        ),
+    ],
     concurrency: Annotated[
         str | None, typer.Option(help="closed loops with so many requests outstanding, as 1,4,16; by default 1")
     ] = None,
@@ -61,6 +70,10 @@ def file(
     arrivals: Annotated[Arrivals, typer.Option(help="of an open loop")] = Arrivals.POISSON,
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--inference-protocol", help="URL of an Open Inference Protocol server; FILE is a model there"),
+    ] = None,
     keys: Annotated[
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="of the client, for --server; several for several clients"),
@@ -86,14 +99,13 @@ def file(
 
     from kaas.bench import report
     from kaas.bench.rows import rows, scenario_row
-    from kaas.bench.service import at_server, in_pool
 
-    loaded, weights = load_file(file), shares.parse(client)
+    loaded, weights = _loaded(target, endpoint or server), shares.parse(client)
     if server is not None and weights:
         raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
-    inputs, measured = _inputs(loaded, scalars, given), loops(concurrency, rate, trace, arrivals)
-    opened = at_server(loaded, server, keys) if server else in_pool(loaded, name, weights, policy, ray=ray)
-    with opened as service:
+    measured = loops(concurrency, rate, trace, arrivals)
+    with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
+        inputs = _inputs(service, scalars, given)
         if scenario is not None:
             expected = _one_rate(scenario, rate)
             bound_s = bound / 1e3
@@ -103,7 +115,7 @@ def file(
     if plots is not None:
         report.write_plots(found, plots)
     if html is not None:
-        html.write_text(report.page(f"kaas bench {file.name}", found))
+        html.write_text(report.page(f"kaas bench {target}", found))
     if json:
         print(msgspec.json.encode(found).decode())
     elif scenario is not None:
@@ -131,18 +143,53 @@ def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:
     return found
 
 
-def _inputs(loaded: KTask | CompiledModel, scalars: Sequence[str] | None, given: Path | None) -> dict[str, Any]:
-    """Return inputs for the smallest variant of a model, or for a kTask with its scalars; some may come from a file."""
+def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
+    """Return the kTask or model of a file, or the name of a function or a model at a server.
+
+    Raises:
+        InvalidRequest
+    """
+    if Path(target).is_file():
+        return load_file(Path(target))
+    if server is None or Path(target).suffix in (".json", ".kaas"):
+        raise InvalidRequest(f"there is no file {target!r}" + ("; a function's name needs --server" * (not server)))
+    return target
+
+
+def _opened(
+    loaded: KTask | CompiledModel | str,
+    endpoint: str | None,
+    server: str | None,
+    keys: Sequence[Path] | None,
+    name: str,
+    weights: Mapping[str, float],
+    policy: str | None,
+    *,
+    ray: bool,
+) -> AbstractContextManager[LoadedService]:
+    from kaas.bench.inference_protocol import at_endpoint
+    from kaas.bench.service import at_server, in_pool
+
+    if endpoint is not None:
+        if not isinstance(loaded, str):
+            raise InvalidRequest("--inference-protocol takes the name of a model there, not a file")
+        return at_endpoint(endpoint, loaded)
+    if server is not None:
+        return at_server(loaded, server, keys)
+    assert not isinstance(loaded, str), "a name needs a server"
+    return in_pool(loaded, name, weights, policy, ray=ray)
+
+
+def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path | None) -> dict[str, Any]:
+    """Return inputs made of the service's description, with its scalars; some may come from a file."""
     from kaas.bench.payloads import from_file, payload
 
-    if isinstance(loaded, CompiledModel):
-        if scalars:
-            raise InvalidRequest(f"model {loaded.name!r} has no scalars")
-        buffers = loaded.variants[0].inputs
-        return {**payload(buffers), **(from_file(given, buffers) if given else {})}
-    arrays = {**payload(loaded.inputs), **(from_file(given, loaded.inputs) if given else {})}
-    named = pairs_of(scalars, "--scalar")
-    return {**arrays, **{name: scalar_value(loaded, name, text) for name, text in named.items()}}
+    named = pairs_of(scalars, "--scalar", tuple(service.scalars))
+    return {
+        **payload(service.inputs),
+        **(from_file(given, service.inputs) if given else {}),
+        **{name: scalar_value(service, name, text) for name, text in named.items()},
+    }
 
 
 def _share(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -122,7 +122,16 @@ def _read(path: Path) -> Any:
         raise InvalidRequest(f"cannot read {path}: {error}") from error
 
 
-def scalar_value(task: KTask, name: str, text: str) -> Any:
+class HasScalars(Protocol):
+    """A kTask, or the description of one at a server. scalars: kinds by name."""
+
+    @property
+    def scalars(self) -> Mapping[str, str]:
+        """Kinds by name."""
+        ...
+
+
+def scalar_value(task: HasScalars, name: str, text: str) -> Any:
     """Return a text as a value of the scalar's kind. The run checks names and ranges."""
     kind = task.scalars.get(name, "")
     try:

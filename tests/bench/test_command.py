@@ -80,6 +80,18 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
     assert found["requests"] > 0
     assert found["errors"] == {}
     assert found["stages_ms"]["kernels"] > 0
+    with kaas.Client(server.endpoint) as client:
+        client.register(scale_task(), name="known")
+    (found,) = measured("known", "--server", server.endpoint, "--scalar", "factor=3")
+    assert (found["requests"] > 0, found["errors"]) == (True, {})
+    ended = bench("unknown", "--server", server.endpoint)
+    assert (ended.returncode, ended.stderr.splitlines()[-1].partition(":")[0]) == (1, "UnknownFunction")
+
+
+def test_a_file_that_there_is_not() -> None:
+    for target in ("missing.json", "scaling"):
+        ended = bench(target)
+        assert (ended.returncode, ended.stderr.startswith(f"InvalidRequest: there is no file '{target}'")) == (1, True)
 
 
 @pytest.mark.parametrize(

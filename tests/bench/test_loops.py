@@ -41,7 +41,12 @@ def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "no requests"), ("2\n1\n", "1 s comes after 2 s"), ("0\nnoon,x\n", "trace.csv:2: .* not 'noon'")],
+    [
+        ("", "no requests"),
+        ("2\n1\n", "1 s comes after 2 s"),
+        ("0\nnoon,x\n", "trace.csv:2: .* not 'noon'"),
+        ("0\ninf\n", "trace.csv:2: .* not 'inf'"),
+    ],
 )
 def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "trace.csv"

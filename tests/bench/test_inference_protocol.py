@@ -1,0 +1,91 @@
+"""`kaas bench --inference-protocol` measures any server of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.bench.inference_protocol import InferenceEndpoint, at_endpoint
+from kaas.bench.loops import Arrivals, loops
+from kaas.bench.payloads import payload
+from kaas.bench.rows import rows
+from kaas.errors import InferenceFailed, InvalidRequest, KaasError, Unreachable
+
+INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}, {"name": "n", "datatype": "INT64", "shape": [1]}]
+
+
+class Doubling(BaseHTTPRequestHandler):
+    """A server with the model "double", of y = 2 x, one without metadata, and one whose answers are no JSON."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        known = {"/v2/models/double": {"inputs": INPUTS}, "/v2/models/odd": {"name": "odd"}}
+        self.answer(known.get(self.path))
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        (x,) = (each for each in asked["inputs"] if each["name"] == "x")
+        self.answer({"outputs": [{**x, "name": "y", "data": [2 * value for value in x["data"]]}]})
+
+    def answer(self, found: Any) -> None:
+        body = json.dumps(found).encode()
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Doubling) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_the_servers_numbers_come_back(url: str) -> None:
+    with at_endpoint(url, "double") as service:
+        inputs = payload(service.inputs)
+        assert {name: (array.shape, array.dtype) for name, array in inputs.items()} == {
+            "x": ((1, 3), np.float32),
+            "n": ((1,), np.int64),
+        }
+        (answer,) = service.functions[""].call(**inputs).result()["outputs"]
+        np.testing.assert_allclose(answer["data"], 2 * inputs["x"].ravel())
+
+
+def test_a_load_on_a_server_has_latencies_and_no_stages(url: str) -> None:
+    with at_endpoint(url, "double") as service:
+        measured = loops("2", "50", None, Arrivals.CONSTANT)
+        found = list(rows(service, payload(service.inputs), measured, 0.1, 0.3))
+    assert [row["load"] for row in found] == ["concurrency 2", "rate 50/s"]
+    for row in found:
+        assert row["requests"] > 0
+        assert (row["errors"], row["lost"], row["stages_ms"]) == ({}, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [("missing", InferenceFailed), ("odd", InferenceFailed)],
+)
+def test_a_server_that_breaks_the_protocol_is_named(url: str, model: str, error: type[KaasError]) -> None:
+    with pytest.raises(error, match=url):
+        InferenceEndpoint(url, model)
+
+
+def test_no_server_and_no_url() -> None:
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        InferenceEndpoint("http://127.0.0.1:1", "double")
+    for url in ("127.0.0.1:8000", "tcp://127.0.0.1:8000", "http://"):
+        with pytest.raises(InvalidRequest, match="takes a URL"):
+            InferenceEndpoint(url, "double")
