@@ -119,6 +119,10 @@ class Load:
             future = self._send(number)
         except KaasError as error:  # a refusal is an end like others
             self._ends.put(Completion(number, due_s, sent_s, perf_counter(), error))
+        except BaseException:  # Ctrl-C: the request was not sent, and has no end
+            self.sent -= 1
+            self.outstanding -= 1
+            raise
         else:
             self._under_way.add(future)
             future.add_done_callback(partial(self._ended, number, due_s, sent_s))

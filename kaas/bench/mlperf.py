@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
@@ -87,11 +88,12 @@ def run(
         samples = max(1, math.ceil(rate_per_s * duration_s))
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
     began_s, ends = perf_counter(), list[Completion]()
-    for completed in _loop(query, scenario, rate_per_s):
-        if completed is not None:
-            ends.append(completed)
-        if perf_counter() - began_s >= duration_s or (scenario is MlperfScenario.OFFLINE and ends):
-            break
+    with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
+        for completed in _loop(query, scenario, rate_per_s):
+            if completed is not None:
+                ends.append(completed)
+            if perf_counter() - began_s >= duration_s or (scenario is MlperfScenario.OFFLINE and ends):
+                break
     stopped_s = perf_counter()
     ends += query.drain(DRAIN_S)
     seconds = max(stopped_s, *(completed.ended_s for completed in ends)) - began_s

@@ -59,7 +59,7 @@ def builders(server: Server) -> list[int]:
     return [pid for pid in server.children() if b"step_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("what", ["kernels", "buffers"])
+@pytest.mark.parametrize("what", [pytest.param("kernels", marks=pytest.mark.full), "buffers"])
 def test_others_are_answered_while_the_largest_registration_is_built(serve: Serve, what: str) -> None:
     server = serve({"limits": {"quotas": {"task_kernels": LARGE}}})
     mallory = server.speaker("alice")
