@@ -61,7 +61,9 @@ class Session(ABC):
             PoolStopped
         """
         if self.gone:
-            raise PoolStopped(f"pool {self.name!r} is gone; kaas.init() starts another", pool=self.name)
+            begins = "kaas.init()" if self.ray else "kaas.init(ray=False)"
+            why = "" if self.ray else ": a pool without Ray ends with the program that started it"
+            raise PoolStopped(f"pool {self.name!r} is gone{why}; {begins} starts another", pool=self.name)
 
     @property
     def calls(self) -> RpcClient:

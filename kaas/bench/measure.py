@@ -61,7 +61,7 @@ class Measurement:
     The figures are those of the last STABLE_WINDOWS windows, or of all where fewer have ended.
 
     Fields:
-        stability: OPEN: the limit or Ctrl-C ended the measurement before its windows agreed.
+        stability: UNSETTLED: the limit or Ctrl-C ended the measurement before its windows agreed.
         windows: all, in order. latencies: of requests that ended with a result.
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
@@ -133,7 +133,7 @@ def measure(
     errors: Counter[str] = Counter()
     began_s = clock()
     window = _Open(began_s, counts.sent)
-    state, interrupted, last_result_s = Stability.OPEN, False, 0.0
+    state, interrupted, last_result_s = Stability.UNSETTLED, False, 0.0
 
     def close(now_s: float) -> None:
         windows.append(window.closed(counts, now_s))
@@ -154,7 +154,7 @@ def measure(
                 progress(windows[-1])
                 state = stability(windows, open_loop=open_loop)
                 window = _Open(now_s, counts.sent)
-            if state is not Stability.OPEN or now_s - began_s >= limit_s:
+            if state is not Stability.UNSETTLED or now_s - began_s >= limit_s:
                 break
     except KeyboardInterrupt:
         interrupted = True

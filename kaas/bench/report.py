@@ -17,7 +17,21 @@ STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin
 table { border-collapse: collapse } th, td { padding: .2rem .8rem; border-bottom: 1px solid #8884; text-align: right }
 th:first-child, td:first-child { text-align: left } img { max-width: 100% }
 @media (prefers-color-scheme: dark) { body { background: #111; color: #ddd } img { filter: invert(.9) } }"""
-COLUMNS = ("load", "state", "rate_per_s", "requests", "mean_ms", "sd_ms", "p50_ms", "p90_ms", "p99_ms", "p99.9_ms")
+COLUMNS = ("load", "state", "rate_per_s", "requests", "mean_ms", "sd_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms")
+COUNTS = ("load", "p99.9_ms", "errors", "lost", "hits", "misses", "cold", "utilisation", "own_cores")
+
+
+def check_matplotlib() -> None:
+    """Check that plots can be drawn.
+
+    Raises:
+        MissingPackage: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        told = "plots need matplotlib: pip install matplotlib"
+        raise MissingPackage(told, package="matplotlib", install="matplotlib") from error
 
 
 def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
@@ -26,10 +40,8 @@ def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
     Raises:
         MissingPackage: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("plots need matplotlib", package="matplotlib", install="matplotlib") from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
 
     def drawn(figure: Any) -> bytes:
         file = BytesIO()
@@ -47,10 +59,13 @@ def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
     over = rates.subplots()
     steady = [row for row in rows if row.get("rate_per_s") and row.get("p99_ms")]
     for figure in ("p50_ms", "p99_ms"):
-        over.plot([row["rate_per_s"] for row in steady], [row[figure] for row in steady], "o-", label=figure[:-3])
+        over.plot([row["rate_per_s"] for row in steady], [row[figure] for row in steady], "o", label=figure[:-3])
     over.set(xlabel="requests a second", ylabel="latency, ms", yscale="log")
     over.legend()
-    return {"latencies": drawn(latencies), "rates": drawn(rates)}
+    return {
+        **({"latencies": drawn(latencies)} if axes.lines else {}),
+        **({"rates": drawn(rates)} if steady else {}),
+    }
 
 
 def write_plots(rows: Sequence[ReportRow], folder: Path) -> None:
@@ -72,6 +87,10 @@ def page(title: str, rows: Sequence[ReportRow]) -> str:
     """
     stages = list(dict.fromkeys(stage for row in rows for stage in row.get("stages_ms", ())))
     parts = [_table(COLUMNS, [[row.get(column) for column in COLUMNS] for row in rows])]
+    columns = [column for column in COUNTS if any(column in row for row in rows)]
+    parts.append(_table(columns, [[row.get(column) for column in columns] for row in rows]))
+    for row in rows:
+        parts += [f"<p>{escape(row['load'])}: {escape(reason)}</p>" for reason in row.get("missing", ())]
     if stages:
         split = [[row["load"], *(row.get("stages_ms", {}).get(stage) for stage in stages)] for row in rows]
         parts += ["<h2>Stages, mean ms</h2>", _table(("load", *stages), split)]
@@ -90,4 +109,4 @@ def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None or value == {} else f"{value:.4g}" if isinstance(value, float) else str(value)

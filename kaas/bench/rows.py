@@ -12,7 +12,7 @@ from typing import Any
 from kaas.bench import shares
 from kaas.bench.load import Load
 from kaas.bench.loops import Loop
-from kaas.bench.measure import Measurement, measure
+from kaas.bench.measure import QUANTILES, Measurement, measure
 from kaas.bench.mlperf import MlperfScenario, ScenarioResult, run
 from kaas.bench.service import LoadedService
 from kaas.bench.stages import StageTotals
@@ -103,14 +103,14 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
     lost: the number of requests that were under way at the end and got no result. stages: of the pool or server; None
     if it no longer answers.
     """
-    latencies = found.latencies
+    latencies, count = found.latencies, found.latencies.count
     steady = found.stability is not Stability.UNSTABLE
     times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
     return {
         "state": found.stability.value,
         "rate_per_s": found.rate_per_s,
         "requests": latencies.count,
-        **{f"{time}_ms": value * 1e3 if steady else None for time, value in times.items()},
+        **{f"{time}_ms": value * 1e3 if steady and _known(time, count) else None for time, value in times.items()},
         "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
         "hits": stages.hits if stages else 0,
         "misses": stages.misses if stages else 0,
@@ -122,6 +122,11 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
         "seconds": sum(each.seconds for each in found.windows),
         "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
     }
+
+
+def _known(figure: str, requests: int) -> bool:
+    """Return True if a figure is no percentile, or one that more than the slowest request stands for."""
+    return figure not in QUANTILES or requests * (1 - QUANTILES[figure]) >= 1 - 1e-9
 
 
 def _tell(title: str, window: MeasurementWindow) -> None:

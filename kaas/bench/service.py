@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ def in_pool(
     settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
     config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
     opened = not ray and program.init(ray=False, name=name, config=config)
+    if not opened:
+        print(f"in the running pool {name!r}, which other programs may use meanwhile", file=sys.stderr)
     try:
         function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
         each_own = {each: function.options(client=each) for each in weights}

@@ -22,7 +22,7 @@ class Stability(Enum):
     UNSTABLE: the queue grows, so that latencies show only its length.
     """
 
-    OPEN = "open"
+    UNSETTLED = "unsettled"
     STABLE = "stable"
     UNSTABLE = "unstable"
 
@@ -52,13 +52,13 @@ def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool) -> Stabi
     """Judge a measurement by its last windows. open_loop: its queue may grow."""
     last = windows[-STABLE_WINDOWS:]
     if len(last) < STABLE_WINDOWS:
-        return Stability.OPEN
+        return Stability.UNSETTLED
     if open_loop and len(windows) > STABLE_WINDOWS and _grows(windows[-STABLE_WINDOWS - 1], last):
         return Stability.UNSTABLE
     rates, latencies = [each.rate_per_s for each in last], [each.latency_s for each in last]
     if all(each.answered for each in last) and _agree(rates) and _agree(latencies):
         return Stability.STABLE
-    return Stability.OPEN
+    return Stability.UNSETTLED
 
 
 def _grows(before: MeasurementWindow, last: Sequence[MeasurementWindow]) -> bool:

@@ -87,7 +87,7 @@ def file(
     window: Annotated[float, typer.Option(min=0.01, help="seconds of a window")] = 1.0,
     limit: Annotated[float, typer.Option(min=0.01, help="most seconds of a measurement")] = 30.0,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
-    html: Annotated[Path | None, typer.Option(dir_okay=False, help="a page with tables and plots")] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="a page with both; needs matplotlib")] = None,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
     """Measure a kTask or a model with inputs made from its description; stop once three windows agree.
@@ -104,6 +104,10 @@ def file(
     if server is not None and weights:
         raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
     measured = loops(concurrency, rate, trace, arrivals)
+    if scenario is not None and (concurrency or trace):
+        raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
+    if plots is not None or html is not None:
+        report.check_matplotlib()
     with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
         if scenario is not None:
@@ -112,16 +116,16 @@ def file(
             found = [scenario_row(service, inputs, scenario, rate_per_s=expected, bound_s=bound_s, duration_s=duration)]
         else:
             found = list(rows(service, inputs, measured, window, limit))
-    if plots is not None:
-        report.write_plots(found, plots)
-    if html is not None:
-        html.write_text(report.page(f"kaas bench {target}", found))
     if json:
         print(msgspec.json.encode(found).decode())
     elif scenario is not None:
         _show_scenario(found[0])
     else:
         _show(found)
+    if plots is not None:
+        report.write_plots(found, plots)
+    if html is not None:
+        html.write_text(report.page(f"kaas bench {target}", found))
     if any((row["errors"] or row.get("lost")) and not row["requests"] for row in found):
         raise typer.Exit(1)
 
@@ -205,16 +209,18 @@ def _show_scenario(row: Mapping[str, Any]) -> None:
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     quantiles = [key for key in rows[0] if key.startswith("p") and key.endswith("_ms")]
-    table = Table("load", "requests/s", "mean ± sd ms", *(key.replace("_", " ") for key in quantiles), "state")
+    table = Table(
+        "load", "requests", "requests/s", "mean ± sd ms", *(key.replace("_", " ") for key in quantiles), "state"
+    )
     for row in rows:
         spread = NONE if row["mean_ms"] is None else f"{row['mean_ms']:.3g} ± {row['sd_ms']:.3g}"
         times = (NONE if row[key] is None else f"{row[key]:.4g}" for key in quantiles)
         rate = NONE if row["rate_per_s"] is None else f"{row['rate_per_s']:.4g}"
-        table.add_row(row["load"], rate, spread, *times, row["state"])
+        table.add_row(row["load"], str(row["requests"]), rate, spread, *times, row["state"])
     print_whole(table)
     stages = list(dict.fromkeys(stage for row in rows for stage in row["stages_ms"]))
     if stages:
-        split = Table("mean ms", *stages, "hits", "misses", "cold", "devices busy")
+        split = Table("mean ms, whole load", *stages, "hits", "misses", "cold", "devices busy")
         for row in rows:
             means = (f"{row['stages_ms'][stage]:.3g}" if stage in row["stages_ms"] else NONE for stage in stages)
             split.add_row(row["load"], *means, *map(str, (row["hits"], row["misses"], row["cold"])), _share(row))

@@ -341,7 +341,7 @@ class Kernel:
         for position, argument in enumerate(args):
             if not isinstance(argument, ARGUMENTS):
                 raise InvalidGraph(
-                    f"kernel {shown!r}: argument {position} is {shortened(argument)}; wrap values in kaas.i32, "
+                    f"kernel {shown!r}: argument {position} is {_shown(argument)}; wrap values in kaas.i32, "
                     "kaas.f32, … and buffers in In, Out or InOut (the first argument is 0)",
                     kernel=symbol,
                 )
@@ -389,3 +389,8 @@ IMPORTERS: dict[str, str] = {}
 def _importer(name: str) -> Any:
     """Return the module that makes libraries of kernels of this kind; it brings a compiler with it."""
     return import_module(IMPORTERS[name])
+
+
+def _shown(argument: Any) -> str:
+    """Return a value that is no argument, for an error."""
+    return f"buffer {argument.name!r}" if isinstance(argument, Buffer) else shortened(argument)

@@ -82,7 +82,10 @@ def mapping(task: Invocable, what: str, values: Any) -> Mapping[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise InvalidRequest(f"kTask {task.label!r}: {what} are given by name, not as {values!r}", task=task.label)
+        raise InvalidRequest(
+            f"kTask {task.label!r}: {what} are given by name, in a dict, not as {type(values).__name__}",
+            task=task.label,
+        )
     return values
 
 
@@ -178,7 +181,7 @@ def check_fit(
         return
     if buffer.dtype != "uint8" and dtype not in (None, buffer.dtype):
         raise WrongDtype(
-            f"input {buffer.name!r} takes {buffer.dtype}, not {dtype}",
+            f"input {buffer.name!r} takes {buffer.dtype}, not {dtype}; convert it, as x.astype({buffer.dtype!r})",
             buffer=buffer.name,
             expected=buffer.dtype,
             given=dtype,

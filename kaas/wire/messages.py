@@ -148,8 +148,8 @@ class PoolQuery(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """Any other call of the pool. Frames: depend on it (`kaas.pool.program_sessions`). The reply is CallResult or
     CallFailure.
 
-    `what` is "status", "stats", "pardon", "upkeep" (a cache command), "stop" (the frame b"0" replies that the pool goes
-    on, since it is a server's) or "hold".
+    `what` is "status", "stats", "trace", "pardon", "upkeep" (a cache command), "stop" (the frame b"0" replies that the
+    pool goes on, since it is a server's) or "hold".
     """
 
     number: int

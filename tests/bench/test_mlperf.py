@@ -82,12 +82,12 @@ def test_an_interrupted_run_has_the_figures_that_there_are() -> None:
     def send(number: int) -> Future[Any]:
         if number == 0 and counts["sent"] == 3:
             raise KeyboardInterrupt
-        counts["sent"] += 1  # type: ignore[index]
+        counts["sent"] += 1
         return answered(number)
 
     counts = Counter[str]()
     found = run(send, MlperfScenario.SINGLE_STREAM, rate_per_s=1.0, bound_s=1.0, duration_s=60.0)
-    assert (found.queries, found.valid) == (3, False)
+    assert (found.queries, found.valid) == (2, False), "the end after which Ctrl-C came is not counted"
 
 
 def test_the_offline_scenario_sends_all_samples_in_one_query() -> None:

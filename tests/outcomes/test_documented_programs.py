@@ -23,6 +23,7 @@ import onnx
 import pytest
 import typer.main
 
+from kaas.cli.bench import FileFirst
 from kaas.cli.main import app
 from kaas.worker.sandbox import available
 from tests.compilers.onnx_cases import classifier
@@ -140,6 +141,8 @@ def unknown(line: str) -> list[str]:
     words = shlex.split(line.replace("…", ""), comments=True)[1:]
     command: Any = typer.main.get_command(app)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        if isinstance(command, FileFirst) and words[0] not in command.commands:
+            words.insert(0, "file")
         if words[0] not in command.commands:
             return [words[0]]
         command, words = command.commands[words[0]], words[1:]

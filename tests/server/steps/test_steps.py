@@ -102,7 +102,8 @@ def test_values_of_a_step_are_checked(alice: Speaker) -> None:
     chain(alice, "whole_numbers")
     told = failure(alice)
     assert told.error == "WrongDtype"
-    assert told.message == "the values of step 'whole_numbers' do not fit: input 'x' takes float32, not int32"
+    wrong = "input 'x' takes float32, not int32; convert it, as x.astype('float32')"
+    assert told.message == f"the values of step 'whole_numbers' do not fit: {wrong}"
     x, y = kaas.Buffer("x", (WIDTH // 4, 4), "float32"), kaas.Buffer("y", WIDTH, "float32")
     kernel = kaas.Kernel(CODE, "scale", WIDTH // 256, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2), kaas.u32(WIDTH)])
     chain(alice, "folded", task=kaas.KTask([kernel], [y]))
