@@ -57,9 +57,10 @@ def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
     if axes.lines:
         axes.legend()
     over = rates.subplots()
-    steady = [row for row in rows if row.get("rate_per_s") and row.get("p99_ms")]
+    steady = [row for row in rows if row.get("rate_per_s") and row.get("p50_ms")]
     for figure in ("p50_ms", "p99_ms"):
-        over.plot([row["rate_per_s"] for row in steady], [row[figure] for row in steady], "o", label=figure[:-3])
+        points = [(row["rate_per_s"], row[figure]) for row in steady if row.get(figure)]
+        over.plot(*zip(*points, strict=True) if points else ((), ()), "o", label=figure[:-3])
     over.set(xlabel="requests a second", ylabel="latency, ms", yscale="log")
     over.legend()
     return {
