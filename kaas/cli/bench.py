@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,7 +81,9 @@ def file(
     ] = None,
     client: Annotated[list[str] | None, typer.Option(help="of a pool: name, or name=weight; several compete")] = None,
     policy: Annotated[str | None, typer.Option(help="of the pool that runs for the measurement")] = None,
-    name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
+    name: Annotated[
+        str | None, typer.Option(help="of a pool that runs; by default 'kaas' with --ray, else a pool for this alone")
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
     ] = False,
@@ -92,8 +95,8 @@ def file(
 ) -> None:
     """Measure a kTask or a model with inputs made from its description; stop once three windows agree.
 
-    Without a server and a running pool, a pool of plain processes runs for the time of the measurement. Ctrl-C shows
-    the windows that there are.
+    Without a server and the name of a running pool, a pool of plain processes runs for the time of the measurement.
+    Ctrl-C shows the windows that there are.
     """
     import msgspec
 
@@ -165,7 +168,7 @@ def _opened(
     endpoint: str | None,
     server: str | None,
     keys: Sequence[Path] | None,
-    name: str,
+    name: str | None,
     weights: Mapping[str, float],
     policy: str | None,
     *,
@@ -181,7 +184,8 @@ def _opened(
     if server is not None:
         return at_server(loaded, server, keys)
     assert not isinstance(loaded, str), "a name needs a server"
-    return in_pool(loaded, name, weights, policy, ray=ray)
+    own = "kaas" if ray else f"bench-{token_hex(4)}"
+    return in_pool(loaded, name or own, weights, policy, ray=ray)
 
 
 def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path | None) -> dict[str, Any]:
