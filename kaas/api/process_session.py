@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +34,9 @@ from kaas.worker.processes import Child
 AT_ONCE = 32
 """Values in one message to the pool: until the pool has them, each takes its memory twice, and a file."""
 _ANY = Buffer("value", 1)
+
+STOP_S = 30.0
+"""A pool that has been stopped ends in this time; otherwise the program that started it ends it by SIGTERM."""
 
 
 class _HeldStore:
@@ -117,10 +121,15 @@ class ProcessSession(Session):
 
     def address(self) -> tuple[Address, str]:
         """Return the pool's address and this process's node; raise PoolStopped."""
-        self.gone = self._addressed  # a second call means that the connection is lost: such a pool does not start again
+        if self._addressed:  # the connection is lost: the pool has ended, or Ctrl-C cut a message
+            self.gone = not self._runs()
         self.check()
         self._addressed = True
         return self.notice.address, self.notice.node
+
+    def _runs(self) -> bool:
+        notice = PoolName(self.name).running(wait=False)
+        return notice is not None and notice.address == self.notice.address
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
         """Do nothing: the pool holds the object of each reference already."""
@@ -181,7 +190,11 @@ class ProcessSession(Session):
         self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         self.store.close()
         if self.child is not None:
-            self.child.process.wait()
+            try:
+                self.child.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.child.process.terminate()
+                self.child.process.wait()
 
 
 # --- a pool is started or found

@@ -24,6 +24,7 @@ from kaas.api.attached import current_session
 from kaas.api.process_session import ProcessSession
 from kaas.api.session import HERE
 from kaas.cli.main import app
+from kaas.wire.connections.stream import MessageStream
 from kaas.wire.status.status import Status
 from kaas.worker.processes import pidfd
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
@@ -506,3 +507,27 @@ def test_a_pool_that_cannot_start_gives_the_reason(another: Callable[..., bool])
     with pytest.raises(errors.InvalidConfig, match="no_such_module"):
         another(policy=Elsewhere())
     assert another()
+
+
+@pytest.mark.parametrize("where", ["send", "read"])
+def test_ctrl_c_during_a_call_leaves_the_pool_to_the_next_call(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message may be cut in the middle, so that connection ends; the next call makes another."""
+
+    def interrupted(*_: Any) -> Any:
+        setattr(MessageStream, where, original)
+        raise KeyboardInterrupt
+
+    def call() -> Any:
+        return kaas.call(task, {"x": numbers()}, scalars={"factor": 3}).result(TIMEOUT_S)
+
+    original, task = getattr(MessageStream, where), scale_task()
+    assert kaas.init(ray=False, name="interrupted", devices=DEVICES[:1])
+    try:
+        expected = call()
+        monkeypatch.setattr(MessageStream, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        for _ in range(3):
+            np.testing.assert_array_equal(call(), expected)
+    finally:
+        kaas.shutdown()

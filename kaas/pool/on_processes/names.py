@@ -50,8 +50,8 @@ class PoolName:
         finally:
             os.close(file)
 
-    def running(self) -> PoolNotice | None:
-        """Return the running pool's notice; wait for a pool that is ending."""
+    def running(self, *, wait: bool = True) -> PoolNotice | None:
+        """Return the running pool's notice, or None. wait: wait for a pool that is ending, then return None."""
         file = self._opened(self._notice)
         try:
             if _try_lock(file):
@@ -59,7 +59,8 @@ class PoolName:
             data = os.pread(file, os.fstat(file).st_size, 0)
             if data:
                 return msgspec.msgpack.decode(data, type=PoolNotice)
-            fcntl.flock(file, fcntl.LOCK_EX)  # the pool is ending, and unlocks the file at its end
+            if wait:
+                fcntl.flock(file, fcntl.LOCK_EX)  # the pool is ending, and unlocks the file at its end
             return None
         finally:
             os.close(file)
