@@ -11,7 +11,7 @@ from kaas.api.attached import current_session
 from kaas.api.session import Session
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.futures import Future
-from kaas.ktask.arguments import Buffer
+from kaas.ktask.arguments import Buffer, is_text
 from kaas.ktask.graph import KTask
 from kaas.ktask.request import RETRIES, check_deadline
 from kaas.ktask.variant import of_shapes
@@ -39,8 +39,11 @@ class Options:
     keep: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.client, str | None) or self.client == "":
-            raise InvalidRequest(f"a client is a name, not {self.client!r}")
+        if self.client is not None:
+            if not is_text(self.client) or not self.client:
+                raise InvalidRequest(f"a client is a name, not {self.client!r}")
+            if type(self.client) is not str:  # numpy.str_, say, which the wire does not know
+                object.__setattr__(self, "client", str(self.client))
         if self.deadline_s is not None:
             check_deadline(self.deadline_s)
         if type(self.retries) is bool or not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:

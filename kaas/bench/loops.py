@@ -14,6 +14,9 @@ from kaas.bench.load import Completion, Load
 from kaas.errors import InvalidRequest
 
 MOST = 1e9
+MOST_RATES = 1000
+MOST_CALLERS = 10_000
+"""The most requests outstanding: a closed loop sends all of them before it takes in a reply."""
 DRAIN_S = 30.0
 """Longest wait for the last replies of a trace."""
 
@@ -30,12 +33,18 @@ class Arrivals(Enum):
 
 
 class Loop(NamedTuple):
-    """A loop to measure. opened: its queue may grow. rising: a later loop of the same series has a higher rate."""
+    """A loop to measure.
+
+    Fields:
+        opened: its queue may grow. rising: a later loop of the same series has a higher rate. callers: of a
+            closed loop.
+    """
 
     title: str
     opened: bool
     begin: Callable[[Load], Iterator[Completion | None]]
     rising: bool = False
+    callers: int = 0
 
 
 def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals) -> list[Loop]:
@@ -51,7 +60,11 @@ def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrival
         InvalidRequest
     """
     counts = _numbers(concurrency or (None if rate or trace else "1"), "--concurrency", int)
-    found = [Loop(f"concurrency {count}", False, partial(Load.closed, outstanding=count)) for count in counts]
+    if any(count > MOST_CALLERS for count in counts):
+        raise InvalidRequest(f"--concurrency takes {MOST_CALLERS} at most, not {concurrency}")
+    found = [
+        Loop(f"concurrency {count}", False, partial(Load.closed, outstanding=count), callers=count) for count in counts
+    ]
     for part in (rate or "").split(",") if rate is not None else ():
         ends = _numbers(part.replace(":", ","), "--rate", float)
         series = ends if len(ends) == 1 else _range(part, *ends)
@@ -60,7 +73,8 @@ def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrival
             found.append(Loop(f"rate {each:g}/s", True, begin, rising=len(series) > 1))
     if trace is not None:
         times = _times(trace)
-        found.append(Loop(f"trace {trace.name}", True, partial(_opened, partial(recorded, times))))
+        name = trace.name.encode(errors="replace").decode()
+        found.append(Loop(f"trace {name}", True, partial(_opened, partial(recorded, times))))
     return found
 
 
@@ -74,6 +88,8 @@ def _range(text: str, first: float, last: float, step: float | None = None, *mor
         raise InvalidRequest(f"--rate takes a range as 10:1000, or 10:1000:90 with a step, not {text!r}")
     found = [first]
     while (value := found[-1] + step if step else found[-1] * 2) <= last:
+        if value == found[-1] or len(found) == MOST_RATES:
+            raise InvalidRequest(f"--rate takes a range of {MOST_RATES} rates at most, not {text!r}")
         found.append(value)
     return found if found[-1] == last else [*found, last]
 
@@ -85,7 +101,7 @@ def _times(file: Path) -> list[float]:
         InvalidRequest: a line has no time, or an earlier one than the line before.
     """
     times: list[float] = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
         if text := line.partition(",")[0].strip():
             try:
                 times.append(float(text))

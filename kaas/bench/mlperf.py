@@ -17,11 +17,13 @@ from typing import Any
 
 from kaas.bench.arrivals import poisson
 from kaas.bench.load import Completion, Load, Send
+from kaas.errors import InvalidRequest
 
 DURATION_S = 600.0
 """The least duration of a valid run."""
 OFFLINE_SAMPLES = 24_576
 STREAM_SAMPLES = 8
+MOST_SAMPLES = 1_000_000
 CONFIDENCE = 0.99
 DRAIN_S = 60.0
 
@@ -82,9 +84,14 @@ def run(
             for the whole duration.
         bound_s: the server scenario's bound of the 99th percentile.
         duration_s: a shorter run is not valid.
+
+    Raises:
+        InvalidRequest: an offline query that is too large.
     """
     samples = scenario.samples
     if scenario is MlperfScenario.OFFLINE:
+        if not rate_per_s * duration_s <= MOST_SAMPLES:
+            raise InvalidRequest(f"an offline query has {MOST_SAMPLES} samples at most: rate times duration")
         samples = max(1, math.ceil(rate_per_s * duration_s))
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
     began_s, ends = perf_counter(), list[Completion]()
@@ -96,7 +103,7 @@ def run(
                 break
     stopped_s = perf_counter()
     ends += query.drain(DRAIN_S)
-    seconds = max(stopped_s, *(completed.ended_s for completed in ends)) - began_s
+    seconds = max([stopped_s, *(completed.ended_s for completed in ends)]) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
     errors = len(ends) - len(latencies) + query.outstanding

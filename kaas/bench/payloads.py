@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,10 @@ from kaas.ktask.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+UNREADABLE = (ValueError, TypeError, OSError, BadZipFile, zlib.error, ArithmeticError, MemoryError, RuntimeError)
+"""Errors of NumPy, zipfile and json for files that are damaged, encrypted, too large, or of another form."""
 
 
 def payload(inputs: Iterable[Buffer], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -38,7 +43,10 @@ def payload(inputs: Iterable[Buffer], seed: int = 0) -> dict[str, np.ndarray[Any
             return (random.random(buffer.shape) + 1j * random.random(buffer.shape)).astype(dtype)
         return random.random(buffer.shape, np.float32).astype(dtype)
 
-    return {buffer.name: values(buffer) for buffer in inputs}
+    try:
+        return {buffer.name: values(buffer) for buffer in inputs}
+    except MemoryError as error:
+        raise InvalidRequest(f"the inputs do not fit into this machine's memory: {error}") from error
 
 
 def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any, Any]]:
@@ -65,6 +73,18 @@ def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any,
         unknown = [name for name in found if name not in taken]
         if unknown:
             raise ValueError(f"there is no input {unknown[0]!r}; there are {', '.join(taken) or 'none'}")
-        return {name: np.asarray(value, numpy_dtype(taken[name].dtype)) for name, value in found.items()}
-    except (ValueError, OSError, BadZipFile) as error:
-        raise InvalidRequest(f"{file} has no inputs: {error}") from error
+        return {name: _array(value, taken[name]) for name, value in found.items()}
+    except UNREADABLE as error:
+        raise InvalidRequest(f"{file} has no inputs: {error or type(error).__name__}") from error
+
+
+def _array(value: Any, buffer: Buffer) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    dtype = numpy_dtype(buffer.dtype)
+    array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
+    if array.dtype != dtype:
+        raise ValueError(f"input {buffer.name!r} takes {buffer.dtype}, not {array.dtype}")
+    if array.dtype.kind in "fc" and not isinstance(value, np.ndarray) and np.isnan(array).any():
+        raise ValueError(f"input {buffer.name!r} has an entry that is no number")
+    return array

@@ -52,7 +52,7 @@ def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
     axes = latencies.subplots()
     for row in rows:
         if row.get("cdf_ms"):
-            axes.step(row["cdf_ms"], range(len(row["cdf_ms"])), where="post", label=row["load"])
+            axes.step(row["cdf_ms"], range(len(row["cdf_ms"])), where="post", label=row["load"].replace("$", r"\$"))
     axes.set(xlabel="latency, ms", ylabel="requests, %", xscale="log")
     if axes.lines:
         axes.legend()

@@ -17,6 +17,7 @@ from kaas.bench.mlperf import MlperfScenario, ScenarioResult, run
 from kaas.bench.service import LoadedService
 from kaas.bench.stages import StageTotals
 from kaas.bench.windows import MeasurementWindow, Stability
+from kaas.errors import KaasError
 
 DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
@@ -40,7 +41,7 @@ def rows(
             continue
         answered = Counter[int]()
         load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
-        before, own_s, began_s = StageTotals.of(service.stats()), process_time(), perf_counter()
+        before, own_s, began_s = _totals(service), process_time(), perf_counter()
         told = partial(_tell, loop.title)
         found = measure(
             load, loop.begin(load), open_loop=loop.opened, window_s=window_s, limit_s=limit_s, progress=told
@@ -50,7 +51,7 @@ def rows(
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
         lost = load.lost(DRAIN_S)
-        stages = None if load.outstanding else StageTotals.of(service.stats()).since(before)
+        stages = None if load.outstanding else _since(before, service)
         row = {"load": loop.title, **figures(found, lost, stages), "own_cores": own_cores}
         if stages and service.devices:
             row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
@@ -122,6 +123,20 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
         "seconds": sum(each.seconds for each in found.windows),
         "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
     }
+
+
+def _totals(service: LoadedService) -> StageTotals | None:
+    """Return the service's figures; None if it no longer answers, so that what was measured before is still shown."""
+    try:
+        return StageTotals.of(service.stats())
+    except KaasError as error:
+        print(f"no figures of the service: {error}", file=sys.stderr)
+        return None
+
+
+def _since(before: StageTotals | None, service: LoadedService) -> StageTotals | None:
+    after = _totals(service) if before is not None else None
+    return after.since(before) if before is not None and after is not None else None
 
 
 def _known(figure: str, requests: int) -> bool:

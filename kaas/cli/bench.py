@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -113,6 +114,9 @@ def file(
         report.check_matplotlib()
     with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
+        few = [loop for loop in measured if not loop.opened and loop.callers < len(service.functions)]
+        if few and scenario is None:
+            raise InvalidRequest(f"{few[0].title}: {len(service.functions)} clients have less than a caller each")
         if scenario is not None:
             expected = _one_rate(scenario, rate)
             bound_s = bound / 1e3
@@ -220,18 +224,19 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         spread = NONE if row["mean_ms"] is None else f"{row['mean_ms']:.3g} ± {row['sd_ms']:.3g}"
         times = (NONE if row[key] is None else f"{row[key]:.4g}" for key in quantiles)
         rate = NONE if row["rate_per_s"] is None else f"{row['rate_per_s']:.4g}"
-        table.add_row(row["load"], str(row["requests"]), rate, spread, *times, row["state"])
+        table.add_row(escape(row["load"]), str(row["requests"]), rate, spread, *times, row["state"])
     print_whole(table)
     stages = list(dict.fromkeys(stage for row in rows for stage in row["stages_ms"]))
     if stages:
         split = Table("mean ms, whole load", *stages, "hits", "misses", "cold", "devices busy")
         for row in rows:
             means = (f"{row['stages_ms'][stage]:.3g}" if stage in row["stages_ms"] else NONE for stage in stages)
-            split.add_row(row["load"], *means, *map(str, (row["hits"], row["misses"], row["cold"])), _share(row))
+            counts = (str(row[figure]) for figure in ("hits", "misses", "cold"))
+            split.add_row(escape(row["load"]), *means, *counts, _share(row))
         print_whole(split)
     for row in rows:
         if "clients" in row:
-            got = ", ".join(f"{each} {count}" for each, count in row["clients"].items())
+            got = ", ".join(f"{each!r} {count}" for each, count in row["clients"].items())
             print(f"{row['load']}: requests of {got}; Jain's index {row['jain']:.3f}")
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
         failed += [f"{row['lost']} lost, the last result after {row['last_result_s']:.3g} s"] if row["lost"] else []

@@ -14,6 +14,8 @@ from kaas.errors import CorruptImage, UnknownSymbol
 from kaas.ktask.images import PTX_COMMENT_OR_STRING, Image
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
+LONGEST_NAME = 4096
+"""Of a symbol whose name goes on beyond so many characters the whole symbol is shown."""
 _LENGTH = re.compile(r"[1-9]\d{0,3}")
 """The length of a name in a mangled symbol (the Itanium C++ ABI, section 5.1.2)."""
 _FUNCTION = 2  # the low bits of a symbol's `info`: a function
@@ -59,10 +61,12 @@ def source_name(symbol: str) -> str:
     The arguments of a template's instance are left out. Other symbols are returned as they are.
     """
     nested = symbol.startswith("_ZN")
-    rest = symbol[3:] if nested else symbol[2:] if symbol.startswith("_Z") else ""
-    parts: list[str] = []
-    while (length := _LENGTH.match(rest)) and (nested or not parts):
-        part, rest = rest[length.end() :][: int(length[0])], rest[length.end() + int(length[0]) :]
+    at, parts = 3 if nested else 2, list[str]()
+    while symbol.startswith("_Z") and (length := _LENGTH.match(symbol, at)) and (nested or not parts):
+        begin, at = length.end(), length.end() + int(length[0])
+        if at > len(symbol) or at > LONGEST_NAME:
+            return symbol
+        part = symbol[begin:at]
         parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
     return "::".join(parts) or symbol
 

@@ -26,7 +26,7 @@ def test_a_range_doubles_or_has_a_step_and_ends_with_its_end() -> None:
     assert [loop.rising for loop in loops(None, "5,10:20", None, Arrivals.POISSON)] == [False, True, True]
 
 
-@pytest.mark.parametrize("rate", ["20:10", "10:", "10:20:5:1", "a", "0", "-1", "", "1e400"])
+@pytest.mark.parametrize("rate", ["20:10", "10:", "10:20:5:1", "a", "0", "-1", "", "1e400", "1e8:2e8:1e-9", "1:1e6:1"])
 def test_a_rate_that_is_none_is_refused(rate: str) -> None:
     with pytest.raises(InvalidRequest, match="--rate takes"):
         titles(rate=rate)
@@ -53,3 +53,8 @@ def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -
     file.write_text(text)
     with pytest.raises(InvalidRequest, match=said):
         loops(None, None, file, Arrivals.POISSON)
+
+
+def test_a_closed_loop_has_callers_within_reason() -> None:
+    with pytest.raises(InvalidRequest, match="10000 at most"):
+        titles("999999999")

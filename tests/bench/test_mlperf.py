@@ -15,7 +15,7 @@ import pytest
 
 from kaas.bench import mlperf
 from kaas.bench.mlperf import MlperfScenario, early_stopping, gathered, run
-from kaas.errors import QueueFull
+from kaas.errors import InvalidRequest, QueueFull
 
 
 def answered(_: int) -> Future[Any]:
@@ -138,3 +138,10 @@ def test_the_estimate_is_that_of_mlperfs_load_generator(tmp_path: Path) -> None:
     assert ours == pytest.approx(int(theirs_ns) / 1e9, rel=0.05)
     (discarded,) = re.findall(r"Would discard (\d+) highest latency queries", told)
     assert early_stopping([*range(300)], 0.9) == 299 - int(discarded)
+
+
+def test_a_run_without_a_reply_and_one_that_is_too_large() -> None:
+    slow = run(answered, MlperfScenario.SERVER, rate_per_s=0.001, bound_s=1.0, duration_s=0.01)
+    assert (slow.queries, slow.valid) == (0, False)
+    with pytest.raises(InvalidRequest, match="1000000 samples at most"):
+        run(answered, MlperfScenario.OFFLINE, rate_per_s=100.0, bound_s=1.0, duration_s=float("inf"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import kaas
-from kaas.bench.payloads import payload
+from kaas.bench.payloads import from_file, payload
+from kaas.errors import InvalidRequest
+from kaas.ktask.arguments import Buffer
 from kaas.ktask.dtypes import DTYPE_BYTES, numpy_dtype
 from kaas.ktask.request import input_bytes
 
@@ -28,3 +32,34 @@ def test_a_seed_chooses_the_values() -> None:
     np.testing.assert_equal(first, again)
     assert (first["x"] != other["x"]).any()
     assert (first["x"] != first["y"]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.npz", b"no archive"),
+        ("x.json", b"[" * 200_000),
+        ("x.json", b'{"x": {"a": 1}}'),
+        ("x.json", b'{"x": [null, 1]}'),
+        ("x.json", b'{"n": [' + b"9" * 400 + b"]}"),
+        ("x.json", b"\xff"),
+        ("x.json", b'{"y": 1}'),
+    ],
+)
+def test_a_file_without_inputs_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    with pytest.raises(InvalidRequest, match="has no inputs"):
+        from_file(file, [Buffer("x", 2, "float32"), Buffer("n", 1, "int32")])
+
+
+def test_arrays_of_another_dtype_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    np.savez(file, x=np.ones(2, np.complex64))
+    with pytest.raises(InvalidRequest, match="input 'x' takes float32, not complex64"):
+        from_file(file, [Buffer("x", 2, "float32")])
+
+
+def test_inputs_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="do not fit"):
+        payload([Buffer("x", 1 << 50, "float32")])

@@ -257,6 +257,9 @@ def test_arrays_are_described_as_by_numpy(shape: list[int], dtype: str, data: st
         ("plain", "plain"),
         ("_Zthing", "_Zthing"),
         ("_ZN", "_ZN"),
+        ("_Z9999abc", "_Z9999abc"),
+        ("_ZN1a1", "_ZN1a1"),
+        ("_ZN" + "1a" * 1_000_000, "_ZN" + "1a" * 1_000_000),
         ("", ""),
     ],
 )
