@@ -14,7 +14,7 @@ LOCK   := uv pip compile pyproject.toml --no-emit-package softgpu --universal --
 
 export PYTHONUNBUFFERED = 1
 # with its default Ray leaves a token in the home folder
-test test-all bench: export RAY_AUTH_MODE ?= disabled
+demo test test-all bench: export RAY_AUTH_MODE ?= disabled
 # the tests start hundreds of processes: where this is set, each would compile KaaS anew
 test test-all: export PYTHONDONTWRITEBYTECODE =
 

@@ -21,6 +21,8 @@ from kaas.errors import KaasError
 
 DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
+INTERRUPTED_DRAIN_S = 1.0
+"""As long after Ctrl-C."""
 OWN_CORES = 0.1
 """With a larger share of a core the generator may be part of the latencies that it measures."""
 
@@ -50,7 +52,10 @@ def rows(
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
-        lost = load.lost(DRAIN_S)
+        if found.interrupted:  # what is under way then is not lost
+            lost = sum(completed.error is not None for completed in load.drain(INTERRUPTED_DRAIN_S))
+        else:
+            lost = load.lost(DRAIN_S)
         stages = None if load.outstanding else _since(before, service)
         row = {"load": loop.title, **figures(found, lost, stages), "own_cores": own_cores}
         if stages and service.devices:
@@ -105,7 +110,7 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
     if it no longer answers.
     """
     latencies, count = found.latencies, found.latencies.count
-    steady = found.stability is not Stability.UNSTABLE
+    steady = found.stability is not Stability.UNSTABLE and count > 0
     times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
     return {
         "state": found.stability.value,

@@ -105,6 +105,14 @@ def file(
     from kaas.bench.rows import rows, scenario_row
 
     loaded, weights = _loaded(target, endpoint or server), shares.parse(client)
+    for option, value, needs in (
+        ("--keys", keys and not server, "--server"),
+        ("--policy", policy and server, "no --server"),
+    ):
+        if value:
+            raise InvalidRequest(f"{option} needs {needs}")
+    if keys and len({path.resolve() for path in keys}) < len(keys):
+        raise InvalidRequest("--keys: a file is given twice")
     if server is not None and weights:
         raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
     measured = loops(concurrency, rate, trace, arrivals)
@@ -114,9 +122,12 @@ def file(
         report.check_matplotlib()
     with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
-        few = [loop for loop in measured if not loop.opened and loop.callers < len(service.functions)]
-        if few and scenario is None:
-            raise InvalidRequest(f"{few[0].title}: {len(service.functions)} clients have less than a caller each")
+        clients = len(service.functions)
+        uneven = [loop for loop in measured if not loop.opened and loop.callers % clients]
+        if uneven and scenario is None:
+            raise InvalidRequest(
+                f"{uneven[0].title}: {clients} clients need a multiple of {clients} callers, each the same"
+            )
         if scenario is not None:
             expected = _one_rate(scenario, rate)
             bound_s = bound / 1e3

@@ -50,7 +50,7 @@ def check(file: GivenFile) -> None:
     for task in (loaded,) if isinstance(loaded, KTask) else (variant.task for variant in loaded.variants):
         local.check(task)
         counts = f"{len(task.kernels)} kernels, {len(task.libraries)} libraries"
-        console.print(f"[green]ok[/] {escape(task.label)}: {counts}")
+        console.print(f"[green]ok[/] {escape(draw.printable(task.label))}: {counts}")
 
 
 def run(
@@ -204,7 +204,7 @@ def _collected(task: KTask, refs: Any) -> RunOutcome:
 def _print(outcome: RunOutcome, folder: Path | None) -> None:
     outputs, stages, kernels = outcome
     for name, array in outputs.items():
-        console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
+        console.print(f"{escape(draw.printable(name))}: {array.dtype}{escape(str(list(array.shape)))}")
         if folder is not None:
             _save(folder, name, array)
     table = Table("stage", "milliseconds")
@@ -226,7 +226,9 @@ def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
     table = Table(_symbols(), "launches", "milliseconds", "share", title="one by one, without the graph")
     for symbol in sorted(seconds, key=seconds.__getitem__, reverse=True):
         took_s = seconds[symbol]
-        table.add_row(escape(symbol), str(launches[symbol]), f"{took_s * 1e3:.3f}", f"{took_s / total_s:.1%}")
+        table.add_row(
+            escape(draw.printable(symbol)), str(launches[symbol]), f"{took_s * 1e3:.3f}", f"{took_s / total_s:.1%}"
+        )
     return table
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from kaas import __version__
 from kaas.cli import bench, code, compiling, files, keys, observe, papers, policies, serve
 from kaas.errors import KaasError
+from kaas.ktask.draw import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(emoji=False)
@@ -70,9 +71,8 @@ def main() -> None:
         app()
     except KaasError as error:  # first: some KaasErrors are OSErrors too
         original = getattr(error, "cause", error)  # Ray raises a class that derives from its own error and from ours
-        Console(stderr=True, soft_wrap=True, emoji=False).print(
-            f"[red]{type(original).__name__}[/]: {escape(error.message)}"
-        )
+        shown = "\n".join(map(printable, error.message.splitlines()))  # the message may quote a file
+        Console(stderr=True, soft_wrap=True, emoji=False).print(f"[red]{type(original).__name__}[/]: {escape(shown)}")
         sys.exit(1)
     except OSError as error:
         if error.filename is None:

@@ -106,12 +106,12 @@ def _library() -> Any:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's DynamicLibNotFoundError is a RuntimeError
+    except (ImportError, RuntimeError):  # cuda.pathfinder's DynamicLibNotFoundError is a RuntimeError
         raise MissingPackage(
             f"compiling CUDA C++ needs NVRTC, which is not here: pip install {_INSTALL}",
             package="NVRTC",
             install=_INSTALL,
-        ) from error
+        ) from None  # the loader's own error has dozens of lines, and says no more
     return nvrtc
 
 

@@ -21,7 +21,7 @@ from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, 
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slots import Slot, Slots, check, occupied, tiers_of, work
+from kaas.executor.slots import Slot, Slots, chosen_values, occupied, run_in_slot, tiers_of
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -276,7 +276,7 @@ class Executor:
         started = perf_counter()
         graphs = slot.graph_cache(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = graphs.plan
-        given = check(plan, request)
+        given = chosen_values(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
@@ -284,7 +284,7 @@ class Executor:
         try:
             if watched is not None:
                 self._watchdog.begin(watched)
-            done = work(slot, graphs, request, admitted, given, kept)
+            done = run_in_slot(slot, graphs, request, admitted, given, kept)
         except DeviceLost:
             raise
         except BaseException:
@@ -299,7 +299,7 @@ class Executor:
         ended = perf_counter()
 
         waited_s = ended - done.copied_at_s - done.kernels_s
-        stages = {
+        stages = {  # copies that were still on their way when the launch was queued count as copying in
             "plan": planned - started,
             "fetch": admitted.at_s - planned - admitted.memory_s,
             "memory": admitted.memory_s,

@@ -293,7 +293,7 @@ class ChosenValues(msgspec.Struct, frozen=True):
     iterations: int
 
 
-def check(plan: Plan, request: RunRequest) -> ChosenValues:
+def chosen_values(plan: Plan, request: RunRequest) -> ChosenValues:
     """Check that a request names exactly the inputs and scalars of its kTask.
 
     Raises:
@@ -326,7 +326,7 @@ class SlotWork(msgspec.Struct, frozen=True):
     travel_s: float
 
 
-def work(
+def run_in_slot(
     slot: Slot,
     graphs: GraphCache,
     request: RunRequest,

@@ -44,7 +44,7 @@ def items(what: str, values: Any) -> tuple[Any, ...]:
     try:
         return tuple(values)
     except TypeError as error:
-        raise InvalidGraph(f"{what} takes a list, not {values!r}") from error
+        raise InvalidGraph(f"{what} takes a list, not one {type(values).__name__}") from error
 
 
 def check_name(what: str, name: Any) -> str:

@@ -237,9 +237,7 @@ def raw_bytes(buffer: Buffer, value: Any) -> RawBytes:
     import numpy as np
 
     plain = False
-    masked = sys.modules.get(
-        "numpy.ma"
-    )  # loaded wherever a masked array exists; an import takes 40 ms of a first request
+    masked = sys.modules.get("numpy.ma")  # loaded where a masked array exists; importing takes 40 ms
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise NotContiguous(f"input {buffer.name!r} is a masked array; pass its filled() values", buffer=buffer.name)
     if isinstance(value, np.ndarray):
@@ -276,6 +274,8 @@ def _no_array(buffer: Buffer, value: Any) -> NotContiguous:
             given = "None was given: a call before may have returned nothing"
         case str():
             given = "a str was given; encode text to bytes, as text.encode()"
+        case Buffer():
+            given = "a kaas.Buffer was given, which only describes an array"
         case list() | tuple() | bool() | int() | float() | complex():
             given = f"a Python {type(value).__name__} was given; make an array of it, as {like}"
         case _:

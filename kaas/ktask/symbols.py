@@ -16,8 +16,8 @@ from kaas.ktask.images import PTX_COMMENT_OR_STRING, Image
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
 LONGEST_NAME = 4096
 """Of a symbol whose name goes on beyond so many characters the whole symbol is shown."""
-_LENGTH = re.compile(r"[1-9]\d{0,3}")
-"""The length of a name in a mangled symbol (the Itanium C++ ABI, section 5.1.2)."""
+_LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
+"""The length of a name in a mangled symbol (the Itanium C++ ABI, section 5.1.2); L marks internal linkage."""
 _FUNCTION = 2  # the low bits of a symbol's `info`: a function
 _KERNEL = 0x10  # a bit of its `other`: a kernel
 
@@ -63,11 +63,13 @@ def source_name(symbol: str) -> str:
     nested = symbol.startswith("_ZN")
     at, parts = 3 if nested else 2, list[str]()
     while symbol.startswith("_Z") and (length := _LENGTH.match(symbol, at)) and (nested or not parts):
-        begin, at = length.end(), length.end() + int(length[0])
+        begin, at = length.end(), length.end() + int(length[1])
         if at > len(symbol) or at > LONGEST_NAME:
             return symbol
         part = symbol[begin:at]
         parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
+    if nested and symbol[at : at + 1] not in ("E", "I"):  # more than names: qualifiers, substitutions, operators
+        return symbol
     return "::".join(parts) or symbol
 
 

@@ -158,7 +158,7 @@ class ProgramSessions:
             self._closing.set()
 
     def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
-        """Carry out a message of a program; each error becomes a reply."""
+        """Carry out a message of a program; each error becomes a reply. frames: those after the header."""
         session = self._by_peer.get(peer)
         if session is None:
             return  # an earlier connection of a session that has a newer one
@@ -270,14 +270,14 @@ class ProgramSessions:
         if error is None:
             self._send(session.peer, CallResult(number), answer.result())
             return
-        held = blocks and self._service.pool.holds(request)
+        held = blocks and self._service.pool.unfinished(request)
         self._fail(session, number, error, held)
         if held:
             self._release(session, number, request)
 
     def _release(self, session: _ProgramSession, number: int, request: Request) -> None:
         """Tell the program when a request's Blocks are no longer read."""
-        if self._service.pool.holds(request):
+        if self._service.pool.unfinished(request):
             request.on_end = partial(self._released, session, number)
         else:
             self._released(session, number)

@@ -291,8 +291,8 @@ class Invocations:
             outcome = SUCCEEDED
         run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
-        if outcome != SUCCEEDED and self._pool.holds(request):  # after its deadline: it still runs
-            request.on_end = partial(self._left, run, request, outcome)
+        if outcome != SUCCEEDED and self._pool.unfinished(request):  # after its deadline: it still runs
+            request.on_end = partial(self._charge_late, run, request, outcome)
             self._tracker.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))
@@ -348,7 +348,7 @@ class Invocations:
             _fail(run, error)
             answer()
 
-    def _left(self, run: ClientRun, request: Request, outcome: str) -> None:
+    def _charge_late(self, run: ClientRun, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
             return
         with suppress(UsageUnavailable):  # the reply is sent, and the meter reports the error to the next request

@@ -50,7 +50,7 @@ class KeptLimits:
 
 
 class AdminQueries(Protocol):
-    """The interface that replies to `wire.Ask`."""
+    """The interface that replies to `protocol.Ask`."""
 
     def reply(self, session: ClientSession, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """Return the reply to a query, or a coroutine that returns it.
@@ -171,7 +171,7 @@ class SessionManager:
             case protocol.Hello():
                 self._greet(session.channel, message)
             case protocol.Ask():
-                session.client.check_taken(session.channel.leaving_bytes)
+                session.client.check_replies_read(session.channel.leaving_bytes)
                 if self.admin is None:
                     raise InvalidRequest("this server replies to no queries")
                 reply = self.admin.reply(session, message.what, frames[1:])
@@ -180,7 +180,7 @@ class SessionManager:
                 else:
                     session.channel.send(protocol.Reply(message.number, reply))
             case _:
-                session.client.check_taken(session.channel.leaving_bytes)
+                session.client.check_replies_read(session.channel.leaving_bytes)
                 kept_reply = self._stores.reply(session.client.name, message, frames[1:])
                 if isinstance(kept_reply, Coroutine):
                     self._reply_later(session, message.number, kept_reply, sum(map(len, frames[1:])))

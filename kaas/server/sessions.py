@@ -16,7 +16,7 @@ from kaas.pool.executors.transport import WorkerCall
 from kaas.server.binding import InvocationDigest
 from kaas.server.building.invocable_function import InvocableFunction
 from kaas.wire import protocol
-from kaas.wire.rpc.server_half import Caller, Run, WaitingSession
+from kaas.wire.rpc.server_half import KeyOwner, Run, WaitingSession
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
 """Bytes counted for a kept reply and for each of its outputs, besides their data; for a kept failure in all."""
@@ -190,7 +190,7 @@ class OpenCounts:
 
 
 @dataclass(slots=True, eq=False)
-class ConnectedClient(Caller[ClientRun]):
+class ConnectedClient(KeyOwner[ClientRun]):
     """The owner of a key: all its programs together, and their open requests.
 
     Fields:
@@ -209,7 +209,7 @@ class ConnectedClient(Caller[ClientRun]):
     questions: OpenCounts = field(default_factory=lambda: OpenCounts("questions", alone=True))
     sessions: OrderedDict[str, ClientSession] = field(default_factory=OrderedDict)
 
-    def check_taken(self, leaving_bytes: int) -> None:
+    def check_replies_read(self, leaving_bytes: int) -> None:
         """Raise if the client has not taken large replies yet: a client that does not read gets no more of them.
 
         Raises:

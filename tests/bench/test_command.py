@@ -101,6 +101,9 @@ def test_a_file_that_there_is_not() -> None:
         (("--concurrency", "0"), "--concurrency takes positive numbers"),
         (("--concurrency", "2.5"), "--concurrency takes whole numbers"),
         (("--client", "ann=much"), "--client takes name or name=weight"),
+        (("--client", "ann", "--client", "bob", "--scalar", "factor=3"), "2 clients need a multiple of 2 callers"),
+        (("--policy", "fcfs", "--server", "tcp://127.0.0.1:1"), "--policy needs no --server"),
+        (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
         (("--client", "ann", "--server", "tcp://127.0.0.1:1"), "clients of a server have --keys"),
     ],
 )

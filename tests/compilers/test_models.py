@@ -73,7 +73,7 @@ def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("local_device")
-@pytest.mark.parametrize(("name", "batch"), spread(CASES, 3))
+@pytest.mark.parametrize(("name", "batch"), spread(CASES, 2))
 def test_run_local(name: str, batch: int) -> None:
     model = MODELS[name]
     check(model, compiled(name).run_local(*model.inputs(batch).values()), model.answers(batch))

@@ -74,6 +74,7 @@ def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) ->
     assert [row for row in text.splitlines() if row.startswith("#")] == ["# Evaluation", "## The machine"]
 
 
+@pytest.mark.full
 def test_a_plot_for_each_figure_over_replicas(results: Results, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from kaas.papers.plots import draw

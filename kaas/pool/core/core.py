@@ -225,7 +225,7 @@ class Pool:
         self._sessions.uses(call.session, call.client)
         return request
 
-    def holds(self, request: Request) -> bool:
+    def unfinished(self, request: Request) -> bool:
         """Return True if a request is in the queue or on a worker, with or without a caller that waits for it."""
         return request.state is not RequestState.ENDED
 

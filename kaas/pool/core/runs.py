@@ -162,9 +162,8 @@ class Runs:
         error = DeadlineExceeded(message, task=label, deadline_s=limit_s, waited_s=waited_s)
         self._host.answer(request, error)
         if worker.kind is WorkerKind.EXECUTOR:
-            self._blame(
-                request, worker, message, function=False
-            )  # not of the function: the executor's process may have failed
+            # the function is not blamed: the executor's process may have failed
+            self._blame(request, worker, message, function=False)
         self.gone(worker, message)
 
     def gone(

@@ -1,7 +1,8 @@
 """First come, first served over all devices: the oldest request whose inputs are ready gets the next free slot.
 
-Among several free workers the least busy ones count; of these the one where the request moves fewest bytes, then the
-one on the fastest device. A request that has nothing to load takes the slot freed last; else the device with most room.
+Of several free workers the request gets, in this order, a least busy one, the one where it moves fewest bytes, and the
+one on the fastest device. If these are equal, a request that has nothing to load takes the slot that was freed last,
+and one that has something to load takes the device with most room.
 """
 
 from __future__ import annotations

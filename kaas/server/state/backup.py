@@ -45,7 +45,7 @@ def back_up(folder: Path, to: Path) -> int:
                 return len(wanted)
     except (OSError, sqlite3.Error) as error:
         raise KaasError(f"{folder} cannot be copied to {to}: {error}") from error
-    raise KaasError(f"{folder} changed each of {ATTEMPTS} times while it was copied: ask again when clients do less")
+    raise KaasError(f"{folder} changed {ATTEMPTS} times while it was copied: run this again when clients do less")
 
 
 def _back_up_usage(folder: Path, to: Path) -> None:
@@ -69,7 +69,7 @@ def _copy_database(path: Path, to: Path) -> None:
 
 
 def _wanted(path: Path) -> dict[str, int]:
-    """Return the size of each upload of a copy, when complete, by its file's place."""
+    """Return the complete size of each upload of a copy, by its path in the folder."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT kind, key, value FROM entries WHERE kind = ?", (blob_store.KIND,)).fetchall()
     wanted = {}

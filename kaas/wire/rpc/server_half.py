@@ -65,7 +65,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
     durable: bool = False
 
     @property
-    def caller(self) -> Caller[Any]:
+    def caller(self) -> KeyOwner[Any]:
         """Return the owner of the run and of its key."""
         raise NotImplementedError
 
@@ -127,7 +127,7 @@ R = TypeVar("R", bound=Run)
 
 
 @dataclass(slots=True, eq=False)
-class Caller(Generic[R]):
+class KeyOwner(Generic[R]):
     """A client of the server, over all of its sessions: the owner of idempotency keys.
 
     Fields:
@@ -151,7 +151,7 @@ class WaitingSession:
         channel: its newest connection. waits: by its own numbers. lost: it has no connection at the moment.
     """
 
-    caller: Caller[Any]
+    caller: KeyOwner[Any]
     channel: Any
     waits: dict[int, Wait] = field(default_factory=dict, kw_only=True)
     lost: bool = field(default=False, kw_only=True)

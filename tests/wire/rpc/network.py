@@ -14,7 +14,7 @@ from kaas.wire.rpc import client_half, server_half
 from kaas.wire.rpc.client_half import CallEvent, ClientHalf
 from kaas.wire.rpc.credit import Credit
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
-from kaas.wire.rpc.server_half import Caller, Run, ServerHalf, Wait, WaitEvent, WaitingSession
+from kaas.wire.rpc.server_half import KeyOwner, Run, ServerHalf, Wait, WaitEvent, WaitingSession
 
 KEPT_BYTES = 1 << 40
 LIMITS = Limits(requests=12, credit_bytes=12, frame_bytes=12)
@@ -46,7 +46,7 @@ class SimulatedRun(Run):
     busy: bool = False
 
     @property
-    def caller(self) -> Caller[Any]:
+    def caller(self) -> KeyOwner[Any]:
         return self.owner  # type: ignore[no-any-return]
 
     @property
@@ -305,7 +305,7 @@ class Network:
         """Kill the server: all but its disk is lost."""
         self.epochs += 1
         self.half: ServerHalf[SimulatedRun] = ServerHalf()
-        self.callers: dict[str, Caller[SimulatedRun]] = {}
+        self.callers: dict[str, KeyOwner[SimulatedRun]] = {}
         self.sessions.clear()
         self.running.clear()
         for program in getattr(self, "programs", ()):
@@ -319,11 +319,11 @@ class Network:
 
     # --- the server
 
-    def caller(self, owner: str) -> Caller[SimulatedRun]:
+    def caller(self, owner: str) -> KeyOwner[SimulatedRun]:
         caller = self.callers.get(owner)
         if caller is None:
             cache: IdempotencyCache[SimulatedRun] = IdempotencyCache(KEPT_BYTES, 1e9)
-            caller = self.callers[owner] = Caller(finished=cache, requests=Account())
+            caller = self.callers[owner] = KeyOwner(finished=cache, requests=Account())
         return caller
 
     def accept(self, program: Program) -> tuple[Pipe, str]:

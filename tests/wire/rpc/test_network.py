@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kaas.wire.rpc.client_half import ClientHalf
 from kaas.wire.rpc.credit import Credit
-from kaas.wire.rpc.server_half import Caller
+from kaas.wire.rpc.server_half import KeyOwner
 from tests.wire.rpc.network import Network
 
 
@@ -76,7 +76,7 @@ def test_a_client_that_keeps_its_credit_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_server_that_forgets_keys_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Caller, "known", lambda *_: None)
+    monkeypatch.setattr(KeyOwner, "known", lambda *_: None)
     assert found(Network(Random(1)))
 
 

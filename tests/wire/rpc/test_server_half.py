@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
-from kaas.wire.rpc.server_half import Caller, ServerHalf, Wait, WaitingSession, WaitState
+from kaas.wire.rpc.server_half import KeyOwner, ServerHalf, Wait, WaitingSession, WaitState
 from tests.wire.rpc.network import Account, SimulatedRun
 
 CALL_BYTES, REPLY_BYTES, KEPT_BYTES = 7, 3, 5
@@ -35,7 +35,7 @@ class Server:
     sent: list[tuple[WaitingSession, int, SizedRun]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.caller: Caller[SizedRun] = Caller(finished=IdempotencyCache(100, 1e9), requests=self.account)
+        self.caller: KeyOwner[SizedRun] = KeyOwner(finished=IdempotencyCache(100, 1e9), requests=self.account)
 
     def session(self) -> WaitingSession:
         return WaitingSession(self.caller, object())

@@ -12,7 +12,7 @@ import pytest
 from kaas.wire.rpc import client_half, server_half
 from kaas.wire.rpc.client_half import CallEvent, CallState, ClientHalf
 from kaas.wire.rpc.idempotency_cache import IdempotencyCache
-from kaas.wire.rpc.server_half import Caller, ServerHalf, Wait, WaitEvent, WaitingSession, WaitState
+from kaas.wire.rpc.server_half import KeyOwner, ServerHalf, Wait, WaitEvent, WaitingSession, WaitState
 from tests.wire.rpc.network import Account, SimulatedRun
 
 # --- the client half: variants are calls that hold something or nothing, and are repeated or not
@@ -115,7 +115,7 @@ class Setting:
 
 def setting(key: str) -> Setting:
     cache: IdempotencyCache[SimulatedRun] = IdempotencyCache(10, 1e9)
-    caller: Caller[SimulatedRun] = Caller(finished=cache, requests=Account())
+    caller: KeyOwner[SimulatedRun] = KeyOwner(finished=cache, requests=Account())
     session = WaitingSession(caller, [True])
     run = SimulatedRun(owner=caller, key=key, name="run")
     if key:
