@@ -80,7 +80,7 @@ def test_a_request_whose_error_comes_twice_leaves_its_slot_and_memory(
 
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "synchronize", fail)
-        patch.setattr(executor_module, "work", fail)
+        patch.setattr(executor_module, "run_in_slot", fail)
         with pytest.raises(OutOfDeviceMemory):
             executor.run(request)
     np.testing.assert_array_equal(executor.run(request).outputs["c"], ints(0) + ints(7))

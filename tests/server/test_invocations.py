@@ -69,7 +69,7 @@ class FakeServer:
         objects = SimpleNamespace(check_room=lambda *_: None, store=self._store, named=self._named)
         stores = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), objects=objects)
         stores.durable_replies = SimpleNamespace(remove=lambda *_: None)
-        pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
+        pool = SimpleNamespace(begin=self._begin, unfinished=self.held.__contains__, cancelled=lambda _: None)
         service = SimpleNamespace(pool=pool)
         none: Any = None
         self.manager = SessionManager(cast(Any, service), cast(Any, stores), meter, none, lambda _: LIMITS, keeping)
