@@ -52,7 +52,7 @@ def rows(
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
-        if found.interrupted:  # what is under way then is not lost
+        if found.interrupted:  # requests that are under way then are not lost
             lost = sum(completed.error is not None for completed in load.drain(INTERRUPTED_DRAIN_S))
         else:
             lost = load.lost(DRAIN_S)

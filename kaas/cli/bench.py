@@ -105,16 +105,7 @@ def file(
     from kaas.bench.rows import rows, scenario_row
 
     loaded, weights = _loaded(target, endpoint or server), shares.parse(client)
-    for option, value, needs in (
-        ("--keys", keys and not server, "--server"),
-        ("--policy", policy and server, "no --server"),
-    ):
-        if value:
-            raise InvalidRequest(f"{option} needs {needs}")
-    if keys and len({path.resolve() for path in keys}) < len(keys):
-        raise InvalidRequest("--keys: a file is given twice")
-    if server is not None and weights:
-        raise InvalidRequest("--client names clients of a pool; clients of a server have --keys")
+    _refuse_mixed(endpoint, server, keys, weights, policy, name, ray=ray)
     measured = loops(concurrency, rate, trace, arrivals)
     if scenario is not None and (concurrency or trace):
         raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
@@ -146,6 +137,34 @@ def file(
         html.write_text(report.page(f"kaas bench {target}", found))
     if any((row["errors"] or row.get("lost")) and not row["requests"] for row in found):
         raise typer.Exit(1)
+
+
+def _refuse_mixed(
+    endpoint: str | None,
+    server: str | None,
+    keys: Sequence[Path] | None,
+    weights: Mapping[str, float],
+    policy: str | None,
+    name: str | None,
+    *,
+    ray: bool,
+) -> None:
+    """Refuse options of another service than the one that is measured: they would have no effect.
+
+    Raises:
+        InvalidRequest
+    """
+    outside = "--server" if server is not None else "--inference-protocol" if endpoint is not None else ""
+    of_pools = {"--client": weights, "--policy": policy, "--name": name, "--ray": ray}
+    if server is not None and endpoint is not None:
+        raise InvalidRequest("--server and --inference-protocol are two services: give one")
+    if keys and server is None:
+        raise InvalidRequest("--keys needs --server")
+    if keys and len({path.resolve() for path in keys}) < len(keys):
+        raise InvalidRequest("--keys: a file is given twice")
+    for option, value in of_pools.items():
+        if outside and value:
+            raise InvalidRequest(f"{option} is of a pool, and has no meaning with {outside}")
 
 
 def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:

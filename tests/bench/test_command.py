@@ -102,9 +102,15 @@ def test_a_file_that_there_is_not() -> None:
         (("--concurrency", "2.5"), "--concurrency takes whole numbers"),
         (("--client", "ann=much"), "--client takes name or name=weight"),
         (("--client", "ann", "--client", "bob", "--scalar", "factor=3"), "2 clients need a multiple of 2 callers"),
-        (("--policy", "fcfs", "--server", "tcp://127.0.0.1:1"), "--policy needs no --server"),
+        (
+            ("--policy", "fcfs", "--server", "tcp://127.0.0.1:1"),
+            "--policy is of a pool, and has no meaning with --server",
+        ),
         (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
-        (("--client", "ann", "--server", "tcp://127.0.0.1:1"), "clients of a server have --keys"),
+        (
+            ("--client", "ann", "--server", "tcp://127.0.0.1:1"),
+            "--client is of a pool, and has no meaning with --server",
+        ),
     ],
 )
 def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[str, ...], message: str) -> None:
