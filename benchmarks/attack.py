@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from benchmarks.path import build
+from kaas.peers.overhead import subtraction
 from kaas.wire import protocol
 from kaas.wire.connections.zmq_reader import end
 from kaas.wire.key_files import OwnKeys, own_keys
@@ -52,7 +52,7 @@ Message = list[bytes]
 
 def corpus() -> list[Message]:
     """Return valid messages of every kind, of a client that has registered FUNCTION."""
-    task, array = build(), bytes(4096)
+    task, array = subtraction(), bytes(4096)
     library = task.libraries[0]
     code = encode_library(library)
     messages: list[tuple[Any, list[bytes]]] = [

@@ -31,9 +31,9 @@ import numpy as np
 
 import kaas
 from benchmarks.attack import READY
-from benchmarks.path import ELEMENTS, build
 from benchmarks.report import parser, positive, report
 from benchmarks.served import Memory, Server
+from kaas.peers.overhead import ELEMENTS, subtraction
 
 MUTATED, REPLAYED = 100_000, 10_000
 ATTACKER, OTHER = "eve", "bob"
@@ -133,7 +133,7 @@ class Other:
 
     def __init__(self, client: kaas.Client) -> None:
         self._client = client
-        self._function = client.register(build(), name="difference")
+        self._function = client.register(subtraction(), name="difference")
 
     def _call(self, number: int) -> kaas.Future:
         return self._client.call(self._function, {"x": np.full(ELEMENTS, number, np.float32)})

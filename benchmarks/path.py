@@ -11,7 +11,6 @@ with NumPy's copy of them. The steps are measured afterwards, in other requests.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
@@ -30,33 +29,18 @@ import kaas
 from benchmarks.taps import steps
 from kaas.executor.device.device import gpu_count
 from kaas.kernels import library
+from kaas.peers.overhead import ELEMENTS, OUTSTANDING, EchoActor, subtraction
+from kaas.peers.turns import MeasuredSide, latencies_s, rates_per_s
 
-ELEMENTS = 1024
 LARGE_ELEMENTS = 16 << 20
 DEVICE_BYTES = 256 << 20
 WARM_UP = 100
-TURN = 10
-OUTSTANDING = 64
 RATE_REQUESTS = 1000
 RATE_ROUNDS = 7
 LARGE_ROUNDS = 30
 STEP_ROUNDS = 500
 
 Calls = Mapping[str, Callable[[], Any]]
-
-
-class Empty:
-    """An actor that returns its argument."""
-
-    def run(self, data: Any) -> Any:
-        return data
-
-
-def build() -> kaas.KTask:
-    """Return the kTask of out = x - x."""
-    x, out = kaas.Buffer("x", ELEMENTS, "float32"), kaas.Buffer("out", ELEMENTS, "float32")
-    args: list[Any] = [kaas.In(x), kaas.In(x), kaas.Out(out), kaas.u32(ELEMENTS)]
-    return kaas.KTask([kaas.Kernel(library("nearest_neighbours"), "vsub", ELEMENTS // 256, 256, args)], [out])
 
 
 def build_large() -> kaas.KTask:
@@ -71,10 +55,10 @@ def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--rounds", type=positive, default=1000, help="requests of each kind, one at a time")
     chosen = options.parse_args()
-    task, x = build(), np.zeros(ELEMENTS, np.float32)
+    task, x = subtraction(), np.zeros(ELEMENTS, np.float32)
     call = {"call": lambda: kaas.call(task, {"x": x}).result()}
     with pool():
-        empty: Any = ray.remote(num_cpus=0)(Empty)
+        empty: Any = ray.remote(num_cpus=0)(EchoActor)
         target = empty.remote()
         raw = x.tobytes()
         one: Calls = {
@@ -83,19 +67,18 @@ def main() -> None:
             **call,
             "invoke": lambda: ray.get(kaas.invoke(task, {"x": x})),
         }
-        seconds = latencies(one, chosen.rounds)
+        seconds = latencies_s(one, chosen.rounds, WARM_UP)
         stages = {stage.stage: stage.p50_s for stage in kaas.stats().stages}
-        per_s = rates(
-            {
-                "actor": (lambda: target.run.remote(x), ray.get),
-                "call": (lambda: kaas.call(task, {"x": x}), kaas.Future.result),
-                "invoke": (lambda: kaas.invoke(task, {"x": x}), ray.get),
-            }
-        )
+        sides = {
+            "actor": MeasuredSide(lambda: target.run.remote(x), ray.get),
+            "call": MeasuredSide(lambda: kaas.call(task, {"x": x}), kaas.Future.result),
+            "invoke": MeasuredSide(lambda: kaas.invoke(task, {"x": x}), ray.get),
+        }
+        per_s = rates_per_s(sides, RATE_REQUESTS, OUTSTANDING, RATE_ROUNDS)
         large_s = large(build_large())
         ways = {name: steps(name, one[name], STEP_ROUNDS) for name in ("call", "invoke")}
     with pool(ray=False):
-        seconds |= {f"{name}_without_ray": values for name, values in latencies(call, chosen.rounds).items()}
+        seconds |= {f"{name}_without_ray": values for name, values in latencies_s(call, chosen.rounds, WARM_UP).items()}
     p50 = {name: float(np.median(values)) for name, values in seconds.items()}
     bars = {
         "call_over_actor": (p50["call"] / p50["actor"], "<=", 0.5),
@@ -121,43 +104,6 @@ def pool(**options: Any) -> Iterator[None]:
         yield
     finally:
         kaas.shutdown()
-
-
-def latencies(calls: Calls, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the seconds of each call, by name."""
-    for call in calls.values():
-        for _ in range(WARM_UP):
-            call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for first in range(0, rounds, TURN):
-        for name, call in calls.items():
-            for _ in range(first, min(first + TURN, rounds)):
-                began = perf_counter()
-                call()
-                seconds[name].append(perf_counter() - began)
-    return {name: np.array(values) for name, values in seconds.items()}
-
-
-def rates(
-    kinds: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]], rounds: int = RATE_ROUNDS
-) -> dict[str, float]:
-    """Return the requests a second of each kind in a closed loop: the oldest request's reply lets the next one go.
-
-    A kind is a function that sends a request, and a function that gets its result.
-    """
-    found: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, (send, answer) in kinds.items():
-            pending = deque[Any]()
-            began = perf_counter()
-            for _ in range(RATE_REQUESTS):
-                if len(pending) == OUTSTANDING:
-                    answer(pending.popleft())
-                pending.append(send())
-            while pending:
-                answer(pending.popleft())
-            found[name].append(RATE_REQUESTS / (perf_counter() - began))
-    return {name: median(values) for name, values in found.items()}
 
 
 def large(task: kaas.KTask) -> dict[str, float]:

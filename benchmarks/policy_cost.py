@@ -26,9 +26,9 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is im
 import ray
 
 import kaas
-from benchmarks.path import ELEMENTS, build
 from kaas.api.attached import current_session
 from kaas.api.ray_session import RaySession
+from kaas.peers.overhead import ELEMENTS, subtraction
 from kaas.scheduling.events import Decision, Event, PhysicalDevice, Policy
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.simulation.scenario_file import read
@@ -46,7 +46,7 @@ def live(policy: str, requests: int) -> dict[str, float]:
     """Return the policy's seconds, its events, and the seconds of the run, for each request."""
     kaas.init(devices=[kaas.Device("software", 64 << 20)] * DEVICES, policy=policy)
     try:
-        task, x = build(), np.zeros(ELEMENTS, np.float32)
+        task, x = subtraction(), np.zeros(ELEMENTS, np.float32)
         turn(task, x, WARM_UP)
         kaas.stats(reset=True)
         cpu_s = -pool_cpu_s()

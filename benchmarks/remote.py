@@ -27,9 +27,11 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is im
 import ray
 
 import kaas
-from benchmarks.path import ELEMENTS, RATE_ROUNDS, Calls, Empty, build, latencies, rates
+from benchmarks.path import RATE_REQUESTS, RATE_ROUNDS, WARM_UP, Calls
 from benchmarks.report import parser, positive, report
 from benchmarks.served import Server, resident_bytes
+from kaas.peers.overhead import ELEMENTS, OUTSTANDING, EchoActor, subtraction
+from kaas.peers.turns import MeasuredSide, latencies_s, rates_per_s
 from kaas.wire import protocol
 from kaas.wire.key_files import own_keys
 
@@ -48,10 +50,10 @@ def main() -> None:
     options.add_argument("--rate-rounds", type=positive, default=RATE_ROUNDS, help="rounds of 1000 requests of a kind")
     options.add_argument("--connections", type=positive, default=CONNECTIONS, help="number of idle connections")
     chosen = options.parse_args()
-    task, x = build(), np.zeros(ELEMENTS, np.float32)
+    task, x = subtraction(), np.zeros(ELEMENTS, np.float32)
     raw = x.tobytes()
     ray.init("local", include_dashboard=False, log_to_driver=False)
-    empty: Any = ray.remote(num_cpus=0)(Empty)
+    empty: Any = ray.remote(num_cpus=0)(EchoActor)
     target = empty.remote()
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder), [CLIENT], slots=SLOTS) as server:
         idle_kb = idle_connection_kb(server, chosen.connections)
@@ -62,15 +64,13 @@ def main() -> None:
                 "actor_of_bytes": lambda: ray.get(target.run.remote(raw)),
                 "remote": lambda: client.call(function, {"x": x}).result(),
             }
-            seconds = latencies(one, chosen.rounds)
-            per_s = rates(
-                {
-                    "actor": (lambda: target.run.remote(x), ray.get),
-                    "actor_of_bytes": (lambda: target.run.remote(raw), ray.get),
-                    "remote": (lambda: client.call(function, {"x": x}), kaas.Future.result),
-                },
-                chosen.rate_rounds,
-            )
+            seconds = latencies_s(one, chosen.rounds, WARM_UP)
+            sides = {
+                "actor": MeasuredSide(lambda: target.run.remote(x), ray.get),
+                "actor_of_bytes": MeasuredSide(lambda: target.run.remote(raw), ray.get),
+                "remote": MeasuredSide(lambda: client.call(function, {"x": x}), kaas.Future.result),
+            }
+            per_s = rates_per_s(sides, RATE_REQUESTS, OUTSTANDING, chosen.rate_rounds)
             if (client.call(function, {"x": np.ones(ELEMENTS, np.float32)}).result() != 0).any():
                 raise SystemExit("x - x is not 0: this measured something else")
     ray.shutdown()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import kaas
-from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
+from kaas.peers.overhead import ELEMENTS, subtraction
 from kaas.server.peers.keys import new_client
 from kaas.wire.key_files import own_keys
 from tests.timeouts import TIMEOUT_S
@@ -68,7 +68,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Start a server where a client in Python has registered the functions for the client in Node.js."""
     with Server(tmp_path_factory.mktemp("served"), ["ada"], insecure=request.param == "insecure") as started:
         with kaas.Client(started.address, keys=None if started.insecure else started.keys("ada")) as client:
-            client.register(build(), name="difference")
+            client.register(subtraction(), name="difference")
         yield started
 
 
@@ -121,7 +121,7 @@ def test_failures_are_errors(node: Node, server: Server) -> None:
 def test_the_client_repeats_its_requests_after_the_server_was_killed(node: Node, tmp_path: Path) -> None:
     with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.005}) as server, ThreadPoolExecutor(1) as beside:
         with kaas.Client(server.address, keys=server.keys("ada")) as client:
-            client.register(build(), name="difference")
+            client.register(subtraction(), name="difference")
         count = 1000
         flood = beside.submit(node, "flood.mjs", server.address, "difference", str(count), *last(server))
         while server.charged()["ada"] < 100:
