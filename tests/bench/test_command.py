@@ -152,3 +152,11 @@ def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file:
     assert ": not valid\n  a run takes 600 s or more, not 0.5" in ended.stdout
     ended = bench(str(task_file), *own, "--scenario", "server")
     assert ended.stderr.splitlines()[-1] == "InvalidRequest: the scenario server needs one --rate, as --rate 100"
+
+
+def test_a_page_that_cannot_be_written_costs_no_figures(task_file: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ended = bench(str(task_file), "--scalar", "factor=3", "--html", "/nowhere/page.html")
+    assert ended.returncode == 1
+    assert "concurrency 1" in ended.stdout
+    assert ended.stderr.splitlines()[-1] == "/nowhere/page.html: No such file or directory"

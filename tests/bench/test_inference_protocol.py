@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -89,3 +90,16 @@ def test_no_server_and_no_url() -> None:
     for url in ("127.0.0.1:8000", "tcp://127.0.0.1:8000", "http://"):
         with pytest.raises(InvalidRequest, match="takes a URL"):
             InferenceEndpoint(url, "double")
+
+
+def test_a_service_that_dies_leaves_the_rows_that_were_measured(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its last figures cannot be read; the loop before has its row all the same."""
+
+    def gone() -> Any:
+        raise Unreachable("the server has ended", address=url, reason="")
+
+    with at_endpoint(url, "double") as service:
+        dead = dataclasses.replace(service, stats=gone)
+        (row,) = rows(dead, payload(service.inputs), loops("1", None, None, Arrivals.CONSTANT), 0.1, 0.3)
+    assert (row["requests"] > 0, row["stages_ms"]) == (True, {})
+    assert "no figures of the service: the server has ended" in capsys.readouterr().err
