@@ -70,6 +70,7 @@ ALLOWED_IMPORTERS = {
         "kaas.client",
         "kaas.server.peers",
     },
+    "mlperf_loadgen": {"kaas.bench.mlperf.loadgen"},
     "onnx": set[str](),
     "torch": set[str](),
     "tvm": set[str](),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ SOFTWARE_SLOTS = 16
 """Software GPUs for all pools on a Ray that `init` starts."""
 LOCAL = "local"
 """The address that has Ray start a cluster of its own."""
+LISTEN_S = 10.0  # for a connection to a Ray's address
 CONCURRENT_REQUESTS = 100_000
 POOL_OPTIONS: dict[str, Any] = {
     "namespace": NAMESPACE,
@@ -289,11 +291,15 @@ def _reach(address: str, **options: Any) -> None:
     Raises:
         NotInitialized
     """
+    host, colon, port = address.rpartition(":")
     try:
+        if colon and port.isdecimal() and "://" not in address:  # where nothing listens, Ray tries for many minutes
+            socket.create_connection((host, int(port)), LISTEN_S).close()
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+    except (OSError, OverflowError, ValueError, ray.exceptions.RayError) as error:
         # by default Ray sends its token only to a Ray that it has found itself ("auto")
-        asks = not isinstance(error, ValueError) and "RAY_AUTH_MODE" not in os.environ
+        unasked = "RAY_AUTH_MODE" not in os.environ
+        asks = unasked and (type(error) is ConnectionError or isinstance(error, ray.exceptions.RayError))
         hint = "; if that Ray asks for a token, set RAY_AUTH_MODE=token" if asks else ""
         raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import perf_counter, process_time
 from typing import Any
@@ -13,7 +13,7 @@ from kaas.bench import shares
 from kaas.bench.load import Load
 from kaas.bench.loops import Loop
 from kaas.bench.measure import QUANTILES, Measurement, measure
-from kaas.bench.mlperf import MlperfScenario, ScenarioResult, run
+from kaas.bench.mlperf.scenarios import MlperfScenario, ScenarioResult
 from kaas.bench.service import LoadedService
 from kaas.bench.stages import StageTotals
 from kaas.bench.windows import MeasurementWindow, Stability
@@ -78,12 +78,16 @@ def scenario_row(
     rate_per_s: float,
     bound_s: float,
     duration_s: float,
+    run: Callable[..., ScenarioResult],
 ) -> dict[str, Any]:
-    """Run one of MLPerf's scenarios, and return its row. The arguments are those of `kaas.bench.mlperf.run`."""
+    """Run one of MLPerf's scenarios, and return its row. The arguments are those of `kaas.bench.mlperf.scenarios.run`.
+
+    run: this function, or LoadGen's.
+    """
     calls = [function.call for function in service.functions.values()]
     for call in calls:
         call(**inputs).result()
-    found: ScenarioResult = run(
+    found = run(
         lambda number: calls[number % len(calls)](**inputs),
         scenario,
         rate_per_s=rate_per_s,
@@ -93,6 +97,7 @@ def scenario_row(
     percentile = f"p{(scenario.percentile or 0) * 100:g}_ms"
     return {
         "load": f"MLPerf {scenario.value}",
+        "driver": found.driver,
         "state": "valid" if found.valid else "not valid",
         "missing": list(found.missing),
         "requests": found.queries,

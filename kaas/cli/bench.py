@@ -15,7 +15,8 @@ from typer.core import TyperGroup
 
 from kaas.bench import shares
 from kaas.bench.loops import Arrivals, loops
-from kaas.bench.mlperf import MlperfScenario
+from kaas.bench.mlperf import loadgen, scenarios
+from kaas.bench.mlperf.scenarios import MlperfScenario
 from kaas.cli.files import load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
@@ -66,6 +67,9 @@ def file(
     ] = None,
     bound: Annotated[float, typer.Option(min=0.001, help="ms; of the 99th percentile in the scenario server")] = 100.0,
     duration: Annotated[float, typer.Option(min=0.01, help="seconds of a scenario; MLPerf asks for 600")] = 600.0,
+    by_loadgen: Annotated[
+        bool, typer.Option("--loadgen", help="MLPerf's own generator drives the scenario; Ctrl-C then gives no figures")
+    ] = False,
     given: Annotated[
         Path | None, typer.Option("--inputs", exists=True, dir_okay=False, help="arrays by name, .npz or .json")
     ] = None,
@@ -109,6 +113,10 @@ def file(
     measured = loops(concurrency, rate, trace, arrivals)
     if scenario is not None and (concurrency or trace):
         raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
+    if by_loadgen and scenario is None:
+        raise InvalidRequest("--loadgen drives a --scenario")
+    if by_loadgen:
+        loadgen.check_installed()
     if plots is not None or html is not None:
         report.check_matplotlib()
     with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
@@ -120,9 +128,8 @@ def file(
                 f"{uneven[0].title}: {clients} clients need a multiple of {clients} callers, each the same"
             )
         if scenario is not None:
-            expected = _one_rate(scenario, rate)
-            bound_s = bound / 1e3
-            found = [scenario_row(service, inputs, scenario, rate_per_s=expected, bound_s=bound_s, duration_s=duration)]
+            asked = {"rate_per_s": _one_rate(scenario, rate), "bound_s": bound / 1e3, "duration_s": duration}
+            found = [scenario_row(service, inputs, scenario, **asked, run=loadgen.run if by_loadgen else scenarios.run)]
         else:
             found = list(rows(service, inputs, measured, window, limit))
     if json:
@@ -240,7 +247,8 @@ def _share(row: Mapping[str, Any]) -> str:
 
 def _show_scenario(row: Mapping[str, Any]) -> None:
     latency = next((f", {key[:-3]} {value:.4g} ms" for key, value in row.items() if key.endswith("_ms")), "")
-    print(f"{row['load']}: {row['requests']} queries, {row['rate_per_s']:.4g} samples/s{latency}: {row['state']}")
+    rate = f"{row['requests']} queries, {row['rate_per_s']:.4g} samples/s"
+    print(f"{row['load']} by {row['driver']}: {rate}{latency}: {row['state']}")
     for reason in row["missing"]:
         print(f"  {reason}")
 

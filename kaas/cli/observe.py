@@ -37,10 +37,12 @@ class GroupBy(Enum):
 
 
 PoolNamed = Annotated[str, typer.Option(help="of the pool, or of the server's")]
-RayAddress = Annotated[str, typer.Option(help="of the Ray cluster")]
+RayAddress = Annotated[str, typer.Option(help="of the Ray cluster that the pool runs on")]
+ANY_RAY = "auto"
+"""The address that stands for the Ray that runs on this machine."""
 
 
-def status(address: RayAddress = "auto", name: PoolNamed = "kaas", ray: EitherPool = None) -> None:
+def status(address: RayAddress = ANY_RAY, name: PoolNamed = "kaas", ray: EitherPool = None) -> None:
     """Show a running pool: its devices, executors and queue."""
     from kaas.api.program import status as pool_status
     from kaas.wire.status.status import status_tables
@@ -52,7 +54,7 @@ def status(address: RayAddress = "auto", name: PoolNamed = "kaas", ray: EitherPo
 def stats(
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="begin new statistics, for all readers")] = False,
-    address: RayAddress = "auto",
+    address: RayAddress = ANY_RAY,
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
@@ -87,7 +89,7 @@ def print_whole(table: Table) -> None:
 def trace(
     seconds: Annotated[float, typer.Option(min=0.001, help="duration of the record")] = 10.0,
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="file of the trace")] = Path("trace.json"),
-    address: RayAddress = "auto",
+    address: RayAddress = ANY_RAY,
     name: PoolNamed = "kaas",
     ray: EitherPool = None,
 ) -> None:
@@ -104,14 +106,20 @@ def trace(
 def attach_either(name: str, address: str, ray: bool | None) -> None:
     """Attach to a running pool; print the address of its Ray on stderr.
 
-    ray: None attaches to a pool without Ray if a pool of this name runs on this machine, else to a pool on Ray.
+    ray: None attaches to a pool without Ray if a pool of this name runs on this machine and no address of a Ray is
+    given, else to a pool on Ray.
 
     Raises:
+        InvalidRequest: an address, and a pool without Ray.
         NotInitialized: no such pool runs.
     """
     from kaas.api.program import attach
     from kaas.pool.on_processes.names import PoolName, running_names
 
+    if address != ANY_RAY:
+        if ray is False:
+            raise InvalidRequest("--address is that of a Ray cluster: it does not go with --no-ray")
+        ray = True
     on_ray = PoolName(name).running() is None if ray is None else ray
     try:
         attach(name, address=address, ray=on_ray)
@@ -168,7 +176,7 @@ def usage(
 
 def pardon(
     function: Annotated[str, typer.Argument(help="its key, as kaas status shows it, or that of its kTask")],
-    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
+    address: RayAddress = ANY_RAY,
     name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
     ray: EitherPool = None,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,

@@ -1,7 +1,8 @@
 """A cold start: a new process, from its start until it can answer, and until its first answer has come.
 
-ONNX Runtime's process can answer once its session is made. KaaS stands here twice: in the process itself, with the
-device open and the file of the compiled model read; and with a pool of its own, where the model is registered.
+ONNX Runtime's process can answer once its session is made, PyTorch's once its module has its weights, AOTInductor's
+once its package is loaded. KaaS stands here twice: in the process itself, with the device open and the file of the
+compiled model read; and with a pool of its own, where the model is registered.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,10 +42,70 @@ SESSION = f"""{READ}import onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 {READY}(answer,) = session.run(None, {{"x": x}})
 {ANSWER}"""
+TORCH = f"""{READ}sys.path.append({str(Path(__file__).parent)!r})
+import torch
+from torch_graph import load
+model = load(sys.argv[1])
+{READY}with torch.inference_mode():
+    answer = model(torch.from_numpy(x)).numpy()
+{ANSWER}"""
+AHEAD = f"""{READ}import torch
+from torch._inductor import aoti_load_package
+model = aoti_load_package(sys.argv[1])
+{READY}with torch.inference_mode():
+    answer = model(torch.from_numpy(x)).numpy()
+{ANSWER}"""
+
+
+class StartedSide(NamedTuple):
+    """A way to run a model.
+
+    Fields:
+        suffix: of the file that the process reads. program: of the process. make: writes the file, given ONNX's and
+            the input's.
+    """
+
+    peer: PeerSystem
+    suffix: str
+    program: str
+    make: Callable[[Path, Path, Path], None]
+
+
+def _nothing(graph: Path, given: Path, file: Path) -> None:
+    """ONNX's file is the file."""
+
+
+def _compiled(graph: Path, given: Path, file: Path) -> None:  # noqa: ARG001
+    command = [sys.executable, "-m", "kaas.cli", "compile", str(graph), "-o", str(file)]
+    if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+        raise CompileFailed(f"{graph.name} was not compiled, for the reason above")
+
+
+def _weights(graph: Path, given: Path, file: Path) -> None:  # noqa: ARG001
+    import onnx
+
+    from kaas.peers.torch_graph import save
+
+    save(onnx.load(str(graph)), file)
+
+
+def _compiled_ahead(graph: Path, given: Path, file: Path) -> None:
+    import torch
+
+    from kaas.peers.torch_graph import compile_ahead, load
+
+    weights = file.with_suffix(".pt")
+    if not weights.exists():
+        _weights(graph, given, weights)
+    compile_ahead(load(str(weights)), torch.from_numpy(np.load(given)), file)
+
+
 SIDES = {
-    "KaaS, in the process": (PeerSystem.KAAS, ".kaas", LOCAL),
-    "KaaS, a pool": (PeerSystem.KAAS, ".kaas", POOL),
-    "ONNX Runtime": (PeerSystem.ONNXRUNTIME, ".onnx", SESSION),
+    "KaaS, in the process": StartedSide(PeerSystem.KAAS, ".kaas", LOCAL, _compiled),
+    "KaaS, a pool": StartedSide(PeerSystem.KAAS, ".kaas", POOL, _compiled),
+    "ONNX Runtime": StartedSide(PeerSystem.ONNXRUNTIME, ".onnx", SESSION, _nothing),
+    "PyTorch": StartedSide(PeerSystem.TORCH, ".pt", TORCH, _weights),
+    "AOTInductor": StartedSide(PeerSystem.AOTINDUCTOR, ".pt2", AHEAD, _compiled_ahead),
 }
 RTOL = 1e-3
 
@@ -65,20 +127,21 @@ def measure(
     """
     found: dict[str, dict[str, float]] = {}
     for name in names:
-        files = _files(name, folder)
-        sides = {side: each for side, each in SIDES.items() if each[0] in peers}
+        sides = {side: each for side, each in SIDES.items() if each.peer in peers}
+        given = _files(name, folder, sides.values())
         times: dict[str, list[tuple[float, float]]] = {}
         for cached in (True, False):
             for turn in range(rounds + 1):  # the first one fills caches, of compiled code too
-                for side, (_, suffix, program) in sides.items():
+                for side, each in sides.items():
+                    file = folder / f"{name}{each.suffix}"
                     if not cached:
-                        _forget(folder / f"{name}{suffix}")
-                    seconds = _started(program, folder / f"{name}{suffix}", files, folder / f"{name}-{side}.npy")
+                        _forget(file)
+                    seconds = _started(each.program, file, given, folder / f"{name}-{side}.npy")
                     if turn:
                         times.setdefault(f"{name}, {side}, {'warm' if cached else 'dropped'}", []).append(seconds)
         _same([np.load(folder / f"{name}-{side}.npy") for side in sides], name)
-        for title, each in times.items():
-            ready, answer = zip(*each, strict=True)
+        for title, turns in times.items():
+            ready, answer = zip(*turns, strict=True)
             found[title] = {"ready_s": median(ready), "answer_s": median(answer)}
     return found
 
@@ -89,20 +152,19 @@ def _same(answers: list[Any], name: str) -> None:
         raise WrongAnswer(f"{name}: the sides give different numbers")
 
 
-def _files(name: str, folder: Path) -> Path:
+def _files(name: str, folder: Path, sides: Iterable[StartedSide]) -> Path:
     """Make the model's files that are missing. Return the path of its input."""
-    import onnx
-
     make, shape = MODELS[name]
-    given, graph, compiled = (folder / f"{name}{suffix}" for suffix in (".npy", ".onnx", ".kaas"))
+    given, graph = (folder / f"{name}{suffix}" for suffix in (".npy", ".onnx"))
     if not graph.exists():
+        import onnx
+
         onnx.save(make(), str(graph))
     if not given.exists():
         np.save(given, np.random.default_rng(0).random(shape, np.float32))
-    if not compiled.exists():
-        command = [sys.executable, "-m", "kaas.cli", "compile", str(graph), "-o", str(compiled)]
-        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
-            raise CompileFailed(f"{graph.name} was not compiled, for the reason above")
+    for side in sides:
+        if not (file := folder / f"{name}{side.suffix}").exists():
+            side.make(graph, given, file)
     return given
 
 

@@ -66,7 +66,7 @@ def interpreters(peers: tuple[PeerSystem, ...], effort: Effort, folder: Path) ->
 
 EXPERIMENTS: dict[str, tuple[Callable[[tuple[PeerSystem, ...], Effort, Path], Rows], tuple[PeerSystem, ...]]] = {
     "overhead": (overhead, (PeerSystem.ACTOR, PeerSystem.COMPILED, PeerSystem.SERVE)),
-    "coldstart": (coldstart, (PeerSystem.ONNXRUNTIME,)),
+    "coldstart": (coldstart, (PeerSystem.ONNXRUNTIME, PeerSystem.TORCH, PeerSystem.AOTINDUCTOR)),
     "tenancy": (tenancy, (PeerSystem.SERVE,)),
     "replay": (replay, (PeerSystem.IREE,)),
     "interpreters": (interpreters, (PeerSystem.TRITON, PeerSystem.NUMBA)),

@@ -18,14 +18,14 @@ from kaas.peers.systems import PeerSystem
 from kaas.peers.turns import latencies_s
 
 SOURCES = {PeerSystem.TRITON: "triton_source", PeerSystem.NUMBA: "numba_source"}
-"""Modules of this folder, each with the kTask of its kernel, its inputs, and a function that interprets it."""
+"""Modules of `kaas.peers.sources`, each with the kTask of its kernel, its inputs, and a function that interprets it."""
 VARIABLES = {PeerSystem.TRITON: ("TRITON_INTERPRET", "1"), PeerSystem.NUMBA: ("NUMBA_ENABLE_CUDASIM", "1")}
 """The variables that turn the interpreters on. They count when the packages are imported."""
 CHILD = """
 import sys
 from importlib import import_module
 import numpy as np
-source = import_module("kaas.peers." + sys.argv[1])
+source = import_module("kaas.peers.sources." + sys.argv[1])
 for line in sys.stdin:
     np.save(sys.argv[2], source.interpret())
     print("done", flush=True)
@@ -49,7 +49,7 @@ def measure(peers: tuple[PeerSystem, ...], rounds: int, file: str) -> dict[str, 
 def _measured(peer: PeerSystem, rounds: int, file: str) -> dict[str, float]:
     from importlib import import_module
 
-    source = import_module(f"kaas.peers.{SOURCES[peer]}")
+    source = import_module(f"kaas.peers.sources.{SOURCES[peer]}")
     task, given = source.build(), source.inputs()
     with _interpreter(peer, file) as interpret:
         sides: dict[str, Callable[[], Any]] = {"KaaS": lambda: run_local(task, given), "interpreter": interpret}

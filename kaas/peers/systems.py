@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from shutil import which
 
 
 class PeerSystem(Enum):
-    """A system that a user could take instead: its name, its distribution, and a module that it needs."""
+    """A system that a user could take instead: its name, its distribution, a module and a program that it needs."""
 
     KAAS = ("KaaS", "kaas-gpu", "kaas")
     ACTOR = ("Ray actor", "ray", "ray")
@@ -18,11 +19,12 @@ class PeerSystem(Enum):
     ONNXRUNTIME = ("ONNX Runtime", "onnxruntime", "onnxruntime")
     IREE = ("IREE", "iree-base-runtime", "iree.compiler")
     TORCH = ("PyTorch", "torch", "torch")
+    AOTINDUCTOR = ("AOTInductor", "torch", "torch", "g++")
     TRITON = ("Triton's interpreter", "triton", "triton")
     NUMBA = ("numba's simulator", "numba-cuda", "numba_cuda")
 
-    def __init__(self, title: str, distribution: str, module: str) -> None:
-        self.title, self.distribution, self.module = title, distribution, module
+    def __init__(self, title: str, distribution: str, module: str, program: str = "") -> None:
+        self.title, self.distribution, self.module, self.program = title, distribution, module, program
 
     @property
     def version(self) -> str:
@@ -34,7 +36,9 @@ class PeerSystem(Enum):
 
     @property
     def installed(self) -> bool:
-        """True if the distribution and the module that the peer needs are here."""
+        """True if all that the peer needs is here."""
+        if self.program and which(self.program) is None:
+            return False
         try:
             return bool(self.version) and find_spec(self.module) is not None
         except ModuleNotFoundError:  # of the package that the module is in

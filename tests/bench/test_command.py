@@ -107,6 +107,7 @@ def test_a_file_that_there_is_not() -> None:
             "--policy is of a pool, and has no meaning with --server",
         ),
         (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
+        (("--loadgen",), "--loadgen drives a --scenario"),
         (
             ("--client", "ann", "--server", "tcp://127.0.0.1:1"),
             "--client is of a pool, and has no meaning with --server",
@@ -148,10 +149,21 @@ def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file:
     own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
     ended = bench(str(task_file), *own, "--scenario", "single-stream", "--duration", "0.5")
     assert ended.returncode == 0, ended.stderr
-    assert "MLPerf single-stream: " in ended.stdout
+    assert "MLPerf single-stream by KaaS: " in ended.stdout
     assert ": not valid\n  a run takes 600 s or more, not 0.5" in ended.stdout
     ended = bench(str(task_file), *own, "--scenario", "server")
     assert ended.stderr.splitlines()[-1] == "InvalidRequest: the scenario server needs one --rate, as --rate 100"
+
+
+def test_mlperfs_own_generator_drives_a_scenario(task_file: Path) -> None:
+    pytest.importorskip("mlperf_loadgen")
+    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--rate", "200")
+    ended = bench(str(task_file), *own, "--scenario", "server", "--duration", "0.5", "--loadgen", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(ended.stdout)
+    assert row["driver"].startswith("LoadGen ")
+    assert row["requests"] > 10
+    assert 0 < row["p99_ms"]
 
 
 def test_a_page_that_cannot_be_written_costs_no_figures(task_file: Path) -> None:

@@ -104,11 +104,11 @@ def test_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err == "InvalidGraph: this kTask is written in format 99; this version reads 1\n"
 
 
-def kaas_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def kaas_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kaas.cli", *arguments],
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120", **environment},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -137,9 +137,13 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     address = ray.get_runtime_context().gcs_address
     assert status.stderr == f"pool kaas on the Ray at {address}\n"  # it took whichever Ray runs here
     missing = kaas_command("stats", "--name", "none", "--address", address)
-    assert missing.returncode == 1
+    assert (missing.returncode, missing.stderr.splitlines()[-1]) == (
+        1,
+        f"NotInitialized: no pool 'none' runs on the Ray at {address}",
+    )
+    nowhere = kaas_command("stats", "--name", "none", RAY_ADDRESS=address)
     words = f"no pool 'none' runs on this machine without Ray, and no pool 'none' runs on the Ray at {address}"
-    said, _, _ = missing.stderr.splitlines()[-1].partition(". Without Ray run here: ")  # others of this user, if any
+    said, _, _ = nowhere.stderr.splitlines()[-1].partition(". Without Ray run here: ")  # others of this user, if any
     assert said == f"NotInitialized: {words}"
     arguments = ["--ray", "--profile", "--input", f"x={x_file}", "--scalar", "factor=2", "--output", str(tmp_path)]
     result = runner.invoke(app, ["run", str(task_file), *arguments])

@@ -21,8 +21,8 @@ from tvm_backend.errors import CompileError
 from tvm_backend.lowering import by_dlight
 from tvm_backend.measuring import REPEATS
 from tvm_backend.progress import Progress
+from tvm_backend.rewrites import ASYNCHRONOUS, EXPLICIT
 from tvm_backend.trials import Bench, TrialFailed, bench, build
-from tvm_backend.unrolling import ASYNCHRONOUS, EXPLICIT
 
 TRIALS = 4
 TURING = targets.parsed("sm_75+ptx")

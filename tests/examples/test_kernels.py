@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import spread
+
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("kaas", "softgpu", "examples", "benchmarks", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.cu"))
@@ -35,7 +37,7 @@ def test_every_source_has_its_ptx(source: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("source", spread(SOURCES, 30), ids=str)
 def test_ptx_is_up_to_date(source: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.ptx"
     subprocess.run([str(NVCC), "-ptx", "-arch=sm_80", str(source), "-o", str(made)], cwd=ROOT, check=True)

@@ -64,7 +64,7 @@ def test_a_configuration_is_checked_without_a_server(config: Path) -> None:
         (f"code: {{hashes: [{'1' * 64}]}}", "digits only stands in quotes"),
     ],
 )
-@pytest.mark.parametrize("check", [["--check"], []])
+@pytest.mark.parametrize("check", [["--check"], pytest.param([], marks=pytest.mark.full)])
 def test_slips_are_refused(config: Path, line: str, words: str, check: list[str]) -> None:
     config.write_text(config.read_text() + line + "\n")
     ended = kaas_serve(config, *check)

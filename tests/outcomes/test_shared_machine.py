@@ -32,6 +32,28 @@ def test_the_demonstration_leaves_a_pool_of_the_default_name_alone(
         kaas.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "cannot connect to Ray at '127.0.0.1:1'"),
+        (("--no-ray",), "--address is that of a Ray cluster: it does not go with --no-ray"),
+    ],
+)
+def test_a_command_with_a_rays_address_shows_no_pool_without_ray(
+    options: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of the same name that runs here without Ray is another pool."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert kaas.init(ray=False, devices=[kaas.Device("software", 16 << 20)], name="kaas")
+    try:
+        command = [sys.executable, "-m", "kaas.cli", "status", "--address", "127.0.0.1:1", *options]
+        ended = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        kaas.shutdown()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert words in ended.stderr
+
+
 def test_tests_of_ctrl_c_in_a_job_in_the_background() -> None:
     """Like `make test &`: its processes ignore SIGINT."""
     command = [sys.executable, "-m", "pytest", "-x", "-k", "interrupt", "-p", "no:cacheprovider"]

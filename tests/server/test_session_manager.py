@@ -309,16 +309,21 @@ def test_a_session_that_does_not_reconnect_is_forgotten(alice: Speaker, server: 
 # --- cancelling and deadlines
 
 
-def slow() -> kaas.KTask:
+def times(count: int) -> dict[str, bytes]:
+    """The scalars of `slow` for so many runs of its kernel."""
+    return {"times": count.to_bytes(4, "little")}
+
+
+def slow(results: int = WIDTH) -> kaas.KTask:
     """Runs its kernel as often as its scalar `times`."""
-    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
+    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", results, "float32")
     kernel = kaas.Kernel(STEPS, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(WIDTH)])
     return kaas.KTask([kernel], [y], iterations=kaas.Scalar("times", "u32"))
 
 
 def test_a_request_can_be_cancelled(alice: Speaker) -> None:
     alice.register(slow(), "slow")
-    number = alice.invoke("slow", ONES, scalars={"times": (100_000).to_bytes(4, "little")}, deadline_s=5.0)
+    number = alice.invoke("slow", ONES, scalars=times(100_000), deadline_s=5.0)
     alice.send(protocol.Cancel(number))
     answer, _ = alice.receive()
     assert isinstance(answer, protocol.Failure)
@@ -330,7 +335,7 @@ def test_a_request_can_be_cancelled(alice: Speaker) -> None:
 
 def test_a_deadline_ends_a_request(alice: Speaker) -> None:
     alice.register(slow(), "slow")
-    number = alice.invoke("slow", ONES, scalars={"times": (1_000_000).to_bytes(4, "little")}, deadline_s=1e-3)
+    number = alice.invoke("slow", ONES, scalars=times(1_000_000), deadline_s=1e-3)
     answer, _ = alice.receive()
     assert isinstance(answer, protocol.Failure)
     assert (answer.number, answer.error) == (number, "DeadlineExceeded")
@@ -541,21 +546,20 @@ def test_a_programs_own_key_is_forgotten_with_its_answer(serve: Serve, own: bool
 
 def test_outputs_that_are_stored_take_no_credit(serve: Serve) -> None:
     alice = serve({"limits": LIMITS}).speaker()
-    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", 32 * WIDTH, "float32")
-    kernel = kaas.Kernel(STEPS, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(WIDTH)])
-    wide = kaas.KTask([kernel], [y])
-    alice.register(wide, "wide")
+    alice.register(slow(32 * WIDTH), "wide")
     for _ in range(2):
-        number = alice.invoke("wide", ONES, store={"y": "there"})
+        number = alice.invoke("wide", ONES, scalars=times(1), store={"y": "there"})
         assert alice.receive()[0] == protocol.Result(number)
         alice.received([number])
-    first, second = (alice.invoke("wide", ONES, store={"y": "there"}) for _ in range(2))
-    told = {getattr(answer, "number", 0): answer for answer, _ in (alice.receive(), alice.receive())}
-    refused = told[second]
-    assert told[first] == protocol.Result(first)
+    first, second = (alice.invoke("wide", ONES, scalars=times(10_000_000), store={"y": "there"}) for _ in range(2))
+    refused, _ = alice.receive()
     assert isinstance(refused, protocol.Failure)
-    assert refused.error == "QueueFull"
+    assert (refused.number, refused.error) == (second, "QueueFull")
     assert refused.retry_s
-    failure = failed(alice, protocol.Invoke(900, "wide", {"x": protocol.Input(frame=1)}), ONES)
+    alice.send(protocol.Cancel(first))
+    cancelled, _ = alice.receive()
+    assert isinstance(cancelled, protocol.Failure)
+    assert (cancelled.number, cancelled.error) == (first, "Cancelled")
+    failure = failed(alice, protocol.Invoke(900, "wide", {"x": protocol.Input(frame=1)}, times(1)), ONES)
     assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
     alice.close()

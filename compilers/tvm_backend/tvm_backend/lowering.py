@@ -18,11 +18,9 @@ from tvm_backend.errors import unsupported
 from tvm_backend.folding import fold
 from tvm_backend.indices import in_bounds
 from tvm_backend.outputs import own_outputs
+from tvm_backend.rewrites import unrolled_by_nvrtc, without_bool_vectors, without_unit_reductions
 from tvm_backend.stacks import unflattened
 from tvm_backend.targets import Target
-from tvm_backend.units import without_unit_reductions
-from tvm_backend.unrolling import left_to_nvrtc
-from tvm_backend.vectors import without_bool_vectors
 
 NOTHING = "kaas_nothing"
 """A kernel that does nothing: it writes outputs without elements, since each output needs a kernel that writes it."""
@@ -188,7 +186,7 @@ def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMod
         if isinstance(function, tirx.PrimFunc)
     }
     pipeline, _, finish = tirx.get_default_tir_pipeline(target.tvm)
-    bound = tirx.transform.BindTarget(target.tvm)(left_to_nvrtc(without_bool_vectors(tvm.IRModule(functions))))
+    bound = tirx.transform.BindTarget(target.tvm)(unrolled_by_nvrtc(without_bool_vectors(tvm.IRModule(functions))))
     with tvm.transform.PassContext(opt_level=3, instruments=[_WithoutHostInterface()]):
         both = pipeline(bound)
     host = tirx.transform.Filter(lambda function: not _on_device(function))(both)

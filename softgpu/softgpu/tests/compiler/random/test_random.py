@@ -76,7 +76,7 @@ ATOMIC_BEFORE_A_CALL = Program(
 
 @pytest.mark.slow
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

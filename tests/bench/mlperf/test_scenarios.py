@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.bench import mlperf
-from kaas.bench.mlperf import MlperfScenario, early_stopping, gathered, run
+from kaas.bench.mlperf import scenarios
+from kaas.bench.mlperf.scenarios import MlperfScenario, early_stopping, gathered, run
 from kaas.errors import InvalidRequest, QueueFull
 
 
@@ -103,7 +103,7 @@ def test_the_offline_scenario_sends_all_samples_in_one_query() -> None:
 
 
 def test_a_run_that_keeps_the_rules_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlperf, "DURATION_S", 0.2)
+    monkeypatch.setattr(scenarios, "DURATION_S", 0.2)
     found = run(answered, MlperfScenario.SINGLE_STREAM, rate_per_s=1.0, bound_s=1.0, duration_s=0.2)
     assert (found.valid, found.missing) == (True, ())
     slow = run(answered, MlperfScenario.SERVER, rate_per_s=5000.0, bound_s=1e-9, duration_s=0.2)

@@ -56,6 +56,7 @@ class ScenarioResult:
     Fields:
         latency_s: the early-stopping estimate of the scenario's percentile; None where the scenario has none, or with
             too few queries. rate_per_s: answered samples a second. missing: what the rules ask and the run has not.
+            driver: the generator that sent the queries.
     """
 
     scenario: MlperfScenario
@@ -65,6 +66,7 @@ class ScenarioResult:
     latency_s: float | None
     errors: int
     missing: tuple[str, ...]
+    driver: str = "KaaS"
 
     @property
     def valid(self) -> bool:
@@ -88,11 +90,7 @@ def run(
     Raises:
         InvalidRequest: an offline query that is too large.
     """
-    samples = scenario.samples
-    if scenario is MlperfScenario.OFFLINE:
-        if not rate_per_s * duration_s <= MOST_SAMPLES:
-            raise InvalidRequest(f"an offline query has {MOST_SAMPLES} samples at most: rate times duration")
-        samples = max(1, math.ceil(rate_per_s * duration_s))
+    samples = offline_samples(rate_per_s, duration_s) if scenario is MlperfScenario.OFFLINE else scenario.samples
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
     began_s, ends = perf_counter(), list[Completion]()
     with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
@@ -107,7 +105,7 @@ def run(
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
     errors = len(ends) - len(latencies) + query.outstanding
-    missing = _missing(scenario, samples, seconds, estimate, bound_s, errors)
+    missing = [*rules_broken(scenario, samples, seconds, errors), *_too_slow(scenario, estimate, bound_s)]
     return ScenarioResult(
         scenario, len(latencies), seconds, len(latencies) * samples / seconds, estimate, errors, tuple(missing)
     )
@@ -122,15 +120,28 @@ def _loop(query: Load, scenario: MlperfScenario, rate_per_s: float) -> Iterator[
     return query.closed(1)
 
 
-def _missing(
-    scenario: MlperfScenario, samples: int, seconds: float, estimate: float | None, bound_s: float, errors: int
-) -> Iterator[str]:
+def offline_samples(rate_per_s: float, duration_s: float) -> int:
+    """Return the samples of an offline query that takes duration_s seconds at a rate.
+
+    Raises:
+        InvalidRequest: they are too many.
+    """
+    if not rate_per_s * duration_s <= MOST_SAMPLES:
+        raise InvalidRequest(f"an offline query has {MOST_SAMPLES} samples at most: rate times duration")
+    return max(1, math.ceil(rate_per_s * duration_s))
+
+
+def rules_broken(scenario: MlperfScenario, samples: int, seconds: float, errors: int) -> Iterator[str]:
+    """Yield what the rules ask and a run has not. samples: of a query. errors: the queries that have no result."""
     if seconds < DURATION_S:
         yield f"a run takes {DURATION_S:g} s or more, not {seconds:.3g} s"
     if errors:
         yield f"{errors} queries have no result"
     if scenario is MlperfScenario.OFFLINE and samples < OFFLINE_SAMPLES:
         yield f"the query has {OFFLINE_SAMPLES} samples or more, not {samples}"
+
+
+def _too_slow(scenario: MlperfScenario, estimate: float | None, bound_s: float) -> Iterator[str]:
     if scenario.percentile is not None and estimate is None:
         yield f"too few queries for the {scenario.percentile * 100:g}th percentile"
     if scenario is MlperfScenario.SERVER and estimate is not None and estimate > bound_s:

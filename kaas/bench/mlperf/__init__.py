@@ -1,0 +1,1 @@
+"""MLPerf Inference's scenarios, by a driver of our own and by MLPerf's load generator."""

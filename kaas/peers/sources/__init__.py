@@ -1,0 +1,1 @@
+"""Kernels in Python, which KaaS and an interpreter run from the same source."""
