@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +20,16 @@ def check_target(field: str, target: str) -> None:
     module, _, function = target.partition(":")
     if not (module and function):
         raise InvalidConfig(f"{field} is module:function, not {target!r}", field=field)
+
+
+@contextmanager
+def modules_here() -> Iterator[None]:
+    """Have the search of modules include the current folder, as `python -m` does."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
 
 
 def find_target(field: str, target: str) -> Any:

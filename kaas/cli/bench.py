@@ -21,6 +21,7 @@ from kaas.cli.files import load_file, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
 from kaas.errors import InvalidRequest
+from kaas.import_target import find_target, modules_here
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
@@ -47,7 +48,9 @@ def file(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="a kTask (KTask.to_json), a model (.kaas), or a function's name at --server"
+            metavar="FILE",
+            help="a kTask (KTask.to_json), a model (.kaas), module:function that makes one, or a function's name "
+            "at --server",
         ),
     ],
     concurrency: Annotated[
@@ -87,7 +90,10 @@ def file(
     client: Annotated[list[str] | None, typer.Option(help="of a pool: name, or name=weight; several compete")] = None,
     policy: Annotated[str | None, typer.Option(help="of the pool that runs for the measurement")] = None,
     name: Annotated[
-        str | None, typer.Option(help="of a pool that runs; by default 'kaas' with --ray, else a pool for this alone")
+        str | None,
+        typer.Option(
+            "--name", "--pool", help="of a pool that runs; by default 'kaas' with --ray, else a pool for this alone"
+        ),
     ] = None,
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
@@ -192,13 +198,19 @@ def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:
 
 
 def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
-    """Return the kTask or model of a file, or the name of a function or a model at a server.
+    """Return the kTask or model of a file or of a Python function, or the name of a function or a model at a server.
 
     Raises:
-        InvalidRequest
+        InvalidRequest, InvalidConfig
     """
     if Path(target).is_file():
         return load_file(Path(target))
+    if server is None and ":" in target:
+        with modules_here():
+            made = find_target("FILE", target)()
+        if not isinstance(made, KTask | CompiledModel):
+            raise InvalidRequest(f"{target} returns a kTask or a CompiledModel, not a {type(made).__name__}")
+        return made
     if server is None or Path(target).suffix in (".json", ".kaas"):
         raise InvalidRequest(f"there is no file {target!r}" + ("; a function's name needs --server" * (not server)))
     return target

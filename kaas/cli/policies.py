@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.import_target import modules_here
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
 if TYPE_CHECKING:
@@ -77,11 +77,8 @@ def _found(policy: str) -> str | PolicyFactory:
     """Return the policy of an option; the search of modules includes the current folder."""
     from kaas.scheduling.policy_choice import choose_policy
 
-    sys.path.insert(0, "")
-    try:
+    with modules_here():
         return choose_policy("policy", policy)
-    finally:
-        sys.path.remove("")
 
 
 def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> None:
