@@ -68,8 +68,13 @@ def file(
         MlperfScenario | None,
         typer.Option(help="of MLPerf: ends after --duration seconds, and names broken rules"),
     ] = None,
-    bound: Annotated[float, typer.Option(min=0.001, help="ms; of the 99th percentile in the scenario server")] = 100.0,
-    duration: Annotated[float, typer.Option(min=0.01, help="seconds of a scenario; MLPerf asks for 600")] = 600.0,
+    bound: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="ms; of the 99th percentile in the scenario server, by default 100"),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.01, help="seconds of a scenario; MLPerf asks for 600, the default")
+    ] = None,
     by_loadgen: Annotated[
         bool, typer.Option("--loadgen", help="MLPerf's own generator drives the scenario; Ctrl-C then gives no figures")
     ] = False,
@@ -119,8 +124,10 @@ def file(
     measured = loops(concurrency, rate, trace, arrivals)
     if scenario is not None and (concurrency or trace):
         raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
-    if by_loadgen and scenario is None:
-        raise InvalidRequest("--loadgen drives a --scenario")
+    of_scenarios = {"--loadgen": by_loadgen, "--bound": bound, "--duration": duration}
+    for option, value in of_scenarios.items():
+        if value and scenario is None:
+            raise InvalidRequest(f"{option} is of a --scenario, and has no meaning without")
     if by_loadgen:
         loadgen.check_installed()
     if plots is not None or html is not None:
@@ -134,7 +141,8 @@ def file(
                 f"{uneven[0].title}: {clients} clients need a multiple of {clients} callers, each the same"
             )
         if scenario is not None:
-            asked = {"rate_per_s": _one_rate(scenario, rate), "bound_s": bound / 1e3, "duration_s": duration}
+            asked = {"rate_per_s": _one_rate(scenario, rate), "bound_s": (bound or 100.0) / 1e3}
+            asked["duration_s"] = duration or scenarios.DURATION_S
             found = [scenario_row(service, inputs, scenario, **asked, run=loadgen.run if by_loadgen else scenarios.run)]
         else:
             found = list(rows(service, inputs, measured, window, limit))

@@ -132,8 +132,15 @@ class HasScalars(Protocol):
 
 
 def scalar_value(task: HasScalars, name: str, text: str) -> Any:
-    """Return a text as a value of the scalar's kind. The run checks names and ranges."""
-    kind = task.scalars.get(name, "")
+    """Return a text as a value of the scalar's kind. The run checks ranges.
+
+    Raises:
+        InvalidRequest: the task has no such scalar, or the text is no value of its kind.
+    """
+    if name not in task.scalars:
+        those = f"only {', '.join(task.scalars)}" if task.scalars else "none"
+        raise InvalidRequest(f"--scalar {name}: there is no such scalar, {those}", scalar=name)
+    kind = task.scalars[name]
     try:
         if kind == "boolean":
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]

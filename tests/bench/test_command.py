@@ -116,7 +116,9 @@ def test_a_file_that_there_is_not() -> None:
             "--policy is of a pool, and has no meaning with --server",
         ),
         (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
-        (("--loadgen",), "--loadgen drives a --scenario"),
+        (("--loadgen",), "--loadgen is of a --scenario"),
+        (("--duration", "5"), "--duration is of a --scenario"),
+        (("--scalar", "factr=2"), "--scalar factr: there is no such scalar, only factor"),
         (
             ("--client", "ann", "--server", "tcp://127.0.0.1:1"),
             "--client is of a pool, and has no meaning with --server",
