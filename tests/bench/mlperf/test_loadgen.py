@@ -85,6 +85,7 @@ import os, signal
 from concurrent.futures import Future
 from kaas.bench.mlperf import loadgen
 from kaas.bench.mlperf.scenarios import MlperfScenario
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 def send(number):
     if number == 9:
         os.kill(os.getpid(), signal.SIGINT)
