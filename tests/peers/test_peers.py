@@ -46,6 +46,23 @@ def test_calls_beside_an_actor_and_what_else_is_installed() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full
+def test_a_cold_start_beside_what_else_is_installed(tmp_path: Path) -> None:
+    """Both sides answer with the same numbers, or the run ends with WrongAnswer."""
+    here = [peer.title for peer in EXPERIMENTS["coldstart"][1] if peer.installed]
+    if not here:
+        pytest.skip("no peer is installed")
+    pytest.importorskip("tvm")
+    ended = ran("--quick", "--only", "coldstart", "--folder", str(tmp_path), "--json")
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads(ended.stdout.splitlines()[-1])["detail"]["rows"]["coldstart"]
+    for side in ("KaaS, in the process", "KaaS, a pool", *here):
+        for state in ("warm", "dropped"):
+            found = rows[f"mlp, {side}, {state}"]
+            assert 0 < found["ready_s"] <= found["answer_s"]
+
+
+@pytest.mark.processes
 def test_an_experiment_that_there_is_not() -> None:
     ended = ran("--only", "overhed")
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
