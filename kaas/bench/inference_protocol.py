@@ -35,6 +35,8 @@ DTYPES = {
 CONNECTIONS = 64
 """The most requests under way; further ones wait for a connection, and their latencies count the wait."""
 TIMEOUT_S = 60.0
+MOST_BYTES = 1 << 30
+"""The longest answer."""
 
 
 class InferenceEndpoint:
@@ -75,11 +77,17 @@ class InferenceEndpoint:
             }
             for name, value in inputs.items()
         ]
-        return self._threads.submit(self._ask, "POST", f"{self._path}/infer", json.dumps({"inputs": tensors}))
+        return self._threads.submit(self._infer, json.dumps({"inputs": tensors}))
 
     def close(self) -> None:
         """Wait for the requests that are under way."""
         self._threads.shutdown()
+
+    def _infer(self, body: str) -> Mapping[str, Any]:
+        found = self._ask("POST", f"{self._path}/infer", body)
+        if not isinstance(found.get("outputs"), list):  # as of a server that reports an error with status 200
+            raise InferenceFailed(f"{self._url}{self._path}: the answer has no outputs: {json.dumps(found)[:200]}")
+        return found
 
     def _ask(self, method: str, path: str, body: str | None) -> Mapping[str, Any]:
         connection: HTTPConnection | None = getattr(self._here, "connection", None)
@@ -88,7 +96,9 @@ class InferenceEndpoint:
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            text = response.read()
+            text = response.read(MOST_BYTES)
+            if not response.isclosed():
+                raise HTTPException(f"the answer is longer than {MOST_BYTES:,} bytes")
         except (OSError, HTTPException) as error:
             connection.close()
             raise Unreachable(

@@ -17,7 +17,7 @@ from kaas.bench import shares
 from kaas.bench.loops import Arrivals, loops
 from kaas.bench.mlperf import loadgen, scenarios
 from kaas.bench.mlperf.scenarios import MlperfScenario
-from kaas.cli.files import load_file, pairs_of, scalar_value
+from kaas.cli.files import load_file, no_device, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
 from kaas.errors import InvalidRequest
@@ -62,7 +62,12 @@ def file(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="an open loop with arrivals of a file: a line's first seconds"),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            callback=no_device,
+            help="an open loop with arrivals of a file: a line's first seconds",
+        ),
     ] = None,
     scenario: Annotated[
         MlperfScenario | None,
@@ -79,7 +84,8 @@ def file(
         bool, typer.Option("--loadgen", help="MLPerf's own generator drives the scenario; Ctrl-C then gives no figures")
     ] = False,
     given: Annotated[
-        Path | None, typer.Option("--inputs", exists=True, dir_okay=False, help="arrays by name, .npz or .json")
+        Path | None,
+        typer.Option("--inputs", exists=True, dir_okay=False, callback=no_device, help="arrays by name, .npz or .json"),
     ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="of an open loop")] = Arrivals.POISSON,
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,9 +25,21 @@ if TYPE_CHECKING:
 
 console = Console(emoji=False)
 
+T = TypeVar("T", Path, Path | None)
+
+
+def no_device(path: T) -> T:
+    """Refuse a device such as /dev/zero in place of a file: to read it whole has no end. A callback of options."""
+    if path is not None and (path.is_char_device() or path.is_block_device()):
+        raise typer.BadParameter(f"{path} is a device, not a file")
+    return path
+
+
 GivenFile = Annotated[
     Path,
-    typer.Argument(exists=True, dir_okay=False, help="a kTask as KTask.to_json writes it, or a model (.kaas)"),
+    typer.Argument(
+        exists=True, dir_okay=False, callback=no_device, help="a kTask as KTask.to_json writes it, or a model (.kaas)"
+    ),
 ]
 RunOutcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
 """Outputs, seconds of each stage, times of the kernels."""

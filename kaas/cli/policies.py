@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.cli.files import no_device
 from kaas.import_target import modules_here
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 console = Console(emoji=False)
 
-ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
+ScenarioFile = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, callback=no_device, help="as docs/simulator.md describes it")
+]
 PolicyName = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the file's policy")]
 Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
 RowCount = Annotated[int, typer.Option(min=0, help="dispatches to show")]
@@ -35,7 +38,9 @@ def simulate(scenario_file: ScenarioFile, policy: PolicyName = None, json: Json 
 
 
 def replay(
-    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what kaas.init(record=...) wrote")],
+    record: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, callback=no_device, help="what kaas.init(record=...) wrote")
+    ],
     policy: PolicyName = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="simulate the recorded requests on so many devices, and compare nothing")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kaas.bench import inference_protocol
 from kaas.bench.inference_protocol import InferenceEndpoint, at_endpoint
 from kaas.bench.loops import Arrivals, loops
 from kaas.bench.payloads import payload
@@ -22,16 +23,19 @@ INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}, {"name": "n", "da
 
 
 class Doubling(BaseHTTPRequestHandler):
-    """A server with the model "double", of y = 2 x, one without metadata, and one whose answers are no JSON."""
+    """A server with the model "double", of y = 2 x, one without metadata, and one that answers an error with 200."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        known = {"/v2/models/double": {"inputs": INPUTS}, "/v2/models/odd": {"name": "odd"}}
-        self.answer(known.get(self.path))
+        described = {"double": {"inputs": INPUTS}, "failing": {"inputs": INPUTS}, "odd": {"name": "odd"}}
+        self.answer(described.get(self.path.removeprefix("/v2/models/")))
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "failing" in self.path:
+            self.answer({"error": "out of memory"})
+            return
         (x,) = (each for each in asked["inputs"] if each["name"] == "x")
         self.answer({"outputs": [{**x, "name": "y", "data": [2 * value for value in x["data"]]}]})
 
@@ -73,6 +77,16 @@ def test_a_load_on_a_server_has_latencies_and_no_stages(url: str) -> None:
     for row in found:
         assert row["requests"] > 0
         assert (row["errors"], row["lost"], row["stages_ms"]) == ({}, 0, {})
+
+
+def test_an_error_that_comes_as_a_success_is_no_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = InferenceEndpoint(url, "failing")
+    with pytest.raises(InferenceFailed, match="the answer has no outputs.*out of memory"):
+        endpoint.call(**payload(endpoint.inputs)).result()
+    endpoint.close()
+    monkeypatch.setattr(inference_protocol, "MOST_BYTES", 16)
+    with pytest.raises(Unreachable, match="the answer is longer than 16 bytes"):
+        InferenceEndpoint(url, "double")
 
 
 @pytest.mark.parametrize(

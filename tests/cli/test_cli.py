@@ -152,3 +152,21 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     assert re.search(r"scale +│ 1 +│ \d+\.\d{3} +│ 100\.0%", result.stdout), result.stdout
     assert kaas.status().devices  # the command did not start the pool, so it left it running
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), numbers() * np.float32(2))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "/dev/zero"),
+        ("check", "/dev/zero"),
+        ("simulate", "/dev/zero"),
+        ("replay", "/dev/zero"),
+        ("bench", "file", "none.json", "--trace", "/dev/zero"),
+        ("bench", "file", "none.json", "--inputs", "/dev/zero"),
+    ],
+)
+def test_a_device_is_no_file(arguments: tuple[str, ...]) -> None:
+    """To read it whole would have no end."""
+    refused = runner.invoke(app, [*arguments])
+    assert refused.exit_code == 2
+    assert "/dev/zero is a device" in " ".join(refused.output.replace("│", "").split())
