@@ -81,7 +81,7 @@ def test_a_load_on_a_server_has_latencies_and_no_stages(url: str) -> None:
 
 def test_an_error_that_comes_as_a_success_is_no_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = InferenceEndpoint(url, "failing")
-    with pytest.raises(InferenceFailed, match="the answer has no outputs.*out of memory"):
+    with pytest.raises(InferenceFailed, match=r"the answer has no outputs.*out of memory"):
         endpoint.call(**payload(endpoint.inputs)).result()
     endpoint.close()
     monkeypatch.setattr(inference_protocol, "MOST_BYTES", 16)
