@@ -119,8 +119,8 @@ def _claim_rows(results: Results) -> Iterator[tuple[str, str, str, str] | None]:
         "90th percentile of kTasks, 16 replicas over 4 (Figure 13)",
         "no noticeable change",
         tails,
-        "cGEMM: a device holds the constants of 8 replicas; a request that finds its devices busy loads 2 GB elsewhere, "
-        "which takes four times its kernels' time (`kaas simulate` with the same load and free loads has no difference)",
+        "cGEMM: a device holds the constants of 8 replicas; a request that finds these devices busy loads 2 GB on "
+        "another one, which takes four times its kernels' time (`kaas simulate`: none the longer if loads are free)",
     )
     totals = {(each.task, each.cold): each.total_s for each in results.breakdowns}
     if totals:
