@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,9 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import softgpu
 from kaas.errors import CompileFailed, WrongAnswer
 from kaas.peers.models import MODELS
 from kaas.peers.systems import PeerSystem
+from softgpu import user_cache
 
 READ = "import sys\nimport numpy as np\n"
 READY = 'print("ready", flush=True)\nx = np.load(sys.argv[2])\n'
@@ -118,7 +123,7 @@ def measure(
     Args:
         peers: those that are installed.
         names: of MODELS.
-        rounds: starts of each side, with the file in the page cache, and dropped from it.
+        rounds: starts of each side, with the files in the page cache, and dropped from it.
         folder: of the models' files, which a later measurement uses again.
 
     Raises:
@@ -168,11 +173,26 @@ def _files(name: str, folder: Path, sides: Iterable[StartedSide]) -> Path:
     return given
 
 
-def _forget(file: Path) -> None:
-    """Drop a file from the page cache."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+@cache
+def _files_of_starts() -> tuple[Path, ...]:
+    """Return the files that a start may read: packages, KaaS itself, compiled kernels."""
+    packages = {
+        sysconfig.get_path("platlib"),
+        sysconfig.get_path("purelib"),
+        str(Path(__file__).parents[1]),
+        *softgpu.__path__,
+    }
+    folders = [*map(Path, packages), user_cache.cache_root("kaas"), user_cache.cache_root()]
+    return tuple(path for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _forget(model: Path) -> None:
+    """Drop a model's file and all files of `_files_of_starts` from the page cache, but for what other programs map."""
+    with model.open("rb") as opened:
+        os.fsync(opened.fileno())  # a page that is not written yet stays
+    for path in (model, *_files_of_starts()):
+        with suppress(FileNotFoundError), path.open("rb", buffering=0) as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _started(program: str, model: Path, given: Path, answer: Path) -> tuple[float, float]:
