@@ -251,15 +251,16 @@ class ServerListener:
         """Make the channel of a connection's first message. Only ZeroMQ's own identities of five bytes are accepted: a
         peer that chooses one might take over another connection."""
         identity, public_key = key
+        connection = self._connections.at(fd)
+        if connection is None:
+            return None
         client = self._keys.by_public_key(public_key) if self._keys is not None else None
         if (self._keys is not None and client is None) or self._refusal_of(public_key) or not _OWN.fullmatch(identity):
-            self._connections.shut(fd)
+            self._connections.shut(connection)
             return None
         user = self._keyless_client if client is None else client.name
         channel = ServerChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
-        connection = self._connections.owned(fd, channel)
-        if connection is None:
-            return None
+        self._connections.own(connection, channel)
         channel.connection = connection
         self._channels[key] = channel
         self._of_key[public_key] += 1
@@ -304,7 +305,7 @@ class ServerListener:
 
     def shut(self, channel: ServerChannel) -> None:
         """End the connection of a channel."""
-        self._connections.shut(channel.connection.fd)
+        self._connections.shut(channel.connection)
 
 
 class ServerChannel:

@@ -151,19 +151,17 @@ class TcpConnections(Generic[T]):
         self._socket.disable_monitor()
         self._drain.close(0.0)
 
-    def owned(self, fd: int, owner: T) -> TcpConnection[T] | None:
-        """Set the owner of a connection at its first message. Return the connection, None if it has ended since."""
-        with suppress(zmq.Again):
-            while True:  # events that ZeroMQ has sent before this message
-                self._happened(self._monitor.recv_multipart(zmq.DONTWAIT))
-        connection = self._by_fd.get(fd)
-        if connection is None:
-            return None
+    def at(self, fd: int) -> TcpConnection[T] | None:
+        """Return the connection at the descriptor of a message that has just arrived; None if it has ended since."""
+        self._catch_up()
+        return self._by_fd.get(fd)
+
+    def own(self, connection: TcpConnection[T], owner: T) -> None:
+        """Set the owner of a connection at its first message."""
         if connection.owner is not None:  # that one had ended, and this is a later connection
             self._ended(connection.owner)
-        self._unauthenticated.discard(fd)
+        self._unauthenticated.discard(connection.fd)
         connection.owner = owner
-        return connection
 
     def refused(self, address: str) -> None:
         """Count an unknown key from an address."""
@@ -175,46 +173,61 @@ class TcpConnections(Generic[T]):
         count, last_s = self._refused.get(address, (0.0, now_s))
         return max(0.0, count - REFUSALS * (now_s - last_s) / REFUSED_S)
 
-    def shut(self, fd: int) -> None:
-        """End a connection. `ended` is called later, as for other ends."""
-        # a copy, since ZeroMQ may close the descriptor of an ended connection at any time
-        with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
-            if connection.family in _FAMILIES and connection.getsockname()[1] == self._port:
-                connection.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _AT_ONCE)  # a sending peer notices it too
-                connection.shutdown(tcp.SHUT_RDWR)
+    def shut(self, connection: TcpConnection[T]) -> None:
+        """End a connection. `ended` is called later, as for other ends. Does nothing for one that has ended: its
+        descriptor may be another connection's by now."""
+        self._catch_up()
+        self._shut(connection)
+
+    def _shut(self, connection: TcpConnection[T]) -> None:
+        if self._by_fd.get(connection.fd) is connection:
+            self._unauthenticated.discard(connection.fd)
+            _shut(connection.fd, self._port)
+
+    def _catch_up(self) -> None:
+        """Handle the events that ZeroMQ has sent so far."""
+        with suppress(zmq.Again):
+            while not self._monitor.closed:
+                self._happened(self._monitor.recv_multipart(zmq.DONTWAIT))
 
     def _happened(self, frames: Frames) -> None:
         event = parse_monitor_message(frames)
         fd = event["value"]
         if event["event"] == zmq.Event.ACCEPTED:
             address = _address(fd)
-            self._by_fd[fd] = TcpConnection(fd, self._loop.time())
+            self._by_fd[fd] = accepted = TcpConnection[T](fd, self._loop.time())
             self._unauthenticated.add(fd, source_of(address))
             if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
-                self._disconnect(fd)
+                self._shut(accepted)
             elif (excess := self._unauthenticated.excess(lambda each: self._by_fd[each].silent)) is not None:
-                self._disconnect(excess)
+                self._shut(self._by_fd[excess])
         elif (connection := self._by_fd.pop(fd, None)) is not None:
             self._unauthenticated.discard(fd)
             if connection.owner is not None:
                 self._ended(connection.owner)
 
     def _look(self) -> None:
+        self._catch_up()
         now_s = self._loop.time()
         self._refused = {address: of for address, of in self._refused.items() if self._count(address, now_s)}
         most = self._unfinished
-        for fd in [fd for fd, one in self._by_fd.items() if one.check(now_s, most.message_bytes)]:
-            self._disconnect(fd)
+        for connection in [one for one in self._by_fd.values() if one.check(now_s, most.message_bytes)]:
+            self._shut(connection)
         known = ((one, one.owner) for one in self._by_fd.values())
-        senders = [(one.fd, self._client_of(owner), one.unfinished_bytes) for one, owner in known if owner is not None]
-        for fd in over_budget(senders, most.client_bytes, most.all_bytes):
-            self._disconnect(fd)
+        senders = [(one, self._client_of(owner), one.unfinished_bytes) for one, owner in known if owner is not None]
+        for connection in over_budget(senders, most.client_bytes, most.all_bytes):
+            self._shut(connection)
         wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
-    def _disconnect(self, fd: int) -> None:
-        self._unauthenticated.discard(fd)
-        self.shut(fd)
+
+def _shut(fd: int, port: int) -> None:
+    """Shut a connection of a port."""
+    # a copy, since ZeroMQ may close the descriptor of an ended connection at any time
+    with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
+        if connection.family in _FAMILIES and connection.getsockname()[1] == port:
+            connection.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _AT_ONCE)  # a sending peer notices it too
+            connection.shutdown(tcp.SHUT_RDWR)
 
 
 def _address(fd: int) -> str:

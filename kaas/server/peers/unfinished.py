@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sized
+from operator import itemgetter
+from typing import TypeVar
 
 import msgspec
+
+C = TypeVar("C")
 
 IDLE_BYTES, IDLE_BYTES_PER_S = 4 << 10, 128
 """The most bytes of heartbeats on a connection without an incomplete message."""
@@ -56,21 +60,21 @@ class Progress(msgspec.Struct):
         return False
 
 
-def over_budget(unfinished: Iterable[tuple[int, str, int]], most_each: int, most: int) -> list[int]:
+def over_budget(unfinished: Iterable[tuple[C, str, int]], most_each: int, most: int) -> list[C]:
     """Return the connections that must end, so that no client has more than most_each unfinished bytes, and all
     together have at most `most`: the largest ones of that client, or of the client with the most bytes.
 
     Args:
         unfinished: connection, client and bytes of each. most_each, most: limits in bytes.
     """
-    clients: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    clients: defaultdict[str, list[tuple[int, C]]] = defaultdict(list)
     for connection, client, nbytes in unfinished:
         if nbytes:
             clients[client].append((nbytes, connection))
     sums = {client: sum(nbytes for nbytes, _ in parts) for client, parts in clients.items()}
     total = sum(sums.values())
     for parts in clients.values():
-        parts.sort()
+        parts.sort(key=itemgetter(0))
     going = []
     while sums:
         client = max(sums, key=sums.__getitem__)

@@ -27,11 +27,15 @@ static void run_fill(const fill *f) {
   for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
 }
 
+/* Keeps the first failure. Two streams may fail at once: without the lock one would overwrite half of the other's text. */
 CUresult context_fail(CUcontext ctx, CUresult status) {
-  int none = 0;
-  if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, softgpu_last_error(), sizeof ctx->failure);
-  ctx->failure[sizeof ctx->failure - 1] = 0;
-  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is kept */
+  static pthread_mutex_t first_only = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&first_only);
+  if (atomic_load(&ctx->sticky) == 0) {
+    snprintf(ctx->failure, sizeof ctx->failure, "%s", softgpu_last_error());
+    atomic_store(&ctx->sticky, (int)status); /* after the text, which readers then read */
+  }
+  pthread_mutex_unlock(&first_only);
   return status;
 }
 

@@ -321,6 +321,19 @@ def test_the_listener_notices_a_closed_connection(opened: Open, connect: Connect
     assert opened.arrived()[0] is not channel
 
 
+def test_an_old_channel_cannot_end_the_connection_that_has_its_descriptor_now(unlocked: Open) -> None:
+    """The kernel gives the lowest free descriptor to the next connection, while the channel still waits to be gone."""
+    with closing(Client(unlocked, None)) as client:
+        echoes(client)
+        old, _ = unlocked.arrived()
+    with closing(Client(unlocked, None)) as client:
+        echoes(client)
+        new, _ = unlocked.arrived()
+        assert (new.connection.fd, old.dropped) == (old.connection.fd, False)
+        unlocked.do(old.drop)
+        echoes(client)
+
+
 # --- how much
 
 
