@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
