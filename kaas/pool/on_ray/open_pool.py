@@ -15,8 +15,9 @@ from kaas.pool.service import Service
 from kaas.pool.session_servers import SessionServers
 from kaas.wire import specs
 
-HOLD_S = 0.25
-"""Longest wait of a call for earlier calls. An earlier call may have been cancelled before it arrived."""
+HOLD_S = 1.0
+"""Longest wait of a call for earlier calls: a busy machine delays one for a quarter of a second. An earlier call may
+have been cancelled before it arrived."""
 CALLERS = 4096
 """Number of programs whose position is kept."""
 
