@@ -6,13 +6,17 @@ Source: the protocol's `v2/models/NAME` (metadata) and `v2/models/NAME/infer`.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from threading import local
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
+from socket import SHUT_RDWR
+from threading import Event, Thread, local
+from time import monotonic
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
 
@@ -35,8 +39,16 @@ DTYPES = {
 CONNECTIONS = 64
 """The most requests under way; further ones wait for a connection, and their latencies count the wait."""
 TIMEOUT_S = 60.0
+"""The longest time of a request, from its sending to the last byte of its answer."""
 MOST_BYTES = 1 << 30
 """The longest answer."""
+MOST_VALUES = 1 << 26
+"""The most numbers of a request: JSON takes some 10 bytes for each."""
+WATCH_S = 0.5
+"""Seconds between two looks for requests that take too long."""
+
+_STALE = (BrokenPipeError, ConnectionResetError, RemoteDisconnected)
+"""Errors of a connection that the server has closed since its last answer, as servers do with idle ones."""
 
 
 class InferenceEndpoint:
@@ -52,18 +64,33 @@ class InferenceEndpoint:
         Raises:
             InvalidRequest: no URL of HTTP. Unreachable, InferenceFailed
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"--inference-protocol takes a URL, as http://host:8000, not {url!r}")
+        parts = _parts(url)
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host, self._url = parts.netloc, url
         self._path = f"{parts.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
         self._here, self._threads = local(), ThreadPoolExecutor(CONNECTIONS, "kaas bench")
+        self._until_s: dict[HTTPConnection, float] = {}  # of requests under way
+        self._closed = Event()
+        Thread(target=self._watch, name="kaas bench watch", daemon=True).start()
+        try:
+            self.inputs = self._inputs(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def _inputs(self, model: str) -> tuple[Buffer, ...]:
         told = self._ask("GET", self._path, None)
         try:
-            self.inputs = tuple(_buffer(each) for each in told["inputs"])
+            inputs = tuple(_buffer(each) for each in told["inputs"])
         except (KeyError, TypeError, ValueError) as error:
-            raise InferenceFailed(f"{url}: the metadata of model {model!r} cannot be read: {error!r}") from error
+            message = f"{self._url}: the metadata of model {model!r} cannot be read: {error!r}"
+            raise InferenceFailed(message) from error
+        values = sum(math.prod(buffer.shape) for buffer in inputs)
+        if values > MOST_VALUES:
+            raise InvalidRequest(
+                f"{self._url}: {values:,} numbers are too many for JSON: the inputs of model {model!r}"
+            )
+        return inputs
 
     def call(self, **inputs: Any) -> Future[Mapping[str, Any]]:
         """Send a request, and return a future of the server's answer, decoded from JSON."""
@@ -80,8 +107,22 @@ class InferenceEndpoint:
         return self._threads.submit(self._infer, json.dumps({"inputs": tensors}))
 
     def close(self) -> None:
-        """Wait for the requests that are under way."""
+        """End the requests that are under way."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._end(math.inf)
         self._threads.shutdown()
+
+    def _watch(self) -> None:
+        """End requests that take too long: a server that sends a byte now and then keeps the socket's own timeout."""
+        while not self._closed.wait(WATCH_S):
+            self._end(monotonic())
+
+    def _end(self, now_s: float) -> None:
+        for connection, until_s in tuple(self._until_s.items()):
+            if until_s <= now_s:
+                with suppress(OSError, AttributeError):  # closed, or not open
+                    connection.sock.shutdown(SHUT_RDWR)
 
     def _infer(self, body: str) -> Mapping[str, Any]:
         found = self._ask("POST", f"{self._path}/infer", body)
@@ -93,26 +134,58 @@ class InferenceEndpoint:
         connection: HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             connection = self._here.connection = self._kind(self._host, timeout=TIMEOUT_S)
+        used = connection.sock is not None
+        self._until_s[connection] = monotonic() + TIMEOUT_S
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
+            try:
+                response = _answer(connection, method, path, body)
+            except _STALE:
+                connection.close()
+                if not used or self._closed.is_set():
+                    raise
+                response = _answer(connection, method, path, body)
             text = response.read(MOST_BYTES)
             if not response.isclosed():
                 raise HTTPException(f"the answer is longer than {MOST_BYTES:,} bytes")
         except (OSError, HTTPException) as error:
             connection.close()
+            late = f"; the answer takes longer than {TIMEOUT_S:g} s" * (self._until_s[connection] <= monotonic())
             raise Unreachable(
-                f"{self._url} cannot be reached: {error}", address=self._url, reason=str(error)
+                f"{self._url} cannot be reached: {error}{late}", address=self._url, reason=str(error)
             ) from error
+        finally:
+            del self._until_s[connection]
         if response.status != 200:
             raise InferenceFailed(f"{self._url}{path}: {response.status} {text[:200].decode(errors='replace')}")
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InferenceFailed(f"{self._url}{path}: the answer is no JSON: {error}") from error
         if not isinstance(found, dict):
             raise InferenceFailed(f"{self._url}{path}: the answer is no JSON object")
         return found
+
+
+def _parts(url: str) -> SplitResult:
+    """Return the parts of a URL of HTTP.
+
+    Raises:
+        InvalidRequest
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"[\s\x00-\x1f]", url)
+        parts.netloc.encode("idna"), parts.port
+    except ValueError:
+        known = False
+    if not known:
+        raise InvalidRequest(f"--inference-protocol takes a URL, as http://host:8000, not {url!r}")
+    return parts
+
+
+def _answer(connection: HTTPConnection, method: str, path: str, body: str | None) -> HTTPResponse:
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    return connection.getresponse()
 
 
 def _buffer(tensor: Mapping[str, Any]) -> Buffer:

@@ -56,16 +56,27 @@ class Load:
     """Requests to one service, by one thread.
 
     Fields:
-        sent: the number of requests. outstanding: those without an end.
+        sent: the number of requests. outstanding: those without an end. under_way: when each of these was due, by its
+            future.
     """
 
     def __init__(self, send: Send, check: Check | None = None) -> None:
         """Take the function that sends a request, and one that checks its result."""
         self._send, self._check = send, check
         self._ends: SimpleQueue[Completion] = SimpleQueue()
-        self._under_way: set[Future[Any]] = set()
+        self._began_s = self._next_s = 0.0  # of an open loop, and when its next request is due
+        self.under_way: dict[Future[Any], float] = {}
         self.sent = 0
         self.outstanding = 0
+
+    def due(self, now_s: float) -> int:
+        """Return the number of requests that should be sent by now.
+
+        A service that takes no more requests blocks the sending; those that wait then are estimated, by the rate of
+        the arrivals so far.
+        """
+        late_s, took_s = now_s - self._next_s, self._next_s - self._began_s
+        return self.sent + (int(late_s * self.sent / took_s) if took_s > 0 and late_s > 0 else 0)
 
     def closed(self, outstanding: int) -> Iterator[Completion | None]:
         """Be so many callers, each with one request outstanding. Yield each end, and None when none comes.
@@ -85,13 +96,14 @@ class Load:
 
         The loop ends with the last arrival; `drain` yields what is outstanding then.
         """
-        began_s = perf_counter()
+        began_s = self._began_s = perf_counter()
         for number, arrival_s in enumerate(arrivals):
-            due_s = began_s + arrival_s
+            due_s = self._next_s = began_s + arrival_s
             while (left_s := due_s - perf_counter()) > 0:
                 yield self._end(min(left_s, TICK_S))
             self._request(number, due_s)
             yield self._end(0)  # also if the loop is late, so that its caller can stop it
+        self._next_s = self._began_s  # no further one is due
 
     def drain(self, timeout_s: float) -> Iterator[Completion]:
         """Yield the ends of outstanding requests, for timeout_s seconds at most."""
@@ -103,13 +115,8 @@ class Load:
 
     def cancel(self) -> None:
         """Cancel the outstanding requests. Each still has its end, which `drain` yields."""
-        for future in tuple(self._under_way):
+        for future in tuple(self.under_way):
             future.cancel()
-
-    def lost(self, timeout_s: float) -> int:
-        """Drain, and return the number of requests that ended with an error, or did not end in timeout_s seconds."""
-        failed = sum(completed.error is not None for completed in self.drain(timeout_s))
-        return failed + self.outstanding
 
     def _request(self, number: int, due_s: float) -> None:
         sent_s = perf_counter()
@@ -124,12 +131,12 @@ class Load:
             self.outstanding -= 1
             raise
         else:
-            self._under_way.add(future)
+            self.under_way[future] = due_s
             future.add_done_callback(partial(self._ended, number, due_s, sent_s))
 
     def _ended(self, number: int, due_s: float, sent_s: float, future: Future[Any]) -> None:
         ended_s = perf_counter()
-        self._under_way.discard(future)
+        self.under_way.pop(future, None)
         value = error = None
         try:
             value = future.result()

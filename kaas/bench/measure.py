@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,20 @@ class Counts(Protocol):
 
     sent: int
     outstanding: int
+
+    def due(self, now_s: float) -> int:
+        """Return the number of requests that should be sent by now."""
+
+
+class Drained(Protocol):
+    """The rest of a `kaas.bench.load.Load`."""
+
+    @property
+    def under_way(self) -> Mapping[Any, float]:
+        """When each request without an end was due."""
+
+    def drain(self, timeout_s: float) -> Iterator[Completion]:
+        """Yield the ends of outstanding requests, for timeout_s seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +76,31 @@ class Measurement:
 
     Fields:
         stability: UNSETTLED: the limit or Ctrl-C ended the measurement before its windows agreed.
-        windows: all, in order. latencies: of requests that ended with a result.
+        windows: all, in order. span_s: times of the beginning of the first of these windows and of the end.
+        latencies_s: of requests that were due in the span and have a result, also after its end (`complete`).
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
+        slowest_s: the longest latency in all windows: one that falls into a window before the span counts here only.
+        lost: requests that were under way at the end and got no result.
     """
 
     stability: Stability
     windows: tuple[MeasurementWindow, ...]
-    latencies: LatencyFigures
+    span_s: tuple[float, float]
+    latencies_s: tuple[float, ...]
     errors: dict[str, int]
     late_s: float
     interrupted: bool
     last_result_s: float = 0.0
+    slowest_s: float = 0.0
+    lost: int = 0
+
+    @property
+    def latencies(self) -> LatencyFigures:
+        """Return the figures of the latencies."""
+        return LatencyFigures.of(self.latencies_s)
 
     @property
     def rate_per_s(self) -> float | None:
@@ -94,17 +119,20 @@ class Measurement:
 
 @dataclass(slots=True)
 class _Open:
-    """The window that is under way."""
+    """The window that is under way. answered: its requests with a result, as (due, latency, lateness)."""
 
     began_s: float
-    sent_before: int
-    latencies_s: list[float] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)
+    due_before: int
+    answered: list[tuple[float, float, float]] = field(default_factory=list)
+    failed: int = 0
 
     def closed(self, counts: Counts, now_s: float) -> MeasurementWindow:
-        mean_s = sum(self.latencies_s) / len(self.latencies_s) if self.latencies_s else 0.0
-        sent = counts.sent - self.sent_before
-        return MeasurementWindow(now_s - self.began_s, sent, len(self.latencies_s), mean_s, counts.outstanding)
+        mean_s = sum(latency_s for _, latency_s, _ in self.answered) / max(1, len(self.answered))
+        due = counts.due(now_s)
+        queued = due - counts.sent + counts.outstanding
+        return MeasurementWindow(
+            now_s - self.began_s, due - self.due_before, len(self.answered), mean_s, queued, self.failed
+        )
 
 
 def measure(
@@ -121,7 +149,7 @@ def measure(
 
     Args:
         counts: the Load.
-        completions: of the Load's loop, which is left as it is: requests may be outstanding.
+        completions: of the Load's loop, which is left as it is: `complete` takes in the requests that are outstanding.
         open_loop: the loop's queue may grow.
         window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
         limit_s: the longest measurement.
@@ -132,8 +160,8 @@ def measure(
     recent: list[_Open] = []  # of the last windows
     errors: Counter[str] = Counter()
     began_s = clock()
-    window = _Open(began_s, counts.sent)
-    state, interrupted, last_result_s = Stability.UNSETTLED, False, 0.0
+    window = _Open(began_s, counts.due(began_s))
+    state, interrupted, last_result_s, slowest_s = Stability.UNSETTLED, False, 0.0, 0.0
 
     def close(now_s: float) -> None:
         windows.append(window.closed(counts, now_s))
@@ -143,30 +171,53 @@ def measure(
     try:
         for completed in completions:
             if completed is not None and completed.error is None:
-                window.latencies_s.append(completed.latency_s)
-                window.late_s.append(completed.sent_s - completed.due_s)
-                last_result_s = completed.ended_s - began_s
+                latency_s = completed.latency_s
+                window.answered.append((completed.due_s, latency_s, completed.sent_s - completed.due_s))
+                last_result_s, slowest_s = completed.ended_s - began_s, max(slowest_s, latency_s)
             elif completed is not None:
+                window.failed += 1
                 errors[type(completed.error).__name__] += 1
             now_s = clock()
             if now_s - window.began_s >= window_s:
                 close(now_s)
                 progress(windows[-1])
                 state = stability(windows, open_loop=open_loop)
-                window = _Open(now_s, counts.sent)
+                window = _Open(now_s, counts.due(now_s))
             if state is not Stability.UNSETTLED or now_s - began_s >= limit_s:
                 break
     except KeyboardInterrupt:
         interrupted = True
     if not windows and clock() > began_s:
         close(clock())
-    late_s = [each for part in recent for each in part.late_s]
+    span_s = (recent[0].began_s, recent[-1].began_s + windows[-1].seconds) if recent else (began_s, began_s)
+    counted = [each for part in recent for each in part.answered if each[0] >= span_s[0]]
     return Measurement(
         state,
         tuple(windows),
-        LatencyFigures.of([each for part in recent for each in part.latencies_s]),
+        span_s,
+        tuple(latency_s for _, latency_s, _ in counted),
         dict(errors),
-        sum(late_s) / len(late_s) if late_s else 0.0,
+        sum(late_s for _, _, late_s in counted) / max(1, len(counted)),
         interrupted,
         last_result_s,
+        slowest_s,
     )
+
+
+def complete(found: Measurement, load: Drained, timeout_s: float) -> Measurement:
+    """Wait for the requests that are under way at the end, for timeout_s seconds at most, and count them too.
+
+    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end counts with
+    its age, which its latency exceeds.
+    """
+    first_s, last_s = found.span_s
+    late, failed = list[float](), 0
+    for completed in load.drain(timeout_s):
+        failed += completed.error is not None
+        if completed.error is None and first_s <= completed.due_s <= last_s:
+            late.append(completed.latency_s)
+    unfinished, now_s = tuple(load.under_way.values()), perf_counter()
+    late += [now_s - due_s for due_s in unfinished if first_s <= due_s <= last_s]
+    slowest_s = max([found.slowest_s, *late])
+    lost = failed + len(unfinished)
+    return replace(found, latencies_s=(*found.latencies_s, *late), slowest_s=slowest_s, lost=lost)

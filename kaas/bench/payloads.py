@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-UNREADABLE = (ValueError, TypeError, OSError, BadZipFile, zlib.error, ArithmeticError, MemoryError, RuntimeError)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    OSError,
+    BadZipFile,
+    zlib.error,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+    TokenError,
+)
 """Errors of NumPy, zipfile and json for files that are damaged, encrypted, too large, or of another form."""
 
 
@@ -47,6 +58,8 @@ def payload(inputs: Iterable[Buffer], seed: int = 0) -> dict[str, np.ndarray[Any
         return {buffer.name: values(buffer) for buffer in inputs}
     except MemoryError as error:
         raise InvalidRequest(f"the inputs do not fit into this machine's memory: {error}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"NumPy cannot make the inputs: {error}") from error
 
 
 def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any, Any]]:
@@ -82,9 +95,20 @@ def _array(value: Any, buffer: Buffer) -> np.ndarray[Any, Any]:
     import numpy as np
 
     dtype = numpy_dtype(buffer.dtype)
-    array = value if isinstance(value, np.ndarray) else np.array(value, dtype)
-    if array.dtype != dtype:
-        raise ValueError(f"input {buffer.name!r} takes {buffer.dtype}, not {array.dtype}")
-    if array.dtype.kind in "fc" and not isinstance(value, np.ndarray) and np.isnan(array).any():
-        raise ValueError(f"input {buffer.name!r} has an entry that is no number")
-    return array
+    if not isinstance(value, np.ndarray):
+        return _of_lists(value, buffer)
+    if value.dtype != dtype:
+        raise ValueError(f"input {buffer.name!r} takes {buffer.dtype}, not {value.dtype}")
+    return value
+
+
+def _of_lists(value: Any, buffer: Buffer) -> np.ndarray[Any, Any]:
+    """Return the array of nested lists, whose entries are of the dtype's kind: no 1.7 for an integer."""
+    import numpy as np
+
+    dtype = numpy_dtype(buffer.dtype)
+    entries = {"b": bool, "i": int, "u": int}.get(dtype.kind, (int, float))
+    for entry in np.array(value, object).flat:
+        if not isinstance(entry, entries) or isinstance(entry, bool) != (dtype.kind == "b"):
+            raise ValueError(f"input {buffer.name!r} takes {buffer.dtype}, and has an entry {entry!r:.40}")
+    return np.array(value, dtype)

@@ -9,16 +9,21 @@ from functools import partial
 from time import perf_counter, process_time
 from typing import Any
 
+import msgspec
+
 from kaas.bench import shares
 from kaas.bench.load import Load
 from kaas.bench.loops import Loop
-from kaas.bench.measure import QUANTILES, Measurement, measure
+from kaas.bench.measure import QUANTILES, Measurement, complete, measure
 from kaas.bench.mlperf.scenarios import MlperfScenario, ScenarioResult
 from kaas.bench.service import LoadedService
 from kaas.bench.stages import StageTotals
 from kaas.bench.windows import MeasurementWindow, Stability
-from kaas.errors import KaasError
+from kaas.errors import DeadlineExceeded, KaasError
+from kaas.ktask.draw import printable
 
+FIRST_S = 300.0
+"""Longest wait for the first result of a function."""
 DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
 INTERRUPTED_DRAIN_S = 1.0
@@ -35,8 +40,7 @@ def rows(
     A series of rising rates ends with the first rate at which the queue grows.
     """
     calls = [function.call for function in service.functions.values()]
-    for function in service.functions.values():
-        function.call(**inputs).result()  # the first request of a function compiles, and shows mistakes
+    _first(calls, inputs)
     unstable = False
     for loop in loops:
         if loop.rising and unstable:
@@ -52,12 +56,9 @@ def rows(
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
-        if found.interrupted:  # requests that are under way then are not lost
-            lost = sum(completed.error is not None for completed in load.drain(INTERRUPTED_DRAIN_S))
-        else:
-            lost = load.lost(DRAIN_S)
+        found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S)
         stages = None if load.outstanding else _since(before, service)
-        row = {"load": loop.title, **figures(found, lost, stages), "own_cores": own_cores}
+        row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
         if stages and service.devices:
             row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
         if len(calls) > 1:
@@ -85,8 +86,7 @@ def scenario_row(
     run: this function, or LoadGen's.
     """
     calls = [function.call for function in service.functions.values()]
-    for call in calls:
-        call(**inputs).result()
+    _first(calls, inputs)
     found = run(
         lambda number: calls[number % len(calls)](**inputs),
         scenario,
@@ -108,11 +108,10 @@ def scenario_row(
     }
 
 
-def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[str, Any]:
+def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
     """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
 
-    lost: the number of requests that were under way at the end and got no result. stages: of the pool or server; None
-    if it no longer answers.
+    stages: of the pool or server; None if it no longer answers.
     """
     latencies, count = found.latencies, found.latencies.count
     steady = found.stability is not Stability.UNSTABLE and count > 0
@@ -120,7 +119,7 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
     return {
         "state": found.stability.value,
         "rate_per_s": found.rate_per_s,
-        "requests": latencies.count,
+        "requests": count,
         **{f"{time}_ms": value * 1e3 if steady and _known(time, count) else None for time, value in times.items()},
         "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
         "hits": stages.hits if stages else 0,
@@ -128,19 +127,33 @@ def figures(found: Measurement, lost: int, stages: StageTotals | None) -> dict[s
         "cold": stages.cold if stages else 0,
         "late_ms": found.late_s * 1e3,
         "errors": found.errors,
-        "lost": lost,
+        "lost": found.lost,
+        "slowest_ms": found.slowest_s * 1e3,
         "last_result_s": found.last_result_s,
         "seconds": sum(each.seconds for each in found.windows),
         "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
     }
 
 
+def _first(calls: Iterable[Callable[..., Any]], inputs: Mapping[str, Any]) -> None:
+    """Send the first request of each function, which compiles, and shows mistakes.
+
+    Raises:
+        DeadlineExceeded
+    """
+    for call in calls:
+        try:
+            call(**inputs).result(FIRST_S)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the first request has no result after {FIRST_S:g} s") from error
+
+
 def _totals(service: LoadedService) -> StageTotals | None:
     """Return the service's figures; None if it no longer answers, so that what was measured before is still shown."""
     try:
         return StageTotals.of(service.stats())
-    except KaasError as error:
-        print(f"no figures of the service: {error}", file=sys.stderr)
+    except (KaasError, msgspec.MsgspecError) as error:
+        print(f"no figures of the service: {printable(str(error))}", file=sys.stderr)
         return None
 
 

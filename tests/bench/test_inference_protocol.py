@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -18,8 +19,12 @@ from kaas.bench.loops import Arrivals, loops
 from kaas.bench.payloads import payload
 from kaas.bench.rows import rows
 from kaas.errors import InferenceFailed, InvalidRequest, KaasError, Unreachable
+from tests.timeouts import TIMEOUT_S, until
 
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}, {"name": "n", "datatype": "INT64", "shape": [1]}]
+
+
+DEEP = b"[" * 100_000
 
 
 class Doubling(BaseHTTPRequestHandler):
@@ -28,7 +33,9 @@ class Doubling(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        described = {"double": {"inputs": INPUTS}, "failing": {"inputs": INPUTS}, "odd": {"name": "odd"}}
+        names = ("double", "failing", "closing", "slow")
+        described = {name: {"inputs": INPUTS} for name in names} | {"odd": {"name": "odd"}, "deep": DEEP}
+        described["large"] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1 << 31]}]}
         self.answer(described.get(self.path.removeprefix("/v2/models/")))
 
     def do_POST(self) -> None:
@@ -36,11 +43,19 @@ class Doubling(BaseHTTPRequestHandler):
         if "failing" in self.path:
             self.answer({"error": "out of memory"})
             return
+        if "slow" in self.path:  # an answer without an end, a byte now and then
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b" ")
+                    self.rfile.read1(0)
         (x,) = (each for each in asked["inputs"] if each["name"] == "x")
+        self.close_connection = "closing" in self.path  # without a word, as of an idle connection
         self.answer({"outputs": [{**x, "name": "y", "data": [2 * value for value in x["data"]]}]})
 
     def answer(self, found: Any) -> None:
-        body = json.dumps(found).encode()
+        body = found if isinstance(found, bytes) else json.dumps(found).encode()
         self.send_response(404 if found is None else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -79,6 +94,29 @@ def test_a_load_on_a_server_has_latencies_and_no_stages(url: str) -> None:
         assert (row["errors"], row["lost"], row["stages_ms"]) == ({}, 0, {})
 
 
+def test_a_server_may_close_idle_connections(url: str) -> None:
+    with at_endpoint(url, "closing") as service:
+        inputs = payload(service.inputs)
+        for _ in range(5):
+            assert service.functions[""].call(**inputs).result(TIMEOUT_S)["outputs"]
+
+
+def test_an_answer_without_an_end_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the measurement ends it as well as its time limit."""
+    endpoint = InferenceEndpoint(url, "slow")
+    under_way = endpoint.call(**payload(endpoint.inputs))
+    until(lambda: bool(endpoint._until_s))
+    endpoint.close()
+    with pytest.raises(Unreachable):
+        under_way.result(TIMEOUT_S)
+    monkeypatch.setattr(inference_protocol, "WATCH_S", 0.01)
+    endpoint = InferenceEndpoint(url, "slow")
+    monkeypatch.setattr(inference_protocol, "TIMEOUT_S", 0.05)
+    with pytest.raises(Unreachable, match="takes longer than"):
+        endpoint.call(**payload(endpoint.inputs)).result(TIMEOUT_S)
+    endpoint.close()
+
+
 def test_an_error_that_comes_as_a_success_is_no_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = InferenceEndpoint(url, "failing")
     with pytest.raises(InferenceFailed, match=r"the answer has no outputs.*out of memory"):
@@ -91,7 +129,7 @@ def test_an_error_that_comes_as_a_success_is_no_answer(url: str, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("model", "error"),
-    [("missing", InferenceFailed), ("odd", InferenceFailed)],
+    [("missing", InferenceFailed), ("odd", InferenceFailed), ("deep", InferenceFailed), ("large", InvalidRequest)],
 )
 def test_a_server_that_breaks_the_protocol_is_named(url: str, model: str, error: type[KaasError]) -> None:
     with pytest.raises(error, match=url):
@@ -101,7 +139,16 @@ def test_a_server_that_breaks_the_protocol_is_named(url: str, model: str, error:
 def test_no_server_and_no_url() -> None:
     with pytest.raises(Unreachable, match="cannot be reached"):
         InferenceEndpoint("http://127.0.0.1:1", "double")
-    for url in ("127.0.0.1:8000", "tcp://127.0.0.1:8000", "http://"):
+    wrong = (
+        "127.0.0.1:8000",
+        "tcp://127.0.0.1:8000",
+        "http://",
+        "http://[::1",
+        "http://a:b",
+        "http://x y/",
+        "http://a..b",
+    )
+    for url in wrong:
         with pytest.raises(InvalidRequest, match="takes a URL"):
             InferenceEndpoint(url, "double")
 

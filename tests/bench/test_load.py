@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import count
 from typing import Any
 
 import pytest
 
 from kaas.bench.load import Completion, Load
+from kaas.bench.measure import measure
+from kaas.bench.windows import Stability
 from kaas.errors import QueueFull
 from tests.timeouts import TIMEOUT_S
 
@@ -126,9 +130,33 @@ def test_draining_gives_up_after_its_time(load: Load) -> None:
     assert load.outstanding == 1
 
 
-def test_requests_that_get_no_result_are_lost(service: Service, load: Load) -> None:
-    next(load.closed(4))
-    service.futures[0].set_result("right")
-    service.futures[1].set_exception(QueueFull("too many"))
-    service.futures[2].cancel()
-    assert load.lost(0.01) == 3
+def test_a_service_that_takes_no_more_requests_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves 500 a second, one at a time, and its sender waits where it has 200; 1,000 a second are due. So few
+    requests are ever outstanding, and the others that are due wait in the generator."""
+    now_s, ends = 100.0, deque[tuple[float, Future[Any]]]()
+
+    def send(_: int) -> Future[Any]:
+        nonlocal now_s
+        ends.append((max(now_s, ends[-1][0] if ends else 0.0) + 0.002, Future()))
+        made = ends[-1][1]
+        now_s += 1e-5
+        if len(ends) > 200:
+            now_s = ends[0][0]
+        while ends and ends[0][0] <= now_s:
+            ends.popleft()[1].set_result(None)
+        return made
+
+    monkeypatch.setattr("kaas.bench.load.perf_counter", lambda: now_s)
+    load = Load(send)
+    loop = load.opened(number / 1000 for number in count())
+
+    def waiting() -> Iterator[Completion | None]:
+        nonlocal now_s
+        for completed in loop:
+            now_s += 1e-5 if completed else 1e-4  # an empty yield has waited
+            yield completed
+
+    found = measure(load, waiting(), open_loop=True, window_s=1.0, limit_s=30.0, clock=lambda: now_s)
+    assert found.stability is Stability.UNSTABLE
+    assert load.outstanding < 500
+    assert found.windows[-1].queued > 1000

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from time import perf_counter
+from typing import ClassVar
 
 import pytest
 
 from kaas.bench.load import Completion
-from kaas.bench.measure import LatencyFigures, Measurement, measure
+from kaas.bench.measure import LatencyFigures, Measurement, complete, measure
 from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import DeadlineExceeded
 
@@ -22,6 +24,9 @@ class Simulated:
 
     def clock(self) -> float:
         return self.now_s
+
+    def due(self, _: float) -> int:
+        return self.sent
 
     def completions(self) -> Iterator[Completion]:
         for number, latency_s in enumerate(self._latencies_s):
@@ -83,10 +88,16 @@ def test_a_service_that_never_settles_is_told_so_at_the_limit() -> None:
 
 
 def test_failed_requests_are_counted_by_their_error_and_have_no_latency() -> None:
-    found, _ = Simulated(forever(0.02, None)).measured()
+    found, _ = Simulated(forever(*[0.02] * 19, None)).measured()
+    assert found.stability is Stability.STABLE
     assert found.latencies.percentiles["p50"] == pytest.approx(0.02)
     assert found.errors.keys() == {"DeadlineExceeded"}
-    assert found.errors["DeadlineExceeded"] == pytest.approx(found.latencies.count, abs=1)
+    assert found.errors["DeadlineExceeded"] == pytest.approx(found.latencies.count / 19, abs=1)
+
+
+def test_a_service_of_which_half_the_requests_fail_is_not_stable() -> None:
+    found, _ = Simulated(forever(0.02, None)).measured(limit_s=5.0)
+    assert found.stability is Stability.UNSETTLED
 
 
 def test_ctrl_c_gives_what_there_is() -> None:
@@ -125,3 +136,22 @@ def test_the_last_result_of_a_service_that_dies_has_its_time() -> None:
     found, _ = Simulated(dies()).measured(limit_s=5.0)
     assert found.last_result_s == pytest.approx(1.5)
     assert found.errors["DeadlineExceeded"] > 0
+
+
+def test_requests_that_end_after_the_windows_count() -> None:
+    """A request of a hundred gets its result after three seconds; nothing else would show it."""
+
+    class Rest:
+        under_way: ClassVar = {object(): 102.0, object(): 90.0}
+
+        def drain(self, _: float) -> Iterator[Completion]:
+            yield Completion(0, 101.0, 101.0, 104.0)
+            yield Completion(1, 101.5, 101.5, 104.0, DeadlineExceeded("late"))
+            yield Completion(2, 99.0, 99.0, 104.0)  # due before the windows
+
+    found, _ = Simulated(forever(0.03)).measured()
+    whole = complete(found, Rest(), 1.0)
+    assert whole.lost == 3
+    assert whole.slowest_s == pytest.approx(perf_counter() - 102.0, abs=60)
+    assert len(whole.latencies_s) == len(found.latencies_s) + 2
+    assert sorted(whole.latencies_s)[-2 if whole.slowest_s > 3 else -1] == pytest.approx(3.0)

@@ -44,6 +44,11 @@ def test_a_seed_chooses_the_values() -> None:
         ("x.json", b'{"n": [' + b"9" * 400 + b"]}"),
         ("x.json", b"\xff"),
         ("x.json", b'{"y": 1}'),
+        ("x.json", b'{"n": [1.7]}'),
+        ("x.json", b'{"n": [true]}'),
+        ("x.json", b'{"x": ["7", 1]}'),
+        ("x.json", b'{"x": [true, 1.5]}'),
+        ("x.json", b'{"x": [1, [2]]}'),
     ],
 )
 def test_a_file_without_inputs_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
@@ -58,6 +63,21 @@ def test_arrays_of_another_dtype_are_refused(tmp_path: Path) -> None:
     np.savez(file, x=np.ones(2, np.complex64))
     with pytest.raises(InvalidRequest, match="input 'x' takes float32, not complex64"):
         from_file(file, [Buffer("x", 2, "float32")])
+
+
+def test_lists_become_arrays_of_the_inputs_dtype(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{"x": [1, 2.5], "n": [[3]], "b": [true, false], "c": [1.5]}')
+    inputs = [Buffer("x", 2), Buffer("n", (1, 1), "int8"), Buffer("b", 2, "bool"), Buffer("c", 1, "complex64")]
+    found = from_file(file, inputs)
+    assert {name: (array.dtype.name, array.tolist()) for name, array in found.items()} == {
+        "x": ("float32", [1, 2.5]), "n": ("int8", [[3]]), "b": ("bool", [True, False]), "c": ("complex64", [1.5]),
+    }  # fmt: skip
+
+
+def test_inputs_that_numpy_cannot_make_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="NumPy cannot make"):
+        payload([Buffer("x", (1,) * 100)])
 
 
 def test_inputs_that_no_memory_holds_are_refused() -> None:
