@@ -20,6 +20,21 @@ def poisson(rate_per_s: float, seed: int = 0) -> Iterator[float]:
     return itertools.accumulate(iter(lambda: gaps.expovariate(rate_per_s), None))
 
 
+def poisson_of(rate_per_s: float, count: int, seed: int = 0) -> Iterator[float]:
+    """Yield the arrivals of a Poisson process of which each `count` arrivals take exactly count / rate seconds.
+
+    Under this condition they are independent and uniform. A short run then gets the load that it is meant to get: of 50
+    arrivals without the condition one run in three misses it by 14 % or more.
+
+    Raises:
+        InvalidRequest: the rate is not positive.
+    """
+    _require_rate(rate_per_s)
+    places, block_s = random.Random(seed), count / rate_per_s
+    for block in itertools.count():
+        yield from sorted((block + places.random()) * block_s for _ in range(count))
+
+
 def constant(rate_per_s: float) -> Iterator[float]:
     """Yield arrivals with equal gaps. The first one is a gap after the beginning.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ import numpy as np
 from kaas.bench.load import Completion
 from kaas.bench.windows import STABLE_WINDOWS, MeasurementWindow, Stability, stability
 
+PERCENTILES = 101
+"""The number of latencies of a distribution, from 0 to 100 %."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
 
@@ -64,7 +67,7 @@ class LatencyFigures:
         values = np.asarray(latencies_s)
         found = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
         percentiles = dict(zip(QUANTILES, map(float, found), strict=True))
-        cdf = tuple(map(float, np.quantile(values, np.linspace(0, 1, 101), method="inverted_cdf")))
+        cdf = tuple(map(float, np.quantile(values, np.linspace(0, 1, PERCENTILES), method="inverted_cdf")))
         return cls(len(values), float(values.mean()), float(values.std()), percentiles, cdf)
 
 
@@ -72,11 +75,11 @@ class LatencyFigures:
 class Measurement:
     """What the callers of a service got.
 
-    The figures are those of the last STABLE_WINDOWS windows, or of all where fewer have ended.
+    The figures are those of the last STABLE_WINDOWS windows, which agree, or else of all windows.
 
     Fields:
         stability: UNSETTLED: the limit or Ctrl-C ended the measurement before its windows agreed.
-        windows: all, in order. span_s: times of the beginning of the first of these windows and of the end.
+        windows: all, in order. span_s: times of the beginning of the first window that counts, and of the last's end.
         latencies_s: of requests that were due in the span and have a result, also after its end (`complete`).
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
@@ -105,10 +108,10 @@ class Measurement:
     @property
     def rate_per_s(self) -> float | None:
         """Return the answered requests a second; None where the queue grew, since the load then has no steady state."""
-        last = self.windows[-STABLE_WINDOWS:]
-        if not last or self.stability is Stability.UNSTABLE:
+        counted = _counted(self.stability, self.windows)
+        if not counted or self.stability is Stability.UNSTABLE:
             return None
-        return sum(window.answered for window in last) / sum(window.seconds for window in last)
+        return sum(window.answered for window in counted) / sum(window.seconds for window in counted)
 
     @property
     def mean_s(self) -> float:
@@ -117,21 +120,27 @@ class Measurement:
         return sum(window.latency_s * window.answered for window in self.windows) / answered if answered else 0.0
 
 
+def _counted(state: Stability, windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
+    """Return the windows that the figures are of."""
+    return windows[-STABLE_WINDOWS:] if state is Stability.STABLE else windows
+
+
 @dataclass(slots=True)
 class _Open:
-    """The window that is under way. answered: its requests with a result, as (due, latency, lateness)."""
+    """The window that is under way."""
 
     began_s: float
     due_before: int
-    answered: list[tuple[float, float, float]] = field(default_factory=list)
+    answered: int = 0
+    latencies_s: float = 0.0
     failed: int = 0
 
     def closed(self, counts: Counts, now_s: float) -> MeasurementWindow:
-        mean_s = sum(latency_s for _, latency_s, _ in self.answered) / max(1, len(self.answered))
+        mean_s = self.latencies_s / max(1, self.answered)
         due = counts.due(now_s)
         queued = due - counts.sent + counts.outstanding
         return MeasurementWindow(
-            now_s - self.began_s, due - self.due_before, len(self.answered), mean_s, queued, self.failed
+            now_s - self.began_s, due - self.due_before, self.answered, mean_s, queued, self.failed
         )
 
 
@@ -142,6 +151,7 @@ def measure(
     open_loop: bool,
     window_s: float,
     limit_s: float,
+    least: int = 1,
     progress: Callable[[MeasurementWindow], object] = _ignore,
     clock: Callable[[], float] = perf_counter,
 ) -> Measurement:
@@ -153,54 +163,52 @@ def measure(
         open_loop: the loop's queue may grow.
         window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
         limit_s: the longest measurement.
+        least: the results that STABLE_WINDOWS windows have to have until they may agree.
         progress: is called with each window that has ended.
         clock: as the Load's.
     """
     windows: list[MeasurementWindow] = []
-    recent: list[_Open] = []  # of the last windows
+    answered = array("d")  # of each result when its request was due, its latency, and how late it was sent
     errors: Counter[str] = Counter()
     began_s = clock()
     window = _Open(began_s, counts.due(began_s))
-    state, interrupted, last_result_s, slowest_s = Stability.UNSETTLED, False, 0.0, 0.0
-
-    def close(now_s: float) -> None:
-        windows.append(window.closed(counts, now_s))
-        recent.append(window)
-        del recent[:-STABLE_WINDOWS]
-
+    state, interrupted, last_result_s = Stability.UNSETTLED, False, 0.0
     try:
         for completed in completions:
             if completed is not None and completed.error is None:
-                latency_s = completed.latency_s
-                window.answered.append((completed.due_s, latency_s, completed.sent_s - completed.due_s))
-                last_result_s, slowest_s = completed.ended_s - began_s, max(slowest_s, latency_s)
+                window.answered += 1
+                window.latencies_s += completed.latency_s
+                answered.extend((completed.due_s, completed.latency_s, completed.sent_s - completed.due_s))
+                last_result_s = completed.ended_s - began_s
             elif completed is not None:
                 window.failed += 1
                 errors[type(completed.error).__name__] += 1
             now_s = clock()
             if now_s - window.began_s >= window_s:
-                close(now_s)
+                windows.append(window.closed(counts, now_s))
                 progress(windows[-1])
-                state = stability(windows, open_loop=open_loop)
+                state = stability(windows, open_loop=open_loop, least=least)
                 window = _Open(now_s, counts.due(now_s))
             if state is not Stability.UNSETTLED or now_s - began_s >= limit_s:
                 break
     except KeyboardInterrupt:
         interrupted = True
-    if not windows and clock() > began_s:
-        close(clock())
-    span_s = (recent[0].began_s, recent[-1].began_s + windows[-1].seconds) if recent else (began_s, began_s)
-    counted = [each for part in recent for each in part.answered if each[0] >= span_s[0]]
+    if not windows and (now_s := clock()) > began_s:
+        windows.append(window.closed(counts, now_s))
+        window.began_s = now_s
+    first_s = window.began_s - sum(each.seconds for each in _counted(state, windows))
+    due_s, latency_s, late_s = np.frombuffer(answered or bytes(0)).reshape(-1, 3).T
+    counted = due_s >= first_s - 1e-9  # a sum of seconds is not exact
     return Measurement(
         state,
         tuple(windows),
-        span_s,
-        tuple(latency_s for _, latency_s, _ in counted),
+        (first_s, window.began_s),
+        tuple(latency_s[counted].tolist()),
         dict(errors),
-        sum(late_s for _, _, late_s in counted) / max(1, len(counted)),
+        float(late_s[counted].mean()) if counted.any() else 0.0,
         interrupted,
         last_result_s,
-        slowest_s,
+        float(latency_s.max(initial=0.0)),
     )
 
 

@@ -59,15 +59,22 @@ class MeasurementWindow:
         return self.due - self.answered - self.failed
 
 
-def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool) -> Stability:
-    """Judge a measurement by its last windows. open_loop: its queue may grow."""
+def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool, least: int = 1) -> Stability:
+    """Judge a measurement by its last windows.
+
+    Args:
+        windows: all, in order.
+        open_loop: its queue may grow.
+        least: the results that the last windows have to have until they may agree.
+    """
     # until the first answers a queue is only as long as the service is slow
     begun = next((number for number, each in enumerate(windows, 1) if each.answered), len(windows))
     later = windows[begun:] if open_loop else ()
     if _grows(later):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
-    if len(last) < STABLE_WINDOWS or not all(each.answered for each in last) or _fails(last) or _rises(later):
+    too_few = len(last) < STABLE_WINDOWS or sum(each.answered for each in last) < least
+    if too_few or not all(each.answered for each in last) or _fails(last) or _rises(later):
         return Stability.UNSETTLED
     # random arrivals differ from window to window, so an open loop's rate is that of its arrivals
     level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last])

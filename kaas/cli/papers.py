@@ -46,7 +46,7 @@ def kaas(
     import msgspec
 
     from kaas.optional_ray import check_ray
-    from kaas.papers.experiments import FIGURES, bars, cells_of, run
+    from kaas.papers.experiments import FIGURES, bars, cells_of, missing, run
     from kaas.papers.page import page
     from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results
@@ -62,9 +62,8 @@ def kaas(
         file.unlink(missing_ok=True)
     results = Results(file)
 
-    here = Hardware.here()
-    if here not in results.measured_on:
-        results.add(here)
+    if missing(figures, results):
+        results.add(Hardware.here())
 
     def progress(kept: ResultLine) -> None:
         if not json:
@@ -78,7 +77,10 @@ def kaas(
     rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
     found_bars = bars(results, SMALL)
     if json:
-        print(msgspec.json.encode({"benchmark": "papers kaas", "bars": found_bars, "detail": rows}).decode())
+        singles = {"table1": results.properties, "figure8": results.breakdowns, "measured_on": results.measured_on}
+        asked = {name: value for name, value in singles.items() if name[-1] in {each[-1] for each in figures} | {"n"}}
+        found = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows, **asked}
+        print(msgspec.json.encode(found).decode())
         return
     _show(rows, found_bars)
 
@@ -95,9 +97,9 @@ def _line(kept: ResultLine) -> str:
 
     match kept:
         case cell, found:
-            return f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state}"
+            return f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state.value}"
         case Breakdown():
-            return f"micro-benchmark, {kept.task}, {'cold' if kept.cold else 'warm'}: {kept.total_s * 1e3:.3g} ms"
+            return f"micro-benchmark, {kept.task}, {kept.start.value}: {kept.total_s * 1e3:.3g} ms"
         case Properties():
             return f"{kept.workload}: {kept.constant_bytes / 1e6:.4g} MB, {kept.gpu_s * 1e3:.3g} ms on the device"
         case _:
@@ -108,14 +110,13 @@ def _figures(cell: Cell, found: Found, scale: Scale) -> dict[str, Any]:
     from kaas.papers.experiments import efficiency
 
     return {
-        "state": found.state,
+        "state": found.state.value,
         "rate_per_s": found.rate_per_s,
         "efficiency": efficiency(cell, found, scale),
         "p50_ms": found.p50_s * 1e3,
         "p90_ms": found.p90_s * 1e3,
         "requests": found.requests,
-        "errors": found.errors,
-        "lost": found.lost,
+        "offered_per_s": found.offered_per_s,
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
+from enum import Enum
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,14 @@ if TYPE_CHECKING:
     from kaas.papers.experiment_server import ExperimentServer
     from kaas.papers.workloads import Workload
 
-COLD = 5
-"""The number of cold requests, each a client's first; their mean is the figure."""
+CLIENTS = 5
+"""The number of clients; the mean of their first requests is the figure."""
 PROBES = 5
 """The number of requests for a column of Table 1."""
 WARM = 50
 """The number of warm requests of each of these clients."""
+TABLE = ("resnet50", "bert", "cgemm", "jacobi")
+"""The workloads of Table 1."""
 
 PARTS = {
     "kernels": "Kernel Run",
@@ -38,12 +42,30 @@ OVERHEADS = "Overheads"
 """The rest of the time that the client sees."""
 
 
+class Start(Enum):
+    """What the system knows of a request.
+
+    COLD: nothing of the function, as in the paper; of an eTask each client's first request is one, as it starts a
+    process. NEW_CLIENT: the function's kernels, but none of a client's constants. WARM: all.
+    """
+
+    COLD = "cold"
+    NEW_CLIENT = "a new client's"
+    WARM = "warm"
+
+
 class Breakdown(msgspec.Struct, frozen=True, tag=True):
-    """Mean seconds of a request by the paper's stages, from a client's view. cold: first requests of clients."""
+    """Mean seconds of some requests by the paper's stages, from a client's view."""
 
     task: str
-    cold: bool
+    start: Start
+    requests: int
     stages_s: dict[str, float]
+
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        if not 0 < self.total_s < math.inf or self.requests < 1:
+            raise ValueError("a request takes a positive time")
 
     @property
     def total_s(self) -> float:
@@ -63,11 +85,16 @@ class Properties(msgspec.Struct, frozen=True, tag=True):
     gpu_s: float
     cpu_s: float
 
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        if self.workload not in TABLE or not all(0 <= each < math.inf for each in (self.constant_bytes, self.cpu_s)):
+            raise ValueError(f"no properties of a workload of Table 1: {self.workload!r}")
+
 
 def properties(server: ExperimentServer) -> list[Properties]:
     """Return Table 1 of the server's own figures of some requests, one after the other."""
     made: list[Properties] = []
-    for workload in WORKLOADS.values():
+    for workload in map(WORKLOADS.__getitem__, TABLE):
         with server.ktasks(workload, 1) as replica:
             replica.warm()
             for _ in range(PROBES):
@@ -90,24 +117,28 @@ def _rows(stats: Mapping[str, Any], table: str, workload: Workload) -> list[Mapp
 
 
 def breakdowns(server: ExperimentServer) -> list[Breakdown]:
-    """Measure kTasks and eTasks, cold and warm. The executors run already, as in the paper."""
+    """Measure kTasks and eTasks at a server that has seen neither; its executors run already, as in the paper."""
     workload = WORKLOADS["micro"]
     task = ktask(workload, server.scale)
-    made: list[Breakdown] = []
-    for kind in ("kTask", "eTask"):
-        cold, warm = list[dict[str, float]](), list[dict[str, float]]()
-        for number, keys in enumerate(server.keys[: COLD + 1]):
+    firsts: dict[str, list[dict[str, float]]] = {"kTask": [], "eTask": []}
+    warm: dict[str, list[dict[str, float]]] = {"kTask": [], "eTask": []}
+    for kind in firsts:
+        for number, keys in enumerate(server.keys[: CLIENTS + 1]):
             with Client(server.address, keys=keys) as client:
                 if kind == "kTask":
                     function: Any = client.register(task, constants(workload, server.scale, number + 1.0))
                 else:
                     function = client.function(workload.name)
-                first = _measured(server, client, function, 1)
-                if number:  # the very first request finds no executor, no code that the driver has compiled
-                    cold.append(first)
-                    warm.append(_measured(server, client, function, WARM))
-        made += [Breakdown(kind, True, _mean(cold)), Breakdown(kind, False, _mean(warm))]
-    return made
+                firsts[kind].append(_measured(server, client, function, 1))
+                warm[kind].append(_measured(server, client, function, WARM))
+    first, *later = firsts["kTask"]
+    return [
+        Breakdown("kTask", Start.COLD, 1, _mean([first])),
+        Breakdown("kTask", Start.NEW_CLIENT, len(later), _mean(later)),
+        Breakdown("kTask", Start.WARM, len(later) * WARM, _mean(warm["kTask"][1:])),
+        Breakdown("eTask", Start.COLD, len(firsts["eTask"]), _mean(firsts["eTask"])),
+        Breakdown("eTask", Start.WARM, len(later) * WARM, _mean(warm["eTask"][1:])),
+    ]
 
 
 def _measured(server: ExperimentServer, client: Client, function: Any, count: int) -> dict[str, float]:

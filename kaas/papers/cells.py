@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
+from concurrent.futures import CancelledError
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kaas.bench.arrivals import poisson
+from kaas.bench.arrivals import poisson_of
 from kaas.bench.load import Load
-from kaas.bench.measure import measure
+from kaas.bench.measure import PERCENTILES, complete, measure
 from kaas.bench.windows import Stability
 from kaas.errors import WrongAnswer
 from kaas.papers.experiment_server import SLOTS
+from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from kaas.papers.experiment_server import Replicas
@@ -28,6 +31,10 @@ SHORTEST_S, LONGEST_S = 1.5, 4.0
 """Bounds of a window's seconds."""
 WINDOWS = 5
 """The most windows of a cell; three that agree end it."""
+LEAST_EACH = 3
+"""The results that each replica has on average in three windows that end a cell."""
+DRAWS = 10_000
+"""The number of random arrivals after which their clients repeat."""
 
 
 class Side(Enum):
@@ -57,6 +64,11 @@ class Cell(msgspec.Struct, frozen=True):
     online: bool = False
     peak: Side | None = None
 
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        if self.workload not in WORKLOADS or self.replicas < 1:
+            raise ValueError(f"no such experiment: {self.workload!r}, {self.replicas} replicas")
+
     @property
     def offline(self) -> Cell:
         """The cell whose rate an online cell's is a share of."""
@@ -67,60 +79,78 @@ class Found(msgspec.Struct, frozen=True):
     """The figures that the clients of a cell saw.
 
     Fields:
-        offered_per_s: of an online cell. state: as `kaas.bench.windows.Stability`; without a steady state no latency
-            means anything. cdf_s: latencies at 0, 1, ... 100 % of the requests.
+        state: UNSTABLE: the queue grew, so that no latency means anything. UNSETTLED: the windows did not agree, so
+            the figures are of all. offered_per_s: of an online cell. cdf_s: latencies at 0, 1, ... 100 % of the
+            requests.
     """
 
     rate_per_s: float
-    state: str
+    state: Stability
     requests: int
     p50_s: float
     p90_s: float
     cdf_s: tuple[float, ...]
-    errors: dict[str, int]
-    lost: int
     seconds: float
     offered_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        figures = (self.rate_per_s, self.requests, self.p50_s, self.p90_s, self.seconds)
+        if not all(0 < each < math.inf for each in figures) or len(self.cdf_s) != PERCENTILES:
+            raise ValueError("a cell has positive figures, and a distribution in steps of 1 %")
+
+    @property
+    def steady(self) -> bool:
+        """True if the queue did not grow."""
+        return self.state is not Stability.UNSTABLE
 
 
 def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | None) -> Found:
     """Measure a cell. peak_per_s: the rate of `cell.offline`, for an online cell.
 
     Raises:
-        WrongAnswer: a result is not the replica's.
+        WrongAnswer: a result is not the replica's, or a request has none.
     """
     workload = replicas.workload
-    replicas.warm()
-    load = Load(replicas.send, replicas.check)
+    # an exclusive policy has a process on each device, and ends it for the next replica's
+    replicas.first(scale.devices if cell.side.policy == "exclusive" else cell.replicas).warm()
     window_s = min(max(WINDOW_REQUESTS * scale.gpu_s(workload) / scale.devices, SHORTEST_S), LONGEST_S)
+    offered_per_s = 0.0
     if cell.online:
         assert peak_per_s is not None, "an online cell comes after its offline cell"
         offered_per_s = PEAK_SHARE * peak_per_s
         window_s = max(window_s, min(WINDOW_REQUESTS / offered_per_s, LONGEST_S))
-        loop = load.opened(poisson(offered_per_s))
+        chosen = random.Random(0).choices(range(cell.replicas), k=DRAWS)
+        load = Load(
+            lambda number: replicas.send(chosen[number % DRAWS]),
+            lambda number, result: replicas.check(chosen[number % DRAWS], result),
+        )
+        loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * WINDOWS * window_s))))
     else:
-        offered_per_s = 0.0
+        load = Load(replicas.send, replicas.check)
         loop = load.closed(callers(workload, scale, cell.replicas))
-    measurement = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=WINDOWS * window_s)
-    if measurement.interrupted:
+    limit_s, least = (WINDOWS + 0.5) * window_s, LEAST_EACH * cell.replicas
+    found = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=limit_s, least=least)
+    if found.interrupted:
         raise KeyboardInterrupt
-    load.cancel()
-    for _ in load.drain(DRAIN_S):  # cancelled ones are not lost
-        pass
-    if WrongAnswer.__name__ in measurement.errors:
-        raise WrongAnswer(f"{measurement.errors[WrongAnswer.__name__]} wrong results in {cell}")
-    latencies = measurement.latencies
-    seconds = sum(window.seconds for window in measurement.windows)
-    answered = sum(window.answered for window in measurement.windows)
+    if cell.online and found.stability is not Stability.UNSTABLE:
+        found = complete(found, load, DRAIN_S)
+        lost = found.lost
+    else:  # results that callers of a long queue get after the end say nothing
+        load.cancel()
+        errors = [each.error for each in load.drain(DRAIN_S)]
+        lost = sum(each is not None and not isinstance(each, CancelledError) for each in errors) + load.outstanding
+    if found.errors or lost:
+        raise WrongAnswer(f"{cell}: {found.errors or 'no request'} in time and {lost} at the end have no right result")
+    latencies = found.latencies
+    answered, seconds = sum(each.answered for each in found.windows), sum(each.seconds for each in found.windows)
     return Found(
-        answered / seconds if measurement.rate_per_s is None else measurement.rate_per_s,
-        measurement.stability.value,
+        answered / seconds if found.rate_per_s is None else found.rate_per_s,
+        found.stability,
         latencies.count,
         latencies.percentiles["p50"],
         latencies.percentiles["p90"],
         latencies.cdf,
-        measurement.errors,
-        load.outstanding,
         seconds,
         offered_per_s,
     )
@@ -130,8 +160,3 @@ def callers(workload: Workload, scale: Scale, replicas: int) -> int:
     """Return the number of outstanding requests that keeps devices and steps busy: each replica has one at least."""
     per_device = 2 * SLOTS * (workload.gpu_s + workload.cpu_s) / workload.gpu_s
     return max(replicas, math.ceil(scale.devices * per_device))
-
-
-def steady(found: Found) -> bool:
-    """Return True if a cell's latencies are those of a steady state."""
-    return found.state != Stability.UNSTABLE.value

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kaas.errors import InvalidRequest
 from kaas.papers.breakdown import breakdowns, properties
-from kaas.papers.cells import Cell, Found, Side, measured, steady
+from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.experiment_server import serve
 from kaas.papers.workloads import WORKLOADS
 
@@ -26,14 +26,22 @@ REPLICAS = {
     Side.KTASK_EXCLUSIVE: (4, 16),
     Side.ETASK_EXCLUSIVE: (4, 16),
 }
+"""Exclusive sides start a process for nearly each request from five replicas on: 32 are as 16."""
 ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
+FURTHER = [
+    *(Cell("resnet50", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
+    *(Cell("cgemm", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
+    Cell("cgemm", Side.KTASK, 24),
+]
+"""Of which the paper's text speaks: single clients, and the fall of cGEMM from 20 replicas on."""
 
 Bar = tuple[float | str, str, float]
 """A measured value, or a word why there is none; the comparison with the limit; and the limit."""
 
 
 def _offline(*workloads: str) -> list[Cell]:
-    return [Cell(name, side, count) for name in workloads for side, counts in REPLICAS.items() for count in counts]
+    found = [Cell(name, side, count) for name in workloads for side, counts in REPLICAS.items() for count in counts]
+    return [*found, *(cell for cell in FURTHER if cell.workload in workloads)]
 
 
 def _online(*workloads: str) -> list[Cell]:
@@ -78,7 +86,7 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
     return list(cells)
 
 
-def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callable[[ResultLine], object]) -> None:
+def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callable[[ResultLine], object]) -> None:
     """Measure what is not in the results yet, on one server for each policy.
 
     An online cell whose offline cell is of another policy waits for that policy's server.
@@ -86,14 +94,9 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
     Raises:
         KaasError: the server does not start, or a result is wrong.
     """
-    wanted = list(figures)
-    singles: list[Callable[[ExperimentServer], Sequence[ResultLine]]] = []
-    if "table1" in wanted and not results.properties:
-        singles.append(properties)
-    if "8" in wanted and not results.breakdowns:
-        singles.append(breakdowns)
-    missing = sorted(
-        (cell for cell in cells_of(wanted) if cell not in results.found),
+    singles = _missing_singles(figures, results)
+    cells_left = sorted(
+        (cell for cell in cells_of(figures) if cell not in results.found),
         key=lambda cell: (*_setting(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
     )
     if singles:
@@ -102,7 +105,7 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
                 results.add(*(made := single(server)))
                 for each in made:
                     progress(each)
-    for (_, policy), cells in groupby(missing, key=_setting):
+    for (_, policy), cells in groupby(cells_left, key=_setting):
         with _server(policy, scale) as server:
             for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
                 measuring = list(group)
@@ -114,6 +117,21 @@ def run(figures: Iterable[str], results: Results, scale: Scale, progress: Callab
                         found = measured(cell, among, scale, peak.rate_per_s if peak else None)
                         results.add((cell, found))
                         progress((cell, found))
+
+
+def missing(figures: Sequence[str], results: Results) -> bool:
+    """Return True if the results do not have all of some figures."""
+    return bool(_missing_singles(figures, results)) or any(cell not in results.found for cell in cells_of(figures))
+
+
+def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[[ExperimentServer], Any]]:
+    """Return the measurements without replicas. Figure 8 comes first: no request has run on its server."""
+    singles: list[Callable[[ExperimentServer], Any]] = []
+    if "8" in figures and not results.breakdowns:
+        singles.append(breakdowns)
+    if "table1" in figures and not results.properties:
+        singles.append(properties)
+    return singles
 
 
 def _setting(cell: Cell) -> tuple[bool, str]:
@@ -146,7 +164,7 @@ def bars(results: Results, scale: Scale) -> dict[str, Bar]:
     online = [results.found.get(Cell("resnet50", ktask, count, online=True)) for count in (16, 4)]
     sixteen, four = online
     if sixteen is not None and four is not None:
-        stable = steady(sixteen) and steady(four)
+        stable = sixteen.steady and four.steady
         made["p90_16_over_4"] = sixteen.p90_s / four.p90_s if stable else "unstable", "<=", 1.5
     return made
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import MissingPackage
-from kaas.papers.cells import Cell, Found, Side, steady
+from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _throughput(axes: Any, cells: dict[Cell, Found]) -> None:
 def _latency(axes: Any, cells: dict[Cell, Found]) -> None:
     """Draw medians, with the 90th percentiles as upper ends of bars. Cells without a steady state have no latency."""
     axes.set_xlabel("replicas")
-    stable = {cell: found for cell, found in cells.items() if steady(found)}
+    stable = {cell: found for cell, found in cells.items() if found.steady}
     tails = dict(_by_side(stable, lambda found: found.p90_s * 1e3))
     for side, points in _by_side(stable, lambda found: found.p50_s * 1e3):
         replicas, medians = zip(*points, strict=True)
@@ -76,7 +76,7 @@ def _latency(axes: Any, cells: dict[Cell, Found]) -> None:
 def _distributions(axes: Any, cells: dict[Cell, Found]) -> None:
     axes.set_xlabel("latency, ms")
     for cell, found in cells.items():
-        if steady(found) and found.cdf_s:
+        if found.steady and found.cdf_s:
             label = f"{cell.side.value}, {found.offered_per_s:.3g}/s"
             shares = [percent / 100 for percent in range(len(found.cdf_s))]
             axes.plot([each * 1e3 for each in found.cdf_s], shares, label=label)

