@@ -235,7 +235,7 @@ def attach(name: str) -> None:
     with HERE.lock:
         place = PoolName(name)
         with place.locked():
-            notice = place.running()
+            notice = place.running(wait=False)
         if notice is None:
             raise NotInitialized(f"no pool {name!r} runs without Ray")
         if HERE.session is None or HERE.session.gone:

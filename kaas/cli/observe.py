@@ -120,7 +120,7 @@ def attach_either(name: str, address: str, ray: bool | None) -> None:
         if ray is False:
             raise InvalidRequest("--address is that of a Ray cluster: it does not go with --no-ray")
         ray = True
-    on_ray = PoolName(name).running() is None if ray is None else ray
+    on_ray = PoolName(name).running(wait=False) is None if ray is None else ray
     try:
         attach(name, address=address, ray=on_ray)
     except (MissingPackage, NotInitialized) as error:

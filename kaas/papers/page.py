@@ -234,7 +234,7 @@ def _table1(results: Results, scale: Scale) -> Iterator[str]:
         rows.append((
             found.workload,
             f"{paper.constant_bytes / 1e6:.4g}", f"{found.constant_bytes / 1e6:.4g}",
-            f"{paper.dynamic_bytes / 1e6:.4g}", f"{_dynamic(paper, scale) / 1e6:.4g}",
+            f"{paper.dynamic_bytes / 1e6:.4g}", f"{_dynamic(paper, scale) / 1e6:.2g}",
             f"{paper.gpu_s * 1e3:.3g}", f"{found.gpu_s * 1e3:.3g}",
             f"{paper.cpu_s * 1e3:.3g}", f"{found.cpu_s * 1e3:.3g}",
         ))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ class PoolName:
                 return None  # the file may have the notice of a killed pool
             data = os.pread(file, os.fstat(file).st_size, 0)
             if data:
-                return msgspec.msgpack.decode(data, type=PoolNotice)
+                return self._decoded(data)
             if wait:
                 fcntl.flock(file, fcntl.LOCK_EX)  # the pool is ending, and unlocks the file at its end
             return None
@@ -86,11 +87,21 @@ class PoolName:
         """Remove the notice: no program finds the pool any more. The file stays locked until the process ends."""
         os.ftruncate(file, 0)
 
+    def _decoded(self, data: bytes) -> PoolNotice:
+        try:
+            return msgspec.msgpack.decode(data, type=PoolNotice)
+        except msgspec.MsgspecError as error:
+            raise InvalidConfig(f"{self._notice} is not a pool's notice: {error}", field="name") from error
+
     def _opened(self, path: Path) -> int:
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise InvalidConfig(f"a pool cannot be named {self._name!r}: {error}", field="name") from error
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise InvalidConfig(f"a pool cannot be named {self._name!r}: {path} is not a file", field="name")
+        return file
 
 
 def running_names() -> list[str]:
@@ -99,7 +110,8 @@ def running_names() -> list[str]:
     Raises:
         InvalidConfig: the folder is open to other users.
     """
-    return sorted(unquote(notice.stem) for notice in _folder().glob(f"*{NOTICE}") if _has_pool(notice))
+    notices = (notice for notice in _folder().glob(f"*{NOTICE}") if notice.is_file())
+    return sorted(unquote(notice.stem) for notice in notices if _has_pool(notice))
 
 
 def _has_pool(notice: Path) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kaas.errors import InvalidConfig
-from kaas.pool.on_processes.names import PoolName, PoolNotice
+from kaas.pool.on_processes.names import PoolName, PoolNotice, running_names
 from kaas.wire.messages import Address
 
 
@@ -81,3 +83,28 @@ def test_without_a_runtime_folder_there_is_one_of_this_user(tmp_path: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     PoolName("p")
     assert (tmp_path / f"kaas-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "garbage"])
+def test_a_file_that_is_no_notice_is_named_and_nothing_waits(runtime: Path, kind: str) -> None:
+    place = PoolName("p")
+    file = runtime / "kaas" / "p.pool"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "link":
+        file.symlink_to(runtime / "elsewhere")
+    else:
+        file.write_bytes(b"garbage")
+    with file.open("rb") if kind == "garbage" else nullcontext() as held:
+        if held is not None:
+            fcntl.flock(held, fcntl.LOCK_EX)  # as a running pool's
+        with pytest.raises(InvalidConfig, match=r"p\.pool"):
+            place.running()
+    assert running_names() == []
+
+
+def test_a_pool_that_is_ending_runs_no_more(runtime: Path) -> None:
+    file = PoolName("p").announce(notice(runtime / "sockets"))
+    PoolName.withdraw(file)
+    assert PoolName("p").running(wait=False) is None
+    os.close(file)
