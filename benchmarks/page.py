@@ -150,11 +150,11 @@ def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "### Where KaaS loses"
     yield ""
-    yield "| experiment | figure | behind | times | why |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| experiment | figure | side | behind | times | why |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for loss in losses(detail["rows"]):
         named = ", ".join(filter(None, (loss.experiment, loss.case)))
-        yield f"| {named} | `{loss.figure}` | {loss.peer} | {loss.times:.3g} | {loss.reason} |"
+        yield f"| {named} | `{loss.figure}` | {loss.ours} | {loss.peer} | {loss.times:.3g} | {loss.reason} |"
     yield ""
     yield f"{', '.join(f'{peer} {version}' for peer, version in detail['versions'].items())}."
 

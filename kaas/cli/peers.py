@@ -61,7 +61,8 @@ def peers(
         console.print(f"{bar} {value:.3g} ({comparison} {limit:g})", highlight=False)
     for loss in losses(report.rows):
         case = f" of {loss.case}" if loss.case else ""
-        console.print(f"behind {loss.peer}: {loss.figure}{case}, {loss.times:.3g} times", highlight=False)
+        line = f"{loss.ours} behind {loss.peer}: {loss.figure}{case}, {loss.times:.3g} times"
+        console.print(line, highlight=False)
     console.print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()), highlight=False)
     if report.absent:
         console.print(f"not installed: {', '.join(report.absent)}", highlight=False)

@@ -1,4 +1,8 @@
-"""Sources of Triton and numba-cuda: compiled for the software GPU, and in the interpreters that come with the two."""
+"""Sources of Triton and numba-cuda: compiled for the software GPU, and in the interpreters that come with the two.
+
+Both times contain the work around the kernel: of KaaS the copies of its buffers, of an interpreter the making of its
+arrays and a file with its result, some milliseconds.
+"""
 
 from __future__ import annotations
 
