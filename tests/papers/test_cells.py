@@ -1,0 +1,83 @@
+"""A cell whose requests fail is no result: neither in its time nor among those that end last."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kaas.errors import WrongAnswer
+from kaas.papers import cells
+from kaas.papers.cells import Cell, Side, measured
+from kaas.papers.workloads import SMALL, WORKLOADS, Workload
+
+OFFLINE = Cell("jacobi", Side.KTASK, 4)
+ONLINE = Cell("jacobi", Side.KTASK, 4, online=True)
+PEAK_PER_S = 500.0
+
+
+@dataclass
+class StandReplicas:
+    """Replicas that answer at once. wrong_at: the number of a request. silent_every: of so many, one has no answer."""
+
+    workload: Workload = WORKLOADS["jacobi"]
+    wrong_at: float = float("inf")
+    silent_every: int = 0
+    warmed: int = 0
+    clients: list[int] = field(default_factory=list)
+    checked: int = 0
+
+    def first(self, count: int) -> StandReplicas:
+        self.warmed = count
+        return self
+
+    def warm(self) -> None:
+        assert not self.clients
+
+    def send(self, number: int) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if not self.silent_every or len(self.clients) % self.silent_every:
+            answer.set_result(number)
+        self.clients.append(number)
+        return answer
+
+    def check(self, number: int, result: Any) -> None:
+        assert number == result
+        self.checked += 1
+        if self.checked > self.wrong_at:
+            raise WrongAnswer("another's")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("SHORTEST_S", "LONGEST_S"):
+        monkeypatch.setattr(cells, bound, 0.05)
+    monkeypatch.setattr(cells, "DRAIN_S", 0.1)
+
+
+def test_each_client_has_its_arrivals_at_random_and_its_own_results() -> None:
+    replicas: Any = StandReplicas()
+    found = measured(ONLINE, replicas, SMALL, PEAK_PER_S)
+    assert set(replicas.clients) == {0, 1, 2, 3}
+    assert replicas.clients[:8] != [0, 1, 2, 3, 0, 1, 2, 3]
+    assert replicas.checked == len(replicas.clients)
+    assert found.offered_per_s == 400
+
+
+def test_an_exclusive_policy_is_warm_where_its_devices_are() -> None:
+    replicas: Any = StandReplicas()
+    measured(Cell("jacobi", Side.KTASK_EXCLUSIVE, 16), replicas, SMALL, None)
+    assert replicas.warmed == SMALL.devices
+
+
+@pytest.mark.parametrize("cell", [OFFLINE, ONLINE])
+def test_a_wrong_result_ends_the_experiment(cell: Cell) -> None:
+    with pytest.raises(WrongAnswer, match="have no right result"):
+        measured(cell, StandReplicas(wrong_at=20), SMALL, PEAK_PER_S)  # type: ignore[arg-type]
+
+
+def test_requests_without_a_result_end_the_experiment() -> None:
+    with pytest.raises(WrongAnswer, match="have no right result"):
+        measured(ONLINE, StandReplicas(silent_every=20), SMALL, PEAK_PER_S)  # type: ignore[arg-type]
