@@ -196,13 +196,13 @@ def measure(
     if not windows and (now_s := clock()) > began_s:
         windows.append(window.closed(counts, now_s))
         window.began_s = now_s
-    first_s = window.began_s - sum(each.seconds for each in _counted(state, windows))
+    first_s, last_s = window.began_s - sum(each.seconds for each in _counted(state, windows)), window.began_s
     due_s, latency_s, late_s = np.frombuffer(answered or bytes(0)).reshape(-1, 3).T
-    counted = due_s >= first_s - 1e-9  # a sum of seconds is not exact
+    counted = (due_s >= first_s - 1e-9) & (due_s <= last_s)  # a sum of seconds is not exact
     return Measurement(
         state,
         tuple(windows),
-        (first_s, window.began_s),
+        (first_s, last_s),
         tuple(latency_s[counted].tolist()),
         dict(errors),
         float(late_s[counted].mean()) if counted.any() else 0.0,
