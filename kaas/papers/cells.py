@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 PEAK_SHARE = 0.8
 """The rate of an online load, as a share of the offline load's (§5.3.2)."""
 DRAIN_S = 60.0
-WINDOW_REQUESTS = 50
-"""The least number of requests that devices can run in a window: fewer would hardly agree within 10 %."""
-SHORTEST_S, LONGEST_S = 1.5, 4.0
+WINDOW_REQUESTS = 40
+"""The number of requests that devices can run in a window."""
+SHORTEST_S, LONGEST_S = 1.2, 2.5
 """Bounds of a window's seconds."""
+STARTS_S = 3.5
+"""Seconds of a window where nearly each request starts a process: it has fewer requests."""
 WINDOWS = 5
 """The most windows of a cell; three that agree end it."""
 LEAST_EACH = 3
@@ -114,12 +116,12 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
     workload = replicas.workload
     # an exclusive policy has a process on each device, and ends it for the next replica's
     replicas.first(scale.devices if cell.side.policy == "exclusive" else cell.replicas).warm()
-    window_s = min(max(WINDOW_REQUESTS * scale.gpu_s(workload) / scale.devices, SHORTEST_S), LONGEST_S)
-    offered_per_s = 0.0
+    starts = cell.side.policy == "exclusive" and cell.replicas > scale.devices
+    assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
+    offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
+    expected_per_s = offered_per_s or scale.devices / scale.gpu_s(workload)
+    window_s = STARTS_S if starts else min(max(WINDOW_REQUESTS / expected_per_s, SHORTEST_S), LONGEST_S)
     if cell.online:
-        assert peak_per_s is not None, "an online cell comes after its offline cell"
-        offered_per_s = PEAK_SHARE * peak_per_s
-        window_s = max(window_s, min(WINDOW_REQUESTS / offered_per_s, LONGEST_S))
         chosen = random.Random(0).choices(range(cell.replicas), k=DRAWS)
         load = Load(
             lambda number: replicas.send(chosen[number % DRAWS]),

@@ -52,7 +52,7 @@ class StandReplicas:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound in ("SHORTEST_S", "LONGEST_S"):
+    for bound in ("SHORTEST_S", "LONGEST_S", "STARTS_S"):
         monkeypatch.setattr(cells, bound, 0.05)
     monkeypatch.setattr(cells, "DRAIN_S", 0.1)
 
