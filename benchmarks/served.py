@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 import kaas
-from kaas.server.peers.keys import new_client
+from kaas.server.clients.keys import new_client
 
 ADDRESS = re.compile(r"tcp://\S+:\d+")
 DEVICE_BYTES = 256 << 20

@@ -33,7 +33,7 @@ def new(
 
     A running server accepts the client within a second.
     """
-    from kaas.server.peers.keys import new_client
+    from kaas.server.clients.keys import new_client
 
     secret_file = to or Path(f"{name}.toml")
     _print_secret(secret_file, new_client(folder, name, secret_file))
@@ -51,7 +51,7 @@ def list_(
     """Show the clients that a server accepts, the revoked clients, and files that are not valid keys."""
     import msgspec
 
-    from kaas.server.peers.revoking import keys_of_folder
+    from kaas.server.clients.revoking import keys_of_folder
 
     clients, wrong, revoked = keys_of_folder(folder)
     if json:
@@ -78,7 +78,7 @@ def revoke(
     purge: Annotated[bool, typer.Option("--purge", help="also remove the client's data at the server")] = False,
 ) -> None:
     """Revoke a client. A running server disconnects it within a second."""
-    from kaas.server.peers.revoking import revoke as revoked
+    from kaas.server.clients.revoking import revoke as revoked
 
     revoked(folder, name, purge=purge)
     left = "is removed, by the server that runs or when it starts" if purge else "stays until the name is given again"
@@ -88,7 +88,7 @@ def revoke(
 @app.command()
 def rotate(name: Name, folder: KnownFolder = FOLDER, to: Secret = None) -> None:
     """Give a client a new pair of keys. It keeps its data at the server, and its old key is refused."""
-    from kaas.server.peers.revoking import rotate as rotated
+    from kaas.server.clients.revoking import rotate as rotated
 
     secret_file = to or Path(f"{name}.toml")
     _print_secret(secret_file, rotated(folder, name, secret_file))

@@ -23,7 +23,7 @@ import msgspec
 from kaas.client.client import Client
 from kaas.errors import DeviceUnavailable, WrongAnswer
 from kaas.papers.workloads import WORKLOADS, Scale, Workload, answer, constants, ktask
-from kaas.server.peers.keys import new_client
+from kaas.server.clients.keys import new_client
 
 if TYPE_CHECKING:
     from kaas.client.remote_function import RemoteFunction

@@ -16,10 +16,10 @@ from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.service import Service
 from kaas.server.admin import Admin
 from kaas.server.building.served import ETaskPool, ServedETasks
+from kaas.server.clients.keys import Keys
+from kaas.server.clients.listener import ServerListener
 from kaas.server.config.serve_config import Settings
 from kaas.server.metrics_server import MetricsServer
-from kaas.server.peers.keys import Keys
-from kaas.server.peers.listener import ServerListener
 from kaas.server.session_manager import KeptLimits, SessionManager
 from kaas.server.state.client_store import ClientStore
 from kaas.server.steps.steps import Steps

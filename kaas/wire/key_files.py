@@ -1,6 +1,6 @@
 """Files of CURVE keys, which only their user may read: a client's own pair, and code for all kinds of key files.
 
-`server.peers.keys` has the files of a server's folder.
+`server.clients.keys` has the files of a server's folder.
 """
 
 from __future__ import annotations

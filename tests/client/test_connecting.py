@@ -19,11 +19,11 @@ from kaas.client import connecting
 from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, ServerEndpoint
 from kaas.client.server_connection import HUNG_UP, NO_HOST, NO_LISTENER
 from kaas.errors import NotInitialized, Unreachable
-from kaas.server.peers.keys import Keys
+from kaas.server.clients.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
 from tests.client.fake_server import FakeServer
-from tests.server.peers.listeners import Open, client_keys
+from tests.server.clients.listeners import Open, client_keys
 from tests.timeouts import TIMEOUT_S, until
 
 GREETING_BYTES = 10

@@ -10,11 +10,11 @@ import pytest
 import zmq
 
 from kaas.client.server_connection import FULL, HUNG_UP, REFUSED, WRONG_PEER, CurveKeys, ServerConnection
-from kaas.server.peers.keys import Keys
+from kaas.server.clients.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
 from kaas.wire.key_files import OwnKeys
-from tests.server.peers.listeners import Open, client_keys, echo
+from tests.server.clients.listeners import Open, client_keys, echo
 from tests.timeouts import TIMEOUT_S
 
 HELLO = protocol.Hello(protocol.VERSION, "0" * 32)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import kaas
 from kaas.errors import NotAllowed
-from kaas.server.peers.allow import Allowed
+from kaas.server.clients.allow import Allowed
 from kaas.wire.signing import public_key, sign
 from tests.api.conftest import STEPS, add_task, scale_task
 from tests.server.state.states import Had

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import InvalidConfig
+from kaas.server.clients.keys import new_client
 from kaas.server.config.serve_config import parse, read_file
-from kaas.server.peers.keys import new_client
 from tests.server.servers import ROOT
 from tests.timeouts import TIMEOUT_S
 

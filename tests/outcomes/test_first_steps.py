@@ -12,7 +12,7 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidConfig, InvalidRequest, NotAllowed, UnknownFunction
-from kaas.server.peers.keys import new_client
+from kaas.server.clients.keys import new_client
 from tests.server.conftest import Serve
 from tests.server.servers import ROOT, scaled
 from tests.timeouts import TIMEOUT_S

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kaas.server.peers import tcp_connections, unfinished
-from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import UNAUTHENTICATED, UnauthenticatedPeers, source_of
-from kaas.server.peers.unfinished import (
+from kaas.server.clients import tcp_connections, unfinished
+from kaas.server.clients.keys import Keys
+from kaas.server.clients.tcp_connections import UNAUTHENTICATED, UnauthenticatedPeers, source_of
+from kaas.server.clients.unfinished import (
     HANDSHAKE_BYTES,
     IDLE_BYTES_PER_S,
     IDLE_MOST_BYTES,
@@ -22,7 +22,7 @@ from kaas.server.peers.unfinished import (
     over_budget,
 )
 from kaas.wire.connections import zmq_connection
-from tests.server.peers.listeners import LOCAL, Client, Open, client_keys, echo
+from tests.server.clients.listeners import LOCAL, Client, Open, client_keys, echo
 from tests.timeouts import TIMEOUT_S, until
 
 FRAME_BYTES = 1 << 20

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
+from kaas.server.clients.keys import new_client, prepare
 from kaas.server.config.serve_config import LimitSettings, Settings
 from kaas.server.config.serve_memory import of_quotas
-from kaas.server.peers.keys import new_client, prepare
 from kaas.server.usage.quotas import Quotas
 from tests.server.servers import Server
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import kaas
 from kaas.cli.main import app
 from kaas.errors import KaasError, Unreachable
-from kaas.server.peers.keys import ClientKey, Keys
+from kaas.server.clients.keys import ClientKey, Keys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from kaas.wire.key_files import own_keys

@@ -1,4 +1,4 @@
-"""A program in another network than the server's, for `tests/server/peers/test_namespace.py`.
+"""A program in another network than the server's, for `tests/server/clients/test_namespace.py`.
 
     python -m tests.server.outside ADDRESS KEYS FUNCTION INPUTS CONSTANTS OUTPUT
 

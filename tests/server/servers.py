@@ -16,7 +16,7 @@ import zmq
 
 import kaas
 from kaas.cli.serve import READY
-from kaas.server.peers.keys import new_client, prepare
+from kaas.server.clients.keys import new_client, prepare
 from kaas.wire import protocol, sent_ktasks
 from kaas.wire.key_files import OwnKeys, own_keys
 from kaas.worker import sandbox

@@ -15,7 +15,7 @@ import pytest
 import kaas
 from benchmarks.served import Server
 from kaas.peers.overhead import ELEMENTS, subtraction
-from kaas.server.peers.keys import new_client
+from kaas.server.clients.keys import new_client
 from kaas.wire.key_files import own_keys
 from tests.timeouts import TIMEOUT_S
 from tests.wire import vectors

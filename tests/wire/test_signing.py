@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from kaas.cli.main import app
 from kaas.errors import InvalidConfig, InvalidRequest
-from kaas.server.peers.allow import Allowed
+from kaas.server.clients.allow import Allowed
 from kaas.wire.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
 from tests.api.conftest import STEPS, add_task
 from tests.server.state.states import Had

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
 from kaas.ktask.library import Library
-from kaas.server.peers.allow import HASH, Allowed
+from kaas.server.clients.allow import HASH, Allowed
 from kaas.server.state.blob_store import KINDS, LIBRARY, Blob, BlobStore, Changed, LimitsOf, no_paths
 from kaas.server.state.reserve import is_full
 from kaas.server.state.state_folder import State

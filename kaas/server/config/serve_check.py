@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kaas.errors import InvalidConfig
 from kaas.scheduling.policies import factory
+from kaas.server.clients.keys import Keys
 from kaas.server.config.serve_config import Settings
 from kaas.server.metrics_server import LOOPBACK
-from kaas.server.peers.keys import Keys
 from kaas.server.steps.steps import Steps
 
 GIB, DAY_S = 1 << 30, 86400.0

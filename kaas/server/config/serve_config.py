@@ -15,9 +15,9 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import check_target
 from kaas.ktask.arguments import Buffer
 from kaas.scheduling.policy_choice import choose_policy
+from kaas.server.clients.allow import Allowed
 from kaas.server.config import settings_file
 from kaas.server.config.settings_file import near_field
-from kaas.server.peers.allow import Allowed
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
@@ -174,7 +174,7 @@ def _set_fields(quotas: Quotas) -> dict[str, Any]:
 
 
 class CodeSettings(_StrictSettings, frozen=True):
-    """The code that clients may send, as `kaas.server.peers.allow.Allowed`.
+    """The code that clients may send, as `kaas.server.clients.allow.Allowed`.
 
     Fields:
         any: all code of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose

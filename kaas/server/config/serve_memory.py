@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kaas.server.clients.keys import Keys
 from kaas.server.config.serve_config import Settings
-from kaas.server.peers.keys import Keys
 from kaas.server.usage.quotas import Quotas
 
 CREDITS = 4
 """A client's credit counts four times: for open requests, stored outputs, other messages, and replies on their way."""
 UNFINISHED_EACH, UNFINISHED_ALL = 16, 64
-"""The most incomplete messages, in largest frames, of one client and of all (`kaas.server.peers.listener`)."""
+"""The most incomplete messages, in largest frames, of one client and of all (`kaas.server.clients.listener`)."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from kaas.server.building.function_builder import ClientFunction, FunctionBuilde
 from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.building.served import NONE_SERVED, ServedETasks, described
 from kaas.server.building.uploads import Uploads
-from kaas.server.peers.allow import HASH
+from kaas.server.clients.allow import HASH
 from kaas.server.state.blob_store import too_many
 from kaas.server.state.object_store import ObjectStore, shown
 from kaas.server.state.state_folder import State

@@ -11,8 +11,8 @@ from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.server.building.served import NONE_SERVED, ServedETasks
 from kaas.server.building.uploads import Uploads
-from kaas.server.peers.allow import Allowed
-from kaas.server.peers.tenants import Tenants
+from kaas.server.clients.allow import Allowed
+from kaas.server.clients.tenants import Tenants
 from kaas.server.state.client_functions import ClientFunctions
 from kaas.server.state.durable_replies import DurableReplies
 from kaas.server.state.object_store import ObjectStore

@@ -15,8 +15,8 @@ import msgspec
 
 from kaas.errors import InvalidConfig
 from kaas.server.building import function_builder
-from kaas.server.peers import tenants
-from kaas.server.peers.allow import HASH
+from kaas.server.clients import tenants
+from kaas.server.clients.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed

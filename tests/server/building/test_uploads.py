@@ -28,7 +28,7 @@ from kaas.errors import (
 from kaas.ktask.images import Image, Provided
 from kaas.ktask.library import Library
 from kaas.server.building.uploads import MOST_WAITING
-from kaas.server.peers.allow import Allowed
+from kaas.server.clients.allow import Allowed
 from kaas.server.state.blob_store import GRAIN_BYTES, MOST_CONTENTS
 from kaas.server.state.state_folder import State
 from kaas.server.usage.quotas import Quotas

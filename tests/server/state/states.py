@@ -12,7 +12,7 @@ import kaas
 from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.server.building.uploads import Uploads
-from kaas.server.peers.allow import Allowed
+from kaas.server.clients.allow import Allowed
 from kaas.server.state.client_functions import ClientFunctions
 from kaas.server.state.object_store import ObjectStore
 from kaas.server.state.state_folder import State

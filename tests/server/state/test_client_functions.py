@@ -27,7 +27,7 @@ from kaas.errors import (
 )
 from kaas.ktask.graph import KTask
 from kaas.server.building import function_builder
-from kaas.server.peers.allow import Allowed
+from kaas.server.clients.allow import Allowed
 from kaas.server.replies import plain
 from kaas.server.state import client_functions as functions_module
 from kaas.server.usage.quotas import Quotas

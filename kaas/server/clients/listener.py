@@ -17,9 +17,9 @@ import zmq.backend
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
-from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import LeavingBytes, TcpConnection, TcpConnections, Unfinished
-from kaas.server.peers.unfinished import wire_bytes
+from kaas.server.clients.keys import Keys
+from kaas.server.clients.tcp_connections import LeavingBytes, TcpConnection, TcpConnections, Unfinished
+from kaas.server.clients.unfinished import wire_bytes
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 from kaas.wire.connections.zmq_connection import Socket, beat

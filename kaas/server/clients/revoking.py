@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from kaas.errors import InvalidConfig, InvalidRequest
-from kaas.server.peers.keys import (
+from kaas.server.clients.keys import (
     CLIENTS_FOLDER,
     REVOKED_FOLDER,
     SECRET_THERE,

@@ -18,8 +18,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.pool.loop import PoolLoop
-from kaas.server.peers.keys import Keys, new_client
-from kaas.server.peers.listener import ServerChannel, ServerListener
+from kaas.server.clients.keys import Keys, new_client
+from kaas.server.clients.listener import ServerChannel, ServerListener
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys, own_keys
 from tests.timeouts import TIMEOUT_S

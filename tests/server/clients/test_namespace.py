@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.served import Server
 from examples import nearest_neighbours
-from kaas.server.peers.keys import new_client
+from kaas.server.clients.keys import new_client
 
 ROOT = Path(__file__).parents[3]
 VERTICES, SEARCHES, STEPS = 128, 32, 4

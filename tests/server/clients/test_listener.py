@@ -16,16 +16,16 @@ import pytest
 import zmq
 
 from kaas.errors import InvalidConfig
-from kaas.server.peers import listener, tcp_connections
-from kaas.server.peers.keys import Keys
-from kaas.server.peers.listener import ENCRYPTION_BYTES, FRAMES
-from kaas.server.peers.tcp_connections import UNAUTHENTICATED, UNAUTHENTICATED_BYTES
+from kaas.server.clients import listener, tcp_connections
+from kaas.server.clients.keys import Keys
+from kaas.server.clients.listener import ENCRYPTION_BYTES, FRAMES
+from kaas.server.clients.tcp_connections import UNAUTHENTICATED, UNAUTHENTICATED_BYTES
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
 from kaas.wire.connections.zmq_reader import TURN
 from kaas.wire.key_files import OwnKeys
-from tests.server.peers.listeners import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
+from tests.server.clients.listeners import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
 from tests.timeouts import TIMEOUT_S, until
 
 FRAME_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kaas.cli.main import app
 from kaas.errors import InvalidConfig
-from kaas.server.peers.keys import ClientKey, Keys, client_key, new_client, prepare, server_keys
+from kaas.server.clients.keys import ClientKey, Keys, client_key, new_client, prepare, server_keys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire.key_files import own_keys
 
@@ -282,6 +282,6 @@ def test_an_error_of_the_command_is_one_line() -> None:
 
 @pytest.mark.processes
 def test_a_client_needs_neither_ray_nor_a_device_for_its_keys() -> None:
-    program = "import kaas.server.peers.keys, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import kaas.server.clients.keys, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(ended.stdout.split()) & {"asyncio", "cuda", "llvmlite", "ray", "rich", "typer"}

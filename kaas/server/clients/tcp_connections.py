@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kaas.server.peers.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
+from kaas.server.clients.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
 from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import Socket
 from kaas.wire.connections.zmq_reader import ZmqReader
