@@ -42,7 +42,7 @@ OVERHEADS = "Overheads"
 """The rest of the time that the client sees."""
 
 
-class Start(Enum):
+class Warmth(Enum):
     """What the system knows of a request.
 
     COLD: nothing of the function, as in the paper; of an eTask each client's first request is one, as it starts a
@@ -58,7 +58,7 @@ class Breakdown(msgspec.Struct, frozen=True, tag=True):
     """Mean seconds of some requests by the paper's stages, from a client's view."""
 
     task: str
-    start: Start
+    start: Warmth
     requests: int
     stages_s: dict[str, float]
 
@@ -133,11 +133,11 @@ def breakdowns(server: ExperimentServer) -> list[Breakdown]:
                 warm[kind].append(_measured(server, client, function, WARM))
     first, *later = firsts["kTask"]
     return [
-        Breakdown("kTask", Start.COLD, 1, _mean([first])),
-        Breakdown("kTask", Start.NEW_CLIENT, len(later), _mean(later)),
-        Breakdown("kTask", Start.WARM, len(later) * WARM, _mean(warm["kTask"][1:])),
-        Breakdown("eTask", Start.COLD, len(firsts["eTask"]), _mean(firsts["eTask"])),
-        Breakdown("eTask", Start.WARM, len(later) * WARM, _mean(warm["eTask"][1:])),
+        Breakdown("kTask", Warmth.COLD, 1, _mean([first])),
+        Breakdown("kTask", Warmth.NEW_CLIENT, len(later), _mean(later)),
+        Breakdown("kTask", Warmth.WARM, len(later) * WARM, _mean(warm["kTask"][1:])),
+        Breakdown("eTask", Warmth.COLD, len(firsts["eTask"]), _mean(firsts["eTask"])),
+        Breakdown("eTask", Warmth.WARM, len(later) * WARM, _mean(warm["eTask"][1:])),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kaas.bench.windows import Stability
-from kaas.papers.breakdown import OVERHEADS, PARTS, Start
+from kaas.papers.breakdown import OVERHEADS, PARTS, Warmth
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES, efficiency
 from kaas.papers.workloads import WORKLOADS, ktask
@@ -181,12 +181,12 @@ def _claim_rows(results: Results) -> Iterator[tuple[str, str, str, str] | None]:
         "",
     )
     total_s = {(each.task, each.start): each.total_s for each in results.breakdowns}
-    warm = {kind: total_s.get((kind, Start.WARM)) for kind in ("eTask", "kTask")}
+    warm = {kind: total_s.get((kind, Warmth.WARM)) for kind in ("eTask", "kTask")}
     cold = {
         f"{kind}, {start.value} request": f"{total_s[kind, start] / warm_s:.3g}"
         for kind, warm_s in warm.items()
-        for start in Start
-        if warm_s and (kind, start) in total_s and start is not Start.WARM
+        for start in Warmth
+        if warm_s and (kind, start) in total_s and start is not Warmth.WARM
     }
     yield _row(
         "first request over a warm one, micro-benchmark (§5.2)",

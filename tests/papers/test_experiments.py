@@ -14,7 +14,7 @@ import pytest
 from kaas.bench.windows import Stability
 from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
-from kaas.papers.breakdown import Breakdown, Properties, Start
+from kaas.papers.breakdown import Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
 from kaas.papers.results import Hardware, Results
@@ -69,7 +69,7 @@ class Stand:
         yield StandServer(policy)
 
     def breakdowns(self, _: StandServer) -> list[Breakdown]:
-        return [Breakdown("kTask", start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for start in Start]
+        return [Breakdown("kTask", start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for start in Warmth]
 
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties("bert", 1.3e9, 0.092, 0.132)]

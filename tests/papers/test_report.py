@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kaas.bench.windows import Stability
-from kaas.papers.breakdown import Breakdown, Properties, Start
+from kaas.papers.breakdown import Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES, cells_of
 from kaas.papers.page import page
@@ -29,11 +29,11 @@ def results(tmp_path: Path) -> Results:
     made.add(
         Hardware("a processor", 2, {"python": "3.11"}, "2026-11-01", "abc1234", 0.5),
         Properties("bert", 1.3e9, 0.093, 0.135),
-        Breakdown("kTask", Start.COLD, 1, {"Kernel Run": 0.002, "Overheads": 0.004}),
-        Breakdown("kTask", Start.NEW_CLIENT, 5, {"Kernel Run": 0.002, "Overheads": 0.002}),
-        Breakdown("kTask", Start.WARM, 250, {"Kernel Run": 0.002}),
-        Breakdown("eTask", Start.COLD, 5, {"Worker Start": 0.5, "Function": 0.5}),
-        Breakdown("eTask", Start.WARM, 250, {"Function": 0.01}),
+        Breakdown("kTask", Warmth.COLD, 1, {"Kernel Run": 0.002, "Overheads": 0.004}),
+        Breakdown("kTask", Warmth.NEW_CLIENT, 5, {"Kernel Run": 0.002, "Overheads": 0.002}),
+        Breakdown("kTask", Warmth.WARM, 250, {"Kernel Run": 0.002}),
+        Breakdown("eTask", Warmth.COLD, 5, {"Worker Start": 0.5, "Function": 0.5}),
+        Breakdown("eTask", Warmth.WARM, 250, {"Function": 0.01}),
         *((cell, found(cell)) for cell in cells_of(FIGURES)),
     )
     return made
