@@ -77,9 +77,9 @@ def kaas(
     rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
     found_bars = bars(results, SMALL)
     if json:
-        singles = {"table1": results.properties, "figure8": results.breakdowns, "measured_on": results.measured_on}
-        asked = {name: value for name, value in singles.items() if name[-1] in {each[-1] for each in figures} | {"n"}}
-        found = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows, **asked}
+        found: dict[str, Any] = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows}
+        found |= {"table1": results.properties} if "table1" in figures else {}
+        found |= {"figure8": results.breakdowns} if "8" in figures else {}
         print(msgspec.json.encode(found).decode())
         return
     _show(rows, found_bars)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, seed, settings
@@ -14,6 +16,9 @@ from softgpu.tests.compiler.random.programs import programs
 from softgpu.tests.compiler.random.test_random import check
 from softgpu.tests.compiler.random.tree import Program
 
+BLOCK = 100
+"""The programs of one run of Hypothesis: the more it has made, the longer it takes to make another one."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -21,19 +26,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processor", help="LLVM's name of the one to compile for, if not this machine's")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        processor = target.of(chosen.processor) if chosen.processor else None
-        gpu = Gpu(load_runner(build_runner(Path(folder))), Path(folder) / "cache", processor=processor)
+    blocks = {first: min(BLOCK, chosen.programs - first) for first in range(0, chosen.programs, BLOCK)}
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count()) as processes:
+        runner = build_runner(Path(folder))
+        running = {
+            processes.submit(run, runner, Path(folder, str(first)), f"{chosen.seed}.{first}", count, chosen.processor)
+            for first, count in blocks.items()
+        }
+        done = 0
+        try:
+            for ended in as_completed(running):
+                done += ended.result()
+                print(f"{done} of {chosen.programs} random programs with seed {chosen.seed}: all as they should be")
+        finally:
+            processes.shutdown(cancel_futures=True)  # the others, if one has found an error
 
-        @seed(chosen.seed)
-        @settings(max_examples=chosen.programs, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(program=programs())
-        def every(program: Program) -> None:
-            check(gpu, program)
-            gpu.forget()
 
-        every()
-    print(f"{chosen.programs} random programs with seed {chosen.seed}: all as they should be")
+def run(runner: Path, cache: Path, block: str, count: int, name: str | None) -> int:
+    """Check so many programs of a block. Return their number."""
+    processor = target.of(name) if name else None
+    gpu = Gpu(load_runner(runner), cache, processor=processor)
+
+    @seed(block)
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(program=programs())
+    def every(program: Program) -> None:
+        check(gpu, program)
+        gpu.forget()
+
+    every()
+    return count
 
 
 if __name__ == "__main__":
