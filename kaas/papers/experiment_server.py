@@ -71,9 +71,10 @@ class Replicas:
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
     def warm(self) -> None:
-        """Send a request of each replica, one after the other: a first one compiles, or starts a process."""
-        for number in range(len(self.calls)):
-            self.check(number, self.send(number).result())
+        """Send a request of each replica, all at once: a first one compiles, or starts a process."""
+        sent = [self.send(number) for number in range(len(self.calls))]
+        for number, each in enumerate(sent):
+            self.check(number, each.result())
 
 
 @dataclass(frozen=True, slots=True)
