@@ -96,7 +96,7 @@ def properties(server: ExperimentServer) -> list[Properties]:
     made: list[Properties] = []
     for workload in map(WORKLOADS.__getitem__, TABLE):
         with server.ktasks(workload, 1) as replica:
-            replica.warm()
+            replica.warm(1)
             for _ in range(PROBES):
                 replica.send(0).result()
             with Client(server.address, keys=server.keys[0]) as client:

@@ -115,7 +115,8 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
     """
     workload = replicas.workload
     # an exclusive policy has a process on each device, and ends it for the next replica's
-    replicas.first(scale.devices if cell.side.policy == "exclusive" else cell.replicas).warm()
+    warmed = replicas.first(scale.devices if cell.side.policy == "exclusive" else cell.replicas)
+    warmed.warm(SLOTS * scale.devices)
     starts = cell.side.policy == "exclusive" and cell.replicas > scale.devices
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0

@@ -70,10 +70,10 @@ class Replicas:
         if abs(found - self.answers[replica]) > 1e-3:
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
-    def warm(self) -> None:
-        """Send a request of each replica, all at once: a first one compiles, or starts a process."""
-        sent = [self.send(number) for number in range(len(self.calls))]
-        for number, each in enumerate(sent):
+    def warm(self, least: int) -> None:
+        """Send a request of each replica, and `least` in all, at once: each device compiles, or starts a process."""
+        numbers = range(max(least, len(self.calls)))
+        for number, each in zip(numbers, [self.send(number) for number in numbers], strict=True):
             self.check(number, each.result())
 
 

@@ -33,7 +33,8 @@ class StandReplicas:
         self.warmed = count
         return self
 
-    def warm(self) -> None:
+    def warm(self, least: int) -> None:
+        assert least >= SMALL.devices
         assert not self.clients
 
     def send(self, number: int) -> Future[Any]:
