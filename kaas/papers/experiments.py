@@ -55,6 +55,8 @@ def _online(*workloads: str) -> list[Cell]:
 
 SINGLE_POLICY = Side.KTASK.policy
 """Of the server for Table 1 and Figure 8: its executors run already."""
+POLICIES = (Side.ETASK_EXCLUSIVE.policy, SINGLE_POLICY)
+"""In the order of their servers: some kTasks are loaded at a rate that eTasks reached."""
 
 FIGURES: dict[str, list[Cell]] = {
     "table1": [],
@@ -89,24 +91,23 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
 def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callable[[ResultLine], object]) -> None:
     """Measure what is not in the results yet, on one server for each policy.
 
-    An online cell whose offline cell is of another policy waits for that policy's server.
-
     Raises:
         KaasError: the server does not start, or a result is wrong.
     """
-    singles = _missing_singles(figures, results)
-    cells_left = sorted(
-        (cell for cell in cells_of(figures) if cell not in results.found),
-        key=lambda cell: (*_setting(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
-    )
-    if singles:
-        with _server(SINGLE_POLICY, scale) as server:
+    left = [cell for cell in cells_of(figures) if cell not in results.found]
+    for policy in POLICIES:
+        cells = sorted(
+            (cell for cell in left if cell.side.policy == policy),
+            key=lambda cell: (cell.side.name, cell.workload, cell.online, cell.replicas),
+        )
+        singles = _missing_singles(figures, results) if policy == SINGLE_POLICY else []
+        if not cells and not singles:
+            continue
+        with _server(policy, scale) as server:
             for single in singles:
                 results.add(*(made := single(server)))
                 for each in made:
                     progress(each)
-    for (_, policy), cells in groupby(cells_left, key=_setting):
-        with _server(policy, scale) as server:
             for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
                 measuring = list(group)
                 registered = server.etasks if side is Side.ETASK_EXCLUSIVE else server.ktasks
@@ -132,11 +133,6 @@ def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[
     if "table1" in figures and not results.properties:
         singles.append(properties)
     return singles
-
-
-def _setting(cell: Cell) -> tuple[bool, str]:
-    """Return what cells of one server have in common: their turn, and their policy."""
-    return cell.peak is not None, cell.side.policy
 
 
 @contextmanager
