@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kaas.bench.load import Completion
-from kaas.bench.windows import STABLE_WINDOWS, MeasurementWindow, Stability, stability
+from kaas.bench.windows import MeasurementWindow, Stability, stability, steady_part
 
 PERCENTILES = 101
 """The number of latencies of a distribution, from 0 to 100 %."""
@@ -75,7 +75,7 @@ class LatencyFigures:
 class Measurement:
     """What the callers of a service got.
 
-    The figures are those of the last STABLE_WINDOWS windows, which agree, or else of all windows.
+    The figures are those of all windows; of a stable service, from the first on that agrees with the last ones.
 
     Fields:
         stability: UNSETTLED: the limit or Ctrl-C ended the measurement before its windows agreed.
@@ -122,7 +122,7 @@ class Measurement:
 
 def _counted(state: Stability, windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
     """Return the windows that the figures are of."""
-    return windows[-STABLE_WINDOWS:] if state is Stability.STABLE else windows
+    return steady_part(windows) if state is Stability.STABLE else windows
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ def measure(
         open_loop: the loop's queue may grow.
         window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
         limit_s: the longest measurement.
-        least: the results that STABLE_WINDOWS windows have to have until they may agree.
+        least: the results that three windows have to have until they may agree.
         progress: is called with each window that has ended.
         clock: as the Load's.
     """

@@ -28,6 +28,8 @@ DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
 INTERRUPTED_DRAIN_S = 1.0
 """As long after Ctrl-C."""
+LEAST_RESULTS = 30
+"""The results that three windows have to have to agree: the mean of fewer says little."""
 OWN_CORES = 0.1
 """With a larger share of a core the generator may be part of the latencies that it measures."""
 
@@ -50,7 +52,13 @@ def rows(
         before, own_s, began_s = _totals(service), process_time(), perf_counter()
         told = partial(_tell, loop.title)
         found = measure(
-            load, loop.begin(load), open_loop=loop.opened, window_s=window_s, limit_s=limit_s, progress=told
+            load,
+            loop.begin(load),
+            open_loop=loop.opened,
+            window_s=window_s,
+            limit_s=limit_s,
+            least=LEAST_RESULTS,
+            progress=told,
         )
         taken_s = perf_counter() - began_s
         own_cores = (process_time() - own_s) / taken_s

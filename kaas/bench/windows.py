@@ -11,13 +11,12 @@ STABLE_WINDOWS = 3
 """As perf_analyzer has it: so many windows in a row agree."""
 STABLE_SHARE = 0.1
 """Their rates and mean latencies differ from their own mean by this share at most, and as many requests may fail."""
-GROWTH_SHARE = 0.1
-"""A queue grows if it gained requests in each of STABLE_WINDOWS windows, more than this share of the arrivals."""
-GROWTH_SIGMAS = 3.0
-"""A queue also grows if over any number of windows it gained so many standard deviations of random arrivals, the window
-that gained the most not counted: one stall is no growth."""
-LEVEL_SIGMAS = 1.0
-"""A queue that gained more than this is not steady yet."""
+GROWTH_SIGMAS = 2.0
+"""A queue grows if it gained so many standard deviations of random arrivals in the later half of the windows, the
+window that gained the most not counted: one stall is no growth."""
+STEADY_GROWTH = 0.8
+"""It also gained in the earlier half, and not much more: a service that warms up, or whose latencies differ much, fills
+its queue more and more slowly."""
 
 
 class Stability(Enum):
@@ -67,53 +66,71 @@ def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool, least: i
         open_loop: its queue may grow.
         least: the results that the last windows have to have until they may agree.
     """
-    # until the first answers a queue is only as long as the service is slow
-    begun = next((number for number, each in enumerate(windows, 1) if each.answered), len(windows))
-    later = windows[begun:] if open_loop else ()
-    if _grows(later):
+    if open_loop and _grows(windows):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
-    too_few = len(last) < STABLE_WINDOWS or sum(each.answered for each in last) < least
-    if too_few or not all(each.answered for each in last) or _fails(last) or _rises(later):
+    too_few = len(last) < STABLE_WINDOWS or _answered(last) < least
+    if too_few or not all(each.answered for each in last) or _fails(last) or _slows(windows):
         return Stability.UNSETTLED
     # random arrivals differ from window to window, so an open loop's rate is that of its arrivals
     level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last])
     return Stability.STABLE if level and _agree([each.latency_s for each in last]) else Stability.UNSETTLED
 
 
+def steady_part(windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
+    """Return the windows of a stable measurement without those at its beginning that differ from the last ones.
+
+    What differs later, as a stall, is part of it: a rule that leaves such windows out finds calm moments only.
+    """
+    level_s = _mean_s(windows[-STABLE_WINDOWS:])
+    near = (abs(each.latency_s - level_s) <= STABLE_SHARE * level_s for each in windows)
+    first = next((number for number, each in enumerate(near) if each), len(windows))
+    return windows[min(first, len(windows) - STABLE_WINDOWS) :]
+
+
+def _halves(
+    windows: Sequence[MeasurementWindow],
+) -> tuple[Sequence[MeasurementWindow], Sequence[MeasurementWindow]] | None:
+    """Return two halves of the windows; None if they are too few."""
+    half = len(windows) // 2
+    return (windows[-2 * half : -half], windows[-half:]) if len(windows) > STABLE_WINDOWS else None
+
+
 def _grows(windows: Sequence[MeasurementWindow]) -> bool:
-    last = windows[-STABLE_WINDOWS:]
-    if len(last) < STABLE_WINDOWS:
+    halves = _halves(windows)
+    if halves is None:
         return False
-    if min(each.gain for each in last) > 0 and sum(each.gain for each in last) > GROWTH_SHARE * _due(last):
-        return True
-    return any(_gained(windows[first:], GROWTH_SIGMAS) for first in range(len(windows) - STABLE_WINDOWS + 1))
+    earlier, later = halves
+    gains, answered, answered_later = [each.gain for each in later], _answered(earlier), _answered(later)
+    much = sum(gains) - max(gains) > GROWTH_SIGMAS * math.sqrt(sum(each.due for each in later))
+    warms_up = not answered or answered_later > answered + math.sqrt(answered + answered_later)
+    gained = sum(each.gain for each in earlier)
+    return much and 0 < STEADY_GROWTH * gained <= sum(gains) and not warms_up
 
 
-def _rises(windows: Sequence[MeasurementWindow]) -> bool:
-    """Return True if a queue may be growing: in each of the last windows, or on the whole."""
-    last = windows[-STABLE_WINDOWS:]
-    steadily = len(last) == STABLE_WINDOWS and min(each.gain for each in last) > 0
-    return steadily or sum(each.gain for each in windows) > LEVEL_SIGMAS * math.sqrt(_due(windows))
-
-
-def _gained(windows: Sequence[MeasurementWindow], sigmas: float) -> bool:
-    """Return True if the queue gained more than random arrivals explain."""
-    gains = [each.gain for each in windows]
-    return sum(gains) - max(gains) > sigmas * math.sqrt(_due(windows))
+def _slows(windows: Sequence[MeasurementWindow]) -> bool:
+    """Return True if the later half of the windows has longer latencies than the earlier one, as with a slow ramp."""
+    earlier, later = _halves(windows) or (windows, windows)
+    return _mean_s(later) > (1 + STABLE_SHARE) * _mean_s(earlier) > 0
 
 
 def _keeps_up(windows: Sequence[MeasurementWindow]) -> bool:
-    return abs(sum(each.gain for each in windows)) <= max(1, STABLE_SHARE * _due(windows))
+    due = sum(each.due for each in windows)
+    return abs(sum(each.gain for each in windows)) <= max(1, STABLE_SHARE * due)
 
 
 def _fails(windows: Sequence[MeasurementWindow]) -> bool:
-    failed, answered = sum(each.failed for each in windows), sum(each.answered for each in windows)
-    return failed > STABLE_SHARE * (failed + answered)
+    failed = sum(each.failed for each in windows)
+    return failed > STABLE_SHARE * (failed + _answered(windows))
 
 
-def _due(windows: Sequence[MeasurementWindow]) -> int:
-    return sum(each.due for each in windows)
+def _answered(windows: Sequence[MeasurementWindow]) -> int:
+    return sum(each.answered for each in windows)
+
+
+def _mean_s(windows: Sequence[MeasurementWindow]) -> float:
+    """Return the mean latency; 0 without answers."""
+    return sum(each.latency_s * each.answered for each in windows) / max(1, _answered(windows))
 
 
 def _agree(values: Sequence[float]) -> bool:

@@ -55,9 +55,6 @@ def _online(*workloads: str) -> list[Cell]:
 
 SINGLE_POLICY = Side.KTASK.policy
 """Of the server for Table 1 and Figure 8: its executors run already."""
-POLICIES = (Side.ETASK_EXCLUSIVE.policy, SINGLE_POLICY)
-"""In the order of their servers: some kTasks are loaded at a rate that eTasks reached."""
-
 FIGURES: dict[str, list[Cell]] = {
     "table1": [],
     "8": [],
@@ -94,20 +91,19 @@ def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callab
     Raises:
         KaasError: the server does not start, or a result is wrong.
     """
-    left = [cell for cell in cells_of(figures) if cell not in results.found]
-    for policy in POLICIES:
-        cells = sorted(
-            (cell for cell in left if cell.side.policy == policy),
-            key=lambda cell: (cell.side.name, cell.workload, cell.online, cell.replicas),
-        )
-        singles = _missing_singles(figures, results) if policy == SINGLE_POLICY else []
-        if not cells and not singles:
-            continue
-        with _server(policy, scale) as server:
+    left = sorted(
+        (cell for cell in cells_of(figures) if cell not in results.found),
+        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
+    )
+    singles = _missing_singles(figures, results)
+    if singles:
+        with _server(SINGLE_POLICY, scale) as server:
             for single in singles:
                 results.add(*(made := single(server)))
                 for each in made:
                     progress(each)
+    for (_, policy, _), cells in groupby(left, key=_server_of):
+        with _server(policy, scale) as server:
             for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
                 measuring = list(group)
                 registered = server.etasks if side is Side.ETASK_EXCLUSIVE else server.ktasks
@@ -118,6 +114,16 @@ def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callab
                         found = measured(cell, among, scale, peak.rate_per_s if peak else None)
                         results.add((cell, found))
                         progress((cell, found))
+
+
+def _server_of(cell: Cell) -> tuple[bool, str, str]:
+    """Return what cells of one server have in common: their turn, their policy, and what else must be the same.
+
+    Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. Each has a server for each
+    workload: processes of clients that have left keep their devices.
+    """
+    exclusive = cell.side.policy != SINGLE_POLICY
+    return not exclusive, cell.side.policy, f"{cell.side.name} {cell.workload}" if exclusive else ""
 
 
 def missing(figures: Sequence[str], results: Results) -> bool:

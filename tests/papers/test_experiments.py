@@ -108,7 +108,8 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
-    assert stand.policies == ["exclusive", "cfs_affinity"]
+    # one server for single requests, one for each exclusive side and workload, and one for kTasks that share
+    assert stand.policies == ["cfs_affinity", *["exclusive"] * 8, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75, 0.75, 0.75]
     assert [each.workload for each in results.properties] == ["bert"]
 
