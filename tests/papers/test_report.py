@@ -58,7 +58,7 @@ def test_the_page_has_a_row_for_each_setting(results: Results) -> None:
     assert line(text, "bert | 1300")[1:7] == ["1300", "1300", "6", "6.1", "92", "93"]
     rates = ["200 (0.80), n=100", "4 (0.02), n=100", "4 (0.02), n=100"]
     assert line(text, "resnet50 | 16 | 200")[2:] == rates
-    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 100, n=100", "-"]
+    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 100 at 160/s, n=100", "-"]
     assert line(text, "Worker Start")[1:] == ["-", "-", "-", "500", "-"]
     assert "2026-11-01, KaaS at abc1234, load 0.5 at the beginning: 2 processors, a processor" in text
 
@@ -74,7 +74,7 @@ def test_a_queue_that_grew_has_no_latency_on_the_page(results: Results) -> None:
     results.add((cell, found(cell, Stability.UNSTABLE)))
     text = page(results, SMALL)
     assert line(text, "median latency of eTasks over kTasks, jacobi")[2] == "jacobi unstable"
-    assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 100, n=100", "unstable"]
+    assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 100 at 160/s, n=100", "unstable"]
 
 
 def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) -> None:
