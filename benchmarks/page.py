@@ -151,8 +151,8 @@ def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
     yield "### Where KaaS loses"
     yield ""
     yield (
-        "Peers that are ahead by less than 5 % are not listed. IREE's `save_s` contains its compilation, KaaS' kernels are "
-        "compiled before. The bar of a cold start is of `ready_s`; the first answer comes later (`answer_s`). An "
+        "Peers that are ahead by less than 5 % are not listed. IREE's `save_s` contains its compilation; KaaS' kernels "
+        "are compiled before. The bar of a cold start is of `ready_s`; the first answer comes later (`answer_s`). An "
         "interpreter interprets each time, and the software GPU's compilation is not in its time."
     )
     yield ""

@@ -14,7 +14,7 @@ STABLE_SHARE = 0.1
 GROWTH_SIGMAS = 2.0
 """A queue grows if it gained so many standard deviations of random arrivals in the later half of the windows, the
 window that gained the most not counted: one stall is no growth."""
-STEADY_GROWTH = 0.8
+STEADY_GROWTH = 0.7
 """It also gained in the earlier half, and not much more: a service that warms up, or whose latencies differ much, fills
 its queue more and more slowly."""
 
