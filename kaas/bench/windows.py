@@ -12,8 +12,8 @@ STABLE_WINDOWS = 3
 STABLE_SHARE = 0.1
 """Their rates and mean latencies differ from their own mean by this share at most, and as many requests may fail."""
 GROWTH_SIGMAS = 2.0
-"""A queue grows if it gained so many standard deviations of random arrivals in the later half of the windows, or one more
-in all; the window that gained the most is not counted, since one stall is no growth."""
+"""A queue grows if it gained so many standard deviations of random arrivals in the later half of the windows, the
+window that gained the most not counted: one stall is no growth."""
 STEADY_GROWTH = 0.7
 """It also gained in the earlier half, and not much more: a service that warms up, or whose latencies differ much, fills
 its queue more and more slowly."""
@@ -104,13 +104,8 @@ def _grows(windows: Sequence[MeasurementWindow]) -> bool:
     gained, gained_later = (sum(each.gain for each in half) for half in halves)
     answered, answered_later = map(_answered, halves)
     warms_up = not answered or answered_later > answered + math.sqrt(answered + answered_later)
-    much = _gained(later, GROWTH_SIGMAS) or _gained(windows, GROWTH_SIGMAS + 1)
+    much = gained_later - max(each.gain for each in later) > GROWTH_SIGMAS * math.sqrt(sum(each.due for each in later))
     return much and 0 < STEADY_GROWTH * gained <= gained_later and not warms_up
-
-
-def _gained(windows: Sequence[MeasurementWindow], sigmas: float) -> bool:
-    gains = [each.gain for each in windows]
-    return sum(gains) - max(gains) > sigmas * math.sqrt(sum(each.due for each in windows))
 
 
 def _slows(windows: Sequence[MeasurementWindow]) -> bool:
