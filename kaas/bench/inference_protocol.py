@@ -9,11 +9,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from queue import SimpleQueue
+from select import select
 from socket import SHUT_RDWR
-from threading import Event, Thread, local
+from threading import Event, Semaphore, Thread, local
 from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
@@ -42,13 +44,10 @@ TIMEOUT_S = 60.0
 """The longest time of a request, from its sending to the last byte of its answer."""
 MOST_BYTES = 1 << 30
 """The longest answer."""
-MOST_VALUES = 1 << 26
+MOST_VALUES = 1 << 22
 """The most numbers of a request: JSON takes some 10 bytes for each."""
 WATCH_S = 0.5
 """Seconds between two looks for requests that take too long."""
-
-_STALE = (BrokenPipeError, ConnectionResetError, RemoteDisconnected)
-"""Errors of a connection that the server has closed since its last answer, as servers do with idle ones."""
 
 
 class InferenceEndpoint:
@@ -66,9 +65,11 @@ class InferenceEndpoint:
         """
         parts = _parts(url)
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._url = parts.netloc, url
-        self._path = f"{parts.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
-        self._here, self._threads = local(), ThreadPoolExecutor(CONNECTIONS, "kaas bench")
+        self._host, self._port, self._url = parts.hostname or "", parts.port, url
+        self._path = f"{quote(parts.path.rstrip('/'), safe='/%')}/v2/models/{quote(model, safe='')}"
+        self._here = local()
+        self._jobs: SimpleQueue[tuple[Future[Mapping[str, Any]], str] | None] = SimpleQueue()
+        self._threads, self._idle = list[Thread](), Semaphore(0)
         self._until_s: dict[HTTPConnection, float] = {}  # of requests under way
         self._closed = Event()
         Thread(target=self._watch, name="kaas bench watch", daemon=True).start()
@@ -92,7 +93,7 @@ class InferenceEndpoint:
             )
         return inputs
 
-    def call(self, **inputs: Any) -> Future[Mapping[str, Any]]:
+    def call(self, /, **inputs: Any) -> Future[Mapping[str, Any]]:
         """Send a request, and return a future of the server's answer, decoded from JSON."""
         described = {buffer.name: buffer for buffer in self.inputs}
         tensors = [
@@ -104,14 +105,33 @@ class InferenceEndpoint:
             }
             for name, value in inputs.items()
         ]
-        return self._threads.submit(self._infer, json.dumps({"inputs": tensors}))
+        answer: Future[Mapping[str, Any]] = Future()
+        self._jobs.put((answer, json.dumps({"inputs": tensors})))
+        if not self._idle.acquire(blocking=False) and len(self._threads) < CONNECTIONS:
+            # a daemon: one that waits for a connection cannot be ended, and would keep the program
+            self._threads.append(Thread(target=self._work, name="kaas bench", daemon=True))
+            self._threads[-1].start()
+        return answer
 
     def close(self) -> None:
         """End the requests that are under way."""
         self._closed.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for _ in self._threads:
+            self._jobs.put(None)
         self._end(math.inf)
-        self._threads.shutdown()
+
+    def _work(self) -> None:
+        """Send the requests of calls, one after the other."""
+        while (job := self._jobs.get()) is not None:
+            answer, body = job
+            if self._closed.is_set():
+                answer.cancel()
+            elif answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(self._infer(body))
+                except BaseException as error:  # noqa: BLE001 - the future has it
+                    answer.set_exception(error)
+            self._idle.release()
 
     def _watch(self) -> None:
         """End requests that take too long: a server that sends a byte now and then keeps the socket's own timeout."""
@@ -133,21 +153,16 @@ class InferenceEndpoint:
     def _ask(self, method: str, path: str, body: str | None) -> Mapping[str, Any]:
         connection: HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
-            connection = self._here.connection = self._kind(self._host, timeout=TIMEOUT_S)
-        used = connection.sock is not None
+            connection = self._here.connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
+        if connection.sock is not None and select([connection.sock], [], [], 0)[0]:
+            connection.close()  # the server has closed it since its last answer, as servers do with idle ones
         self._until_s[connection] = monotonic() + TIMEOUT_S
         try:
-            try:
-                response = _answer(connection, method, path, body)
-            except _STALE:
-                connection.close()
-                if not used or self._closed.is_set():
-                    raise
-                response = _answer(connection, method, path, body)
-            text = response.read(MOST_BYTES)
-            if not response.isclosed():
-                raise HTTPException(f"the answer is longer than {MOST_BYTES:,} bytes")
-        except (OSError, HTTPException) as error:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.fp = _Bounded(response.fp)  # type: ignore[assignment]
+            text = response.read()
+        except (OSError, HTTPException, ValueError) as error:
             connection.close()
             late = f"; the answer takes longer than {TIMEOUT_S:g} s" * (self._until_s[connection] <= monotonic())
             raise Unreachable(
@@ -183,9 +198,27 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _answer(connection: HTTPConnection, method: str, path: str, body: str | None) -> HTTPResponse:
-    connection.request(method, path, body, {"Content-Type": "application/json"})
-    return connection.getresponse()
+class _Bounded:
+    """A response's file, of which MOST_BYTES can be read: a server may give a wrong length, or none."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._left = file, MOST_BYTES
+
+    def read(self, size: int | None = None) -> bytes:
+        """Return as the file does.
+
+        Raises:
+            HTTPException: the answer is too long.
+        """
+        most = self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
+        data: bytes = self._file.read(most)
+        self._left -= len(data)
+        if self._left < 0:
+            raise HTTPException(f"the answer is longer than {MOST_BYTES:,} bytes")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _buffer(tensor: Mapping[str, Any]) -> Buffer:

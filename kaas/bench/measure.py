@@ -219,13 +219,21 @@ def complete(found: Measurement, load: Drained, timeout_s: float) -> Measurement
     its age, which its latency exceeds.
     """
     first_s, last_s = found.span_s
-    late, failed = list[float](), 0
-    for completed in load.drain(timeout_s):
-        failed += completed.error is not None
-        if completed.error is None and first_s <= completed.due_s <= last_s:
-            late.append(completed.latency_s)
-    unfinished, now_s = tuple(load.under_way.values()), perf_counter()
-    late += [now_s - due_s for due_s in unfinished if first_s <= due_s <= last_s]
-    slowest_s = max([found.slowest_s, *late])
-    lost = failed + len(unfinished)
-    return replace(found, latencies_s=(*found.latencies_s, *late), slowest_s=slowest_s, lost=lost)
+    ends, failed, interrupted = list[tuple[float, float]](), 0, found.interrupted
+    try:
+        for completed in load.drain(timeout_s):
+            failed += completed.error is not None
+            if completed.error is None:
+                ends.append((completed.due_s, completed.latency_s))
+    except KeyboardInterrupt:
+        interrupted = True
+    now_s = perf_counter()
+    ages = [(due_s, now_s - due_s) for due_s in load.under_way.values()]
+    late = [latency_s for due_s, latency_s in (*ends, *ages) if first_s <= due_s <= last_s]
+    return replace(
+        found,
+        latencies_s=(*found.latencies_s, *late),
+        slowest_s=max([found.slowest_s, *(latency_s for _, latency_s in (*ends, *ages))]),
+        lost=failed + len(ages),
+        interrupted=interrupted,
+    )

@@ -14,6 +14,9 @@ from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
+PATIENCE_S = 15.0
+"""Seconds that a client waits for a server which does not answer: a measurement of a stopped server has an end."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedService:
@@ -46,7 +49,9 @@ def at_server(
 
     paths: list[Path | None] = [*keys] if keys else [None]
     with ExitStack() as closing:
-        clients = {str(path or ""): closing.enter_context(Client(address, keys=path)) for path in paths}
+        clients = {
+            str(path or ""): closing.enter_context(Client(address, keys=path, patience_s=PATIENCE_S)) for path in paths
+        }
         functions = {
             each: client.function(loaded) if isinstance(loaded, str) else client.register(loaded)
             for each, client in clients.items()

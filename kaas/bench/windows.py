@@ -70,7 +70,8 @@ def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool, least: i
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
     too_few = len(last) < STABLE_WINDOWS or _answered(last) < least
-    if too_few or not all(each.answered for each in last) or _fails(last) or _slows(windows):
+    lengthens = open_loop and all(each.gain > 0 for each in last)
+    if too_few or lengthens or not all(each.answered for each in last) or _fails(last) or _slows(windows):
         return Stability.UNSETTLED
     # random arrivals differ from window to window, so an open loop's rate is that of its arrivals
     level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last])

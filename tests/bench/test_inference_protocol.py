@@ -33,15 +33,29 @@ class Doubling(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        names = ("double", "failing", "closing", "slow")
+        names = ("double", "failing", "closing", "slow", "rude", "chunked")
         described = {name: {"inputs": INPUTS} for name in names} | {"odd": {"name": "odd"}, "deep": DEEP}
         described["large"] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1 << 31]}]}
-        self.answer(described.get(self.path.removeprefix("/v2/models/")))
+        described["named"] = {"inputs": [{"name": "self", "datatype": "FP32", "shape": [1]}]}
+        self.answer(described.get(self.path.rpartition("/v2/models/")[2]))
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "failing" in self.path:
             self.answer({"error": "out of memory"})
+            return
+        if "rude" in self.path:
+            self.close_connection = True
+            return
+        if "named" in self.path:
+            self.answer({"outputs": []})
+            return
+        if "chunked" in self.path:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"-5\r\nhello")
+            self.close_connection = True
             return
         if "slow" in self.path:  # an answer without an end, a byte now and then
             self.send_response(200)
@@ -99,6 +113,24 @@ def test_a_server_may_close_idle_connections(url: str) -> None:
         inputs = payload(service.inputs)
         for _ in range(5):
             assert service.functions[""].call(**inputs).result(TIMEOUT_S)["outputs"]
+
+
+def test_a_server_that_hangs_up_on_a_request_has_failed_it(url: str) -> None:
+    """The request may have run: it is not sent again in silence."""
+    with at_endpoint(url, "rude") as service:
+        inputs = payload(service.inputs)
+        results = [service.functions[""].call(**inputs) for _ in range(4)]
+        assert sorted(type(each.exception(TIMEOUT_S)).__name__ for each in results) == ["Unreachable"] * 4
+
+
+def test_any_input_has_any_name_and_any_path_is_asked(url: str) -> None:
+    with at_endpoint(f"{url}/ä", "named") as service:
+        assert service.functions[""].call(**payload(service.inputs)).result(TIMEOUT_S)["outputs"] == []
+
+
+def test_lengths_of_chunks_are_checked(url: str) -> None:
+    with at_endpoint(url, "chunked") as service, pytest.raises(Unreachable):
+        service.functions[""].call(**payload(service.inputs)).result(TIMEOUT_S)
 
 
 def test_an_answer_without_an_end_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

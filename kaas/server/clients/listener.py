@@ -49,6 +49,8 @@ HANDSHAKE_S = 5.0
 """Seconds in which a connection must have shown its key."""
 REFRESH_S = 1.0
 """Seconds until an added or revoked key counts."""
+FORGOTTEN = 4096
+"""Ended connections whose late messages are ignored."""
 GONE_S = 1.0
 """Seconds from the end of a connection to the end of its channel: its last messages are taken first."""
 LOCAL_CLIENT = "local"
@@ -105,6 +107,7 @@ class ServerListener:
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for the server itself
         self._closed = False
         self._channels: dict[tuple[bytes, str], ServerChannel] = {}
+        self._forgotten: dict[tuple[bytes, str], None] = {}
         self._leaving: dict[str, WeakSet[LeavingBytes]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._blocked: set[str] = set()
@@ -252,8 +255,10 @@ class ServerListener:
         peer that chooses one might take over another connection."""
         identity, public_key = key
         connection = self._connections.at(fd)
-        if connection is None:
+        if connection is None or key in self._forgotten:
             return None
+        if connection.owner is not None and not _is_later(identity, connection.owner.key[0]):
+            return None  # of an ended connection that had this descriptor before
         client = self._keys.by_public_key(public_key) if self._keys is not None else None
         if (self._keys is not None and client is None) or self._refusal_of(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(connection)
@@ -276,6 +281,9 @@ class ServerListener:
 
     def _forget(self, channel: ServerChannel) -> None:
         del self._channels[channel.key]
+        self._forgotten[channel.key] = None  # messages of it may still wait in ZeroMQ
+        if len(self._forgotten) > FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
         channel.dropped = True
         if not self._closed:
             self._gone(channel)
@@ -306,6 +314,12 @@ class ServerListener:
     def shut(self, channel: ServerChannel) -> None:
         """End the connection of a channel."""
         self._connections.shut(channel.connection)
+
+
+def _is_later(identity: bytes, other: bytes) -> bool:
+    """Return True if ZeroMQ made an identity after another one: it counts them, from a random number on."""
+    made, before = (int.from_bytes(each[1:], "big") for each in (identity, other))
+    return 0 < (made - before) % (1 << 32) < 1 << 31
 
 
 class ServerChannel:

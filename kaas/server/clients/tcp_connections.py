@@ -158,7 +158,7 @@ class TcpConnections(Generic[T]):
 
     def own(self, connection: TcpConnection[T], owner: T) -> None:
         """Set the owner of a connection at its first message."""
-        if connection.owner is not None:  # that one had ended, and this is a later connection
+        if connection.owner is not None:  # of an ended connection that had this descriptor
             self._ended(connection.owner)
         self._unauthenticated.discard(connection.fd)
         connection.owner = owner

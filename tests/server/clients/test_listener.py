@@ -334,6 +334,28 @@ def test_an_old_channel_cannot_end_the_connection_that_has_its_descriptor_now(un
         echoes(client)
 
 
+def test_a_late_message_of_an_ended_connection_takes_over_no_other(unlocked: Open) -> None:
+    """It names a descriptor that is another connection's by now, of a client that has sent already."""
+    with closing(Client(unlocked, None)) as client:
+        echoes(client)
+        channel, _ = unlocked.arrived()
+        identity, user_id = channel.key
+        for behind in (1, 2, 1000):
+            earlier = (int.from_bytes(identity[1:], "big") - behind) % (1 << 32)
+            late = (b"\0" + earlier.to_bytes(4, "big"), user_id)
+            assert unlocked.do(lambda: unlocked.listener._came(late, channel.connection.fd)) is None  # noqa: B023
+        assert channel.connection.owner is channel
+        echoes(client)
+        assert unlocked.arrived()[0] is channel
+    unlocked.gone.get(timeout=TIMEOUT_S)
+    with closing(Client(unlocked, None)) as client:
+        echoes(client)
+        newer, _ = unlocked.arrived()
+        fd = newer.connection.fd
+        assert unlocked.do(lambda: unlocked.listener._came(channel.key, fd)) is None  # a channel that is gone
+        echoes(client)
+
+
 # --- how much
 
 
