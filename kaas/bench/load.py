@@ -105,11 +105,11 @@ class Load:
             yield self._end(0)  # also if the loop is late, so that its caller can stop it
         self._next_s = self._began_s  # no further one is due
 
-    def drain(self, timeout_s: float) -> Iterator[Completion]:
-        """Yield the ends of outstanding requests, for timeout_s seconds at most."""
+    def drain(self, timeout_s: float, stop: Callable[[], bool] = bool) -> Iterator[Completion]:
+        """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""
         until_s = perf_counter() + timeout_s
-        while self.outstanding and (left_s := until_s - perf_counter()) > 0:
-            completed = self._end(left_s)
+        while self.outstanding and (left_s := until_s - perf_counter()) > 0 and not stop():
+            completed = self._end(min(left_s, TICK_S))
             if completed is not None:
                 yield completed
 

@@ -37,7 +37,7 @@ class Loop(NamedTuple):
 
     Fields:
         opened: its queue may grow. rising: a later loop of the same series has a higher rate. callers: of a
-            closed loop.
+            closed loop. whole: it has an end, to which it runs.
     """
 
     title: str
@@ -45,6 +45,7 @@ class Loop(NamedTuple):
     begin: Callable[[Load], Iterator[Completion | None]]
     rising: bool = False
     callers: int = 0
+    whole: bool = False
 
 
 def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals) -> list[Loop]:
@@ -74,7 +75,7 @@ def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrival
     if trace is not None:
         times = _times(trace)
         name = trace.name.encode(errors="replace").decode()
-        found.append(Loop(f"trace {name}", True, partial(_opened, partial(recorded, times))))
+        found.append(Loop(f"trace {name}", True, partial(_opened, partial(recorded, times)), whole=True))
     return found
 
 

@@ -23,6 +23,11 @@ def _ignore(_: MeasurementWindow) -> None:
     """Show no progress."""
 
 
+def _never() -> bool:
+    """Go on."""
+    return False
+
+
 class Counts(Protocol):
     """The counts of a `kaas.bench.load.Load`."""
 
@@ -40,8 +45,8 @@ class Drained(Protocol):
     def under_way(self) -> Mapping[Any, float]:
         """When each request without an end was due."""
 
-    def drain(self, timeout_s: float) -> Iterator[Completion]:
-        """Yield the ends of outstanding requests, for timeout_s seconds at most."""
+    def drain(self, timeout_s: float, stop: Callable[[], bool]) -> Iterator[Completion]:
+        """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,8 @@ def measure(
     window_s: float,
     limit_s: float,
     least: int = 1,
+    whole: bool = False,
+    stop: Callable[[], bool] = _never,
     progress: Callable[[MeasurementWindow], object] = _ignore,
     clock: Callable[[], float] = perf_counter,
 ) -> Measurement:
@@ -164,6 +171,8 @@ def measure(
         window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
         limit_s: the longest measurement.
         least: the results that three windows have to have until they may agree.
+        whole: go on to the end of the loop, or to the limit, though the windows agree or the queue grows.
+        stop: returns True to end now, as Ctrl-C does.
         progress: is called with each window that has ended.
         clock: as the Load's.
     """
@@ -189,7 +198,8 @@ def measure(
                 progress(windows[-1])
                 state = stability(windows, open_loop=open_loop, least=least)
                 window = _Open(now_s, counts.due(now_s))
-            if state is not Stability.UNSETTLED or now_s - began_s >= limit_s:
+            interrupted = stop()
+            if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - began_s >= limit_s:
                 break
     except KeyboardInterrupt:
         interrupted = True
@@ -212,22 +222,22 @@ def measure(
     )
 
 
-def complete(found: Measurement, load: Drained, timeout_s: float) -> Measurement:
+def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable[[], bool] = _never) -> Measurement:
     """Wait for the requests that are under way at the end, for timeout_s seconds at most, and count them too.
 
     Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end counts with
-    its age, which its latency exceeds.
+    its age, which its latency exceeds. stop: returns True to wait no longer.
     """
     first_s, last_s = found.span_s
     ends, failed, interrupted = list[tuple[float, float]](), 0, found.interrupted
     try:
-        for completed in load.drain(timeout_s):
+        for completed in load.drain(timeout_s, stop):
             failed += completed.error is not None
             if completed.error is None:
                 ends.append((completed.due_s, completed.latency_s))
     except KeyboardInterrupt:
         interrupted = True
-    now_s = perf_counter()
+    interrupted, now_s = interrupted or stop(), perf_counter()
     ages = [(due_s, now_s - due_s) for due_s in load.under_way.values()]
     late = [latency_s for due_s, latency_s in (*ends, *ages) if first_s <= due_s <= last_s]
     return replace(

@@ -35,11 +35,17 @@ OWN_CORES = 0.1
 
 
 def rows(
-    service: LoadedService, inputs: Mapping[str, Any], loops: Iterable[Loop], window_s: float, limit_s: float
+    service: LoadedService,
+    inputs: Mapping[str, Any],
+    loops: Iterable[Loop],
+    window_s: float,
+    limit_s: float,
+    interrupt: Callable[[], bool] = bool,
 ) -> Iterator[dict[str, Any]]:
-    """Measure each loop, and yield its row. Ctrl-C ends with the row of the windows that there are.
+    """Measure each loop, and yield its row.
 
-    A series of rising rates ends with the first rate at which the queue grows.
+    Ctrl-C, or `interrupt` when it returns True, ends with the row of the windows that there are. A series of rising
+    rates ends with the first rate at which the queue grows.
     """
     calls = [function.call for function in service.functions.values()]
     _first(calls, inputs)
@@ -58,15 +64,23 @@ def rows(
             window_s=window_s,
             limit_s=limit_s,
             least=LEAST_RESULTS,
+            whole=loop.whole,
+            stop=interrupt,
             progress=told,
         )
         taken_s = perf_counter() - began_s
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
-        found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S)
+        found = (
+            complete(found, load, INTERRUPTED_DRAIN_S)
+            if found.interrupted
+            else complete(found, load, DRAIN_S, interrupt)
+        )
         stages = None if load.outstanding else _since(before, service)
         row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
+        if service.devices:
+            row["devices"] = service.devices
         if stages and service.devices:
             row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
         if len(calls) > 1:

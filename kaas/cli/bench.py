@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from kaas.bench import shares
+from kaas.bench.interrupt import interruptible
 from kaas.bench.loops import Arrivals, loops
 from kaas.bench.mlperf import loadgen, scenarios
 from kaas.bench.mlperf.scenarios import MlperfScenario
@@ -112,7 +114,9 @@ def file(
     window: Annotated[float, typer.Option(min=0.01, help="seconds of a window")] = 1.0,
     limit: Annotated[float, typer.Option(min=0.01, help="most seconds of a measurement")] = 30.0,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
-    html: Annotated[Path | None, typer.Option(dir_okay=False, help="a page with both; needs matplotlib")] = None,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="a page with tables and plots; needs matplotlib")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
     """Measure a kTask or a model with inputs made from its description; stop once three windows agree.
@@ -151,7 +155,8 @@ def file(
             asked["duration_s"] = duration or scenarios.DURATION_S
             found = [scenario_row(service, inputs, scenario, **asked, run=loadgen.run if by_loadgen else scenarios.run)]
         else:
-            found = list(rows(service, inputs, measured, window, limit))
+            with interruptible() as interrupt:
+                found = list(rows(service, inputs, measured, window, limit, interrupt))
     if json:
         print(msgspec.json.encode(found).decode())
     elif scenario is not None:
@@ -219,7 +224,7 @@ def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
     """
     if Path(target).is_file():
         return load_file(Path(target))
-    if server is None and ":" in target:
+    if ":" in target and (server is None or _is_python(target)):
         with modules_here():
             made = find_target("FILE", target)()
         if not isinstance(made, KTask | CompiledModel):
@@ -228,6 +233,16 @@ def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
     if server is None or Path(target).suffix in (".json", ".kaas"):
         raise InvalidRequest(f"there is no file {target!r}" + ("; a function's name needs --server" * (not server)))
     return target
+
+
+def _is_python(target: str) -> bool:
+    """Return True if a target names a module that is there, as a function's name at a server hardly does."""
+    module = target.partition(":")[0]
+    with modules_here():
+        try:
+            return all(map(str.isidentifier, module.split("."))) and find_spec(module) is not None
+        except ImportError:  # of the package that it would be in
+            return False
 
 
 def _opened(

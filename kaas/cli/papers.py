@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,7 @@ def kaas(
     """
     import msgspec
 
+    from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, missing, run
     from kaas.papers.page import page
@@ -58,6 +60,11 @@ def kaas(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "kaas-small.jsonl"
+    lock = (folder / "lock").open("wb")  # until the end of this process
+    try:
+        flock(lock, LOCK_EX | LOCK_NB)
+    except BlockingIOError as error:
+        raise InvalidRequest(f"another run measures into {folder}") from error
     if fresh:
         file.unlink(missing_ok=True)
     results = Results(file)

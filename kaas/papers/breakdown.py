@@ -24,6 +24,7 @@ PROBES = 5
 """The number of requests for a column of Table 1."""
 WARM = 50
 """The number of warm requests of each of these clients."""
+TASKS = ("kTask", "eTask")
 TABLE = ("resnet50", "bert", "cgemm", "jacobi")
 """The workloads of Table 1."""
 
@@ -64,8 +65,9 @@ class Breakdown(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
-        if not 0 < self.total_s < math.inf or self.requests < 1:
-            raise ValueError("a request takes a positive time")
+        known = self.task in TASKS and self.stages_s.keys() <= {*PARTS.values(), OVERHEADS} and self.requests >= 1
+        if not known or not 0 < self.total_s < math.inf or min(self.stages_s.values()) < 0:
+            raise ValueError("no request has such stages")
 
     @property
     def total_s(self) -> float:
@@ -87,7 +89,8 @@ class Properties(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
-        if self.workload not in TABLE or not all(0 <= each < math.inf for each in (self.constant_bytes, self.cpu_s)):
+        figures = (self.constant_bytes, self.gpu_s, self.cpu_s)
+        if self.workload not in TABLE or not all(0 <= each < math.inf for each in figures):
             raise ValueError(f"no properties of a workload of Table 1: {self.workload!r}")
 
 
@@ -120,8 +123,8 @@ def breakdowns(server: ExperimentServer) -> list[Breakdown]:
     """Measure kTasks and eTasks at a server that has seen neither; its executors run already, as in the paper."""
     workload = WORKLOADS["micro"]
     task = ktask(workload, server.scale)
-    firsts: dict[str, list[dict[str, float]]] = {"kTask": [], "eTask": []}
-    warm: dict[str, list[dict[str, float]]] = {"kTask": [], "eTask": []}
+    firsts: dict[str, list[dict[str, float]]] = {kind: [] for kind in TASKS}
+    warm: dict[str, list[dict[str, float]]] = {kind: [] for kind in TASKS}
     for kind in firsts:
         for number, keys in enumerate(server.keys[: CLIENTS + 1]):
             with Client(server.address, keys=keys) as client:

@@ -98,7 +98,8 @@ class Found(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
         figures = (self.rate_per_s, self.requests, self.p50_s, self.p90_s, self.seconds)
-        if not all(0 < each < math.inf for each in figures) or len(self.cdf_s) != PERCENTILES:
+        rising = len(self.cdf_s) == PERCENTILES and list(self.cdf_s) == sorted(self.cdf_s) and self.cdf_s[0] > 0
+        if not all(0 < each < math.inf for each in figures) or not rising or not 0 <= self.offered_per_s < math.inf:
             raise ValueError("a cell has positive figures, and a distribution in steps of 1 %")
 
     @property

@@ -74,7 +74,8 @@ def _hardware(results: Results, scale: Scale) -> Iterator[str]:
         f"- {scale.devices} software devices with modelled time. Bytes, and rates of copies, are those of the paper's "
         f"machine (V100 with {scale.device_bytes / 1e9:g} GB each, {scale.copy_bytes_per_s / 1e9:g} GB/s) divided by "
         f"{scale.shrink:g}; times of kernels, copies and steps are Table 1's times {scale.slow:g}. All else is real: "
-        "processes and their starts, messages, scheduling, caches.\n"
+        "processes and their starts, messages, scheduling, caches. Figures 8 and 10 to 13 are at this scale; it is "
+        "taken out of Table 1. A *-* is not measured, or a percentile that too few requests stand behind.\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -41,6 +42,13 @@ class Hardware(msgspec.Struct, frozen=True, tag=True):
         processor, today = models[0] if models else platform.machine(), date.today().isoformat()
         return cls(processor, os.cpu_count() or 1, versions, today, _commit(), round(os.getloadavg()[0], 1))
 
+    def __post_init__(self) -> None:
+        """Check the fields, which may come from a file."""
+        texts = (self.processor, self.date, self.commit, *self.versions, *self.versions.values())
+        date.fromisoformat(self.date)
+        if not all(text.isprintable() for text in texts) or self.processors < 1 or not 0 <= self.load < math.inf:
+            raise ValueError("no machine has such properties")
+
 
 def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
@@ -76,9 +84,9 @@ class Results:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 kept = msgspec.json.decode(line, type=ResultLine)
-                if isinstance(kept, tuple) and kept[0] in self.found:
-                    raise msgspec.ValidationError("the experiment has a result already")
-            except msgspec.MsgspecError as error:
+                if self._has(kept):
+                    raise ValueError("this experiment has a result already")
+            except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
                 message = f"{file}, line {number}: {error}; --fresh measures all again"
                 raise InvalidRecord(message, path=str(file), line=number) from error
             self._take(kept)
@@ -93,6 +101,16 @@ class Results:
             lines.seek(self._nbytes)
             lines.write(data)
         self._nbytes += len(data)
+
+    def _has(self, kept: ResultLine) -> bool:
+        match kept:
+            case Breakdown():
+                return any((each.task, each.start) == (kept.task, kept.start) for each in self.breakdowns)
+            case Properties():
+                return any(each.workload == kept.workload for each in self.properties)
+            case cell, _:
+                return cell in self.found
+        return False
 
     def _take(self, kept: ResultLine) -> None:
         match kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -144,7 +144,7 @@ def test_requests_that_end_after_the_windows_count() -> None:
     class Rest:
         under_way: ClassVar = {object(): 102.0, object(): 90.0}
 
-        def drain(self, _: float) -> Iterator[Completion]:
+        def drain(self, *_: Any) -> Iterator[Completion]:
             yield Completion(0, 101.0, 101.0, 104.0)
             yield Completion(1, 101.5, 101.5, 104.0, DeadlineExceeded("late"))
             yield Completion(2, 99.0, 99.0, 104.0)  # due before the windows
@@ -161,7 +161,7 @@ def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
     class Rest:
         under_way: ClassVar = {object(): 102.0}
 
-        def drain(self, _: float) -> Iterator[Completion]:
+        def drain(self, *_: Any) -> Iterator[Completion]:
             yield Completion(0, 101.0, 101.0, 104.0)
             raise KeyboardInterrupt
 
@@ -169,3 +169,26 @@ def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
     whole = complete(found, Rest(), 30.0)
     assert (whole.interrupted, whole.lost) == (True, 1)
     assert len(whole.latencies_s) == len(found.latencies_s) + 2
+
+
+def test_a_trace_goes_on_to_its_end_though_its_windows_agree() -> None:
+    load = Simulated(iter([0.01] * 900))
+    found = measure(load, load.completions(), open_loop=False, window_s=1.0, limit_s=60.0, whole=True, clock=load.clock)
+    assert found.stability is Stability.STABLE
+    assert len(found.windows) >= 8
+
+
+def test_a_measurement_ends_when_it_is_asked_to() -> None:
+    load = Simulated(forever(0.01))
+    found = measure(
+        load,
+        load.completions(),
+        open_loop=False,
+        window_s=1.0,
+        limit_s=60.0,
+        stop=lambda: load.now_s > 101.5,
+        clock=load.clock,
+    )
+    assert found.interrupted
+    assert len(found.windows) == 1
+    assert found.latencies.count == pytest.approx(100, abs=2)

@@ -131,6 +131,8 @@ def test_a_stall_within_the_measurement_counts() -> None:
 def test_a_stall_is_no_growth() -> None:
     stalled = [*[STEADY] * 3, (100, 10, 0.01), *[(100, 102, 0.5)] * 2, (100, 101, 0.5)]
     assert stability(windows(*stalled), open_loop=True) is not Stability.UNSTABLE
+    seen = [(20, 20, 0.01), (31, 31, 0.01), (26, 25, 0.01), (25, 24, 0.01), (25, 10, 0.3)]
+    assert stability(windows(*seen), open_loop=True) is not Stability.UNSTABLE
 
 
 def test_a_slow_service_has_a_long_queue_that_does_not_grow() -> None:

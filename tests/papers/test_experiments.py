@@ -14,7 +14,7 @@ import pytest
 from kaas.bench.windows import Stability
 from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
-from kaas.papers.breakdown import Breakdown, Properties, Warmth
+from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
 from kaas.papers.results import Hardware, Results
@@ -72,7 +72,7 @@ class Stand:
         return [Breakdown("kTask", start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for start in Warmth]
 
     def properties(self, _: StandServer) -> list[Properties]:
-        return [Properties("bert", 1.3e9, 0.092, 0.132)]
+        return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
 
     def measured(self, cell: Cell, replicas: StandReplicas, _: Scale, peak_per_s: float | None) -> Found:
         kind = "eTask" if cell.side is Side.ETASK_EXCLUSIVE else "kTask"
@@ -111,7 +111,7 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     # one server for single requests, one for each exclusive side and workload, and one for kTasks that share
     assert stand.policies == ["cfs_affinity", *["exclusive"] * 8, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75, 0.75, 0.75]
-    assert [each.workload for each in results.properties] == ["bert"]
+    assert [each.workload for each in results.properties] == list(TABLE)
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
@@ -151,8 +151,16 @@ def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
         right.replace('"replicas":4', '"replicas":0'),
         right + "\n" + right,
         '{"type": "Breakdown", "task": "kTask", "start": "cold", "requests": 1, "stages_s": {}}',
+        '{"type": "Breakdown", "task": "kTask", "start": "cold", "requests": 1, "stages_s": {"Rest": 1}}',
+        '{"type": "Breakdown", "task": "kTask", "start": "cold", "requests": 1, "stages_s": {"Overheads": -1}}',
+        '{"type": "Properties", "workload": "bert", "constant_bytes": 1, "gpu_s": -1, "cpu_s": 1}',
+        "\n".join(['{"type": "Properties", "workload": "bert", "constant_bytes": 1, "gpu_s": 1, "cpu_s": 1}'] * 2),
+        '{"type": "Hardware", "processor": "a\\n# b", "processors": 1, "versions": {}, "date": "2026-11-01", '
+        '"commit": "", "load": 0}',
+        '{"type": "Hardware", "x": ' + "[" * 5000 + "}",
+        right.replace("stable", "\udcff"),
     ):
-        (tmp_path / "results").write_text(line + "\n")
+        (tmp_path / "results").write_bytes(line.encode(errors="surrogateescape") + b"\n")
         with pytest.raises(InvalidRecord, match=r"results, line .: .*; --fresh measures all again"):
             Results(tmp_path / "results")
 

@@ -1,0 +1,47 @@
+"""The first Ctrl-C asks a measurement to end; a second one ends the program."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from kaas.bench.interrupt import interruptible
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_is_raised() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruptible() as interrupt:
+            assert not interrupt()
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_program_that_ignores_ctrl_c_goes_on() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_no_signals() -> None:
+    asked: list[bool] = []
+
+    def measure() -> None:
+        with interruptible() as interrupt:
+            asked.append(interrupt())
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    assert asked == [False]
