@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from queue import SimpleQueue
-from select import select
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, socket
 from threading import Event, Semaphore, Thread, local
 from time import monotonic
 from typing import Any
@@ -46,8 +45,13 @@ MOST_BYTES = 1 << 30
 """The longest answer."""
 MOST_VALUES = 1 << 22
 """The most numbers of a request: JSON takes some 10 bytes for each."""
+STALE_S = 0.05
+"""A kept connection that ends so soon after a request was closed before the request, as servers do with idle ones."""
 WATCH_S = 0.5
 """Seconds between two looks for requests that take too long."""
+
+
+_STALE = (BrokenPipeError, ConnectionResetError, RemoteDisconnected)
 
 
 class InferenceEndpoint:
@@ -70,7 +74,7 @@ class InferenceEndpoint:
         self._here = local()
         self._jobs: SimpleQueue[tuple[Future[Mapping[str, Any]], str] | None] = SimpleQueue()
         self._threads, self._idle = list[Thread](), Semaphore(0)
-        self._until_s: dict[HTTPConnection, float] = {}  # of requests under way
+        self._until_s: dict[socket, float] = {}  # of requests under way
         self._closed = Event()
         Thread(target=self._watch, name="kaas bench watch", daemon=True).start()
         try:
@@ -139,10 +143,10 @@ class InferenceEndpoint:
             self._end(monotonic())
 
     def _end(self, now_s: float) -> None:
-        for connection, until_s in tuple(self._until_s.items()):
+        for sock, until_s in tuple(self._until_s.items()):
             if until_s <= now_s:
-                with suppress(OSError, AttributeError):  # closed, or not open
-                    connection.sock.shutdown(SHUT_RDWR)
+                with suppress(OSError):  # the other side has closed it
+                    sock.shutdown(SHUT_RDWR)
 
     def _infer(self, body: str) -> Mapping[str, Any]:
         found = self._ask("POST", f"{self._path}/infer", body)
@@ -154,22 +158,36 @@ class InferenceEndpoint:
         connection: HTTPConnection | None = getattr(self._here, "connection", None)
         if connection is None:
             connection = self._here.connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
-        if connection.sock is not None and select([connection.sock], [], [], 0)[0]:
-            connection.close()  # the server has closed it since its last answer, as servers do with idle ones
-        self._until_s[connection] = monotonic() + TIMEOUT_S
+        used = connection.sock is not None
+        sock, until_s = None, monotonic() + TIMEOUT_S
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
+            if connection.sock is None:
+                connection.connect()
+            sock = connection.sock  # http.client forgets it while it reads an answer without a length
+            self._until_s[sock] = until_s
+            try:
+                response = _answer(connection, method, path, body)
+            except _STALE:
+                connection.close()
+                if not used or monotonic() - until_s + TIMEOUT_S > STALE_S:
+                    raise  # the request may have run: it is not sent again in silence
+                del self._until_s[sock]
+                connection.connect()
+                self._until_s[sock := connection.sock] = until_s
+                response = _answer(connection, method, path, body)
             response.fp = _Bounded(response.fp)  # type: ignore[assignment]
             text = response.read()
         except (OSError, HTTPException, ValueError) as error:
             connection.close()
-            late = f"; the answer takes longer than {TIMEOUT_S:g} s" * (self._until_s[connection] <= monotonic())
+            late = f"; the answer takes longer than {TIMEOUT_S:g} s" * (until_s <= monotonic())
             raise Unreachable(
                 f"{self._url} cannot be reached: {error}{late}", address=self._url, reason=str(error)
             ) from error
         finally:
-            del self._until_s[connection]
+            self._until_s.pop(sock, None)  # type: ignore[arg-type]
+        if self._closed.is_set() or until_s <= monotonic():  # an answer without a length ends with its connection
+            message = f"{self._url}: the answer takes longer than {TIMEOUT_S:g} s, or the measurement has ended"
+            raise Unreachable(message, address=self._url, reason="time-out")
         if response.status != 200:
             raise InferenceFailed(f"{self._url}{path}: {response.status} {text[:200].decode(errors='replace')}")
         try:
@@ -196,6 +214,11 @@ def _parts(url: str) -> SplitResult:
     if not known:
         raise InvalidRequest(f"--inference-protocol takes a URL, as http://host:8000, not {url!r}")
     return parts
+
+
+def _answer(connection: HTTPConnection, method: str, path: str, body: str | None) -> HTTPResponse:
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    return connection.getresponse()
 
 
 class _Bounded:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -57,13 +56,12 @@ class Doubling(BaseHTTPRequestHandler):
             self.wfile.write(b"-5\r\nhello")
             self.close_connection = True
             return
-        if "slow" in self.path:  # an answer without an end, a byte now and then
+        if "slow" in self.path:  # an answer without an end
             self.send_response(200)
             self.end_headers()
-            with suppress(OSError):
-                while True:
-                    self.wfile.write(b" ")
-                    self.rfile.read1(0)
+            self.wfile.write(b" ")
+            self.rfile.read(1)  # until the client ends the connection
+            return
         (x,) = (each for each in asked["inputs"] if each["name"] == "x")
         self.close_connection = "closing" in self.path  # without a word, as of an idle connection
         self.answer({"outputs": [{**x, "name": "y", "data": [2 * value for value in x["data"]]}]})
@@ -82,7 +80,7 @@ class Doubling(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Doubling) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 
@@ -115,8 +113,9 @@ def test_a_server_may_close_idle_connections(url: str) -> None:
             assert service.functions[""].call(**inputs).result(TIMEOUT_S)["outputs"]
 
 
-def test_a_server_that_hangs_up_on_a_request_has_failed_it(url: str) -> None:
+def test_a_server_that_hangs_up_on_a_request_has_failed_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request may have run: it is not sent again in silence."""
+    monkeypatch.setattr(inference_protocol, "STALE_S", 0.0)
     with at_endpoint(url, "rude") as service:
         inputs = payload(service.inputs)
         results = [service.functions[""].call(**inputs) for _ in range(4)]
