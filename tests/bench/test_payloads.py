@@ -68,7 +68,12 @@ def test_arrays_of_another_dtype_are_refused(tmp_path: Path) -> None:
 def test_lists_become_arrays_of_the_inputs_dtype(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text('{"x": [1, 2.5], "n": [[3]], "b": [true, false], "c": [1.5]}')
-    inputs = [Buffer("x", 2), Buffer("n", (1, 1), "int8"), Buffer("b", 2, "bool"), Buffer("c", 1, "complex64")]
+    inputs = [
+        Buffer("x", 2, "float32"),
+        Buffer("n", (1, 1), "int8"),
+        Buffer("b", 2, "bool"),
+        Buffer("c", 1, "complex64"),
+    ]
     found = from_file(file, inputs)
     assert {name: (array.dtype.name, array.tolist()) for name, array in found.items()} == {
         "x": ("float32", [1, 2.5]), "n": ("int8", [[3]]), "b": ("bool", [True, False]), "c": ("complex64", [1.5]),
