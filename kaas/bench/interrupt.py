@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
-from typing import Any
 
 
-class Interrupt:
-    """Fields: asked: True after the first Ctrl-C."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        """Return True if the measurement has to end."""
-        return self.asked
-
-    def handle(self, *_: Any) -> None:
-        """Note a Ctrl-C.
-
-        Raises:
-            KeyboardInterrupt: at the second one.
-        """
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+def never() -> bool:
+    """Return False: the measurement goes on."""
+    return False
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Let Ctrl-C ask for the end until the block ends. A program that ignores SIGINT, and other threads, stay as is."""
-    interrupt = Interrupt()
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Give a function that returns True after the first Ctrl-C; the second one is a KeyboardInterrupt.
+
+    In a program that ignores SIGINT, and in a thread other than the main one, the function returns False.
+    """
     before = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or before is signal.SIG_IGN:
-        yield interrupt
+        yield never
         return
-    signal.signal(signal.SIGINT, interrupt.handle)
+    asked = False
+
+    def note(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    signal.signal(signal.SIGINT, note)
     try:
-        yield interrupt
+        yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
+from kaas.bench.interrupt import never
 from kaas.errors import KaasError
 
 TICK_S = 0.1
@@ -105,7 +106,7 @@ class Load:
             yield self._end(0)  # also if the loop is late, so that its caller can stop it
         self._next_s = self._began_s  # no further one is due
 
-    def drain(self, timeout_s: float, stop: Callable[[], bool] = bool) -> Iterator[Completion]:
+    def drain(self, timeout_s: float, stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""
         until_s = perf_counter() + timeout_s
         while self.outstanding and (left_s := until_s - perf_counter()) > 0 and not stop():

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kaas.bench.interrupt import never
 from kaas.bench.load import Completion
-from kaas.bench.windows import MeasurementWindow, Stability, stability, steady_part
+from kaas.bench.windows import MeasurementWindow, Stability, mean_s, stability, steady_part
 
 PERCENTILES = 101
 """The number of latencies of a distribution, from 0 to 100 %."""
@@ -21,11 +22,6 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
 def _ignore(_: MeasurementWindow) -> None:
     """Show no progress."""
-
-
-def _never() -> bool:
-    """Go on."""
-    return False
 
 
 class Counts(Protocol):
@@ -90,8 +86,8 @@ class Measurement:
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
-        slowest_s: the longest latency in all windows: one that falls into a window before the span counts here only.
-        lost: requests that were under way at the end and got no result.
+        slowest_s: the longest latency of all requests, those before the span included.
+        lost: requests that were under way at the end and got no result (`complete`).
     """
 
     stability: Stability
@@ -121,8 +117,7 @@ class Measurement:
     @property
     def mean_s(self) -> float:
         """Return the mean latency in all windows, as a server's figures are of all; 0 without a result."""
-        answered = sum(window.answered for window in self.windows)
-        return sum(window.latency_s * window.answered for window in self.windows) / answered if answered else 0.0
+        return mean_s(self.windows)
 
 
 def _counted(state: Stability, windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
@@ -158,7 +153,7 @@ def measure(
     limit_s: float,
     least: int = 1,
     whole: bool = False,
-    stop: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = never,
     progress: Callable[[MeasurementWindow], object] = _ignore,
     clock: Callable[[], float] = perf_counter,
 ) -> Measurement:
@@ -222,14 +217,22 @@ def measure(
     )
 
 
-def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable[[], bool] = _never) -> Measurement:
+def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable[[], bool] = never) -> Measurement:
     """Wait for the requests that are under way at the end, for timeout_s seconds at most, and count them too.
 
-    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end counts with
-    its age, which its latency exceeds. stop: returns True to wait no longer.
+    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end in this time
+    is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is known
+    of it.
+
+    Args:
+        found: of a loop of the load.
+        load: the rest.
+        timeout_s: the longest wait.
+        stop: returns True to wait no longer, unless the measurement has been interrupted before.
     """
     first_s, last_s = found.span_s
     ends, failed, interrupted = list[tuple[float, float]](), 0, found.interrupted
+    stop = never if found.interrupted else stop
     try:
         for completed in load.drain(timeout_s, stop):
             failed += completed.error is not None
@@ -238,12 +241,12 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     except KeyboardInterrupt:
         interrupted = True
     interrupted, now_s = interrupted or stop(), perf_counter()
-    ages = [(due_s, now_s - due_s) for due_s in load.under_way.values()]
-    late = [latency_s for due_s, latency_s in (*ends, *ages) if first_s <= due_s <= last_s]
+    unfinished = () if interrupted else tuple(load.under_way.values())  # a copy: other threads end requests
+    ends += [(due_s, now_s - due_s) for due_s in unfinished]
     return replace(
         found,
-        latencies_s=(*found.latencies_s, *late),
-        slowest_s=max([found.slowest_s, *(latency_s for _, latency_s in (*ends, *ages))]),
-        lost=failed + len(ages),
+        latencies_s=(*found.latencies_s, *(latency_s for due_s, latency_s in ends if first_s <= due_s <= last_s)),
+        slowest_s=max([found.slowest_s, *(latency_s for _, latency_s in ends)]),
+        lost=failed + len(unfinished),
         interrupted=interrupted,
     )

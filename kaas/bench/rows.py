@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from kaas.bench import shares
+from kaas.bench.interrupt import never
 from kaas.bench.load import Load
 from kaas.bench.loops import Loop
 from kaas.bench.measure import QUANTILES, Measurement, complete, measure
@@ -40,7 +41,7 @@ def rows(
     loops: Iterable[Loop],
     window_s: float,
     limit_s: float,
-    interrupt: Callable[[], bool] = bool,
+    interrupt: Callable[[], bool] = never,
 ) -> Iterator[dict[str, Any]]:
     """Measure each loop, and yield its row.
 
@@ -72,11 +73,7 @@ def rows(
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
-        found = (
-            complete(found, load, INTERRUPTED_DRAIN_S)
-            if found.interrupted
-            else complete(found, load, DRAIN_S, interrupt)
-        )
+        found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
         stages = None if load.outstanding else _since(before, service)
         row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
         if service.devices:

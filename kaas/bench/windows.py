@@ -83,7 +83,7 @@ def steady_part(windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWin
 
     What differs later, as a stall, is part of it: a rule that leaves such windows out finds calm moments only.
     """
-    level_s = _mean_s(windows[-STABLE_WINDOWS:])
+    level_s = mean_s(windows[-STABLE_WINDOWS:])
     near = (abs(each.latency_s - level_s) <= STABLE_SHARE * level_s for each in windows)
     first = next((number for number, each in enumerate(near) if each), len(windows))
     return windows[min(first, len(windows) - STABLE_WINDOWS) :]
@@ -112,7 +112,7 @@ def _grows(windows: Sequence[MeasurementWindow]) -> bool:
 def _slows(windows: Sequence[MeasurementWindow]) -> bool:
     """Return True if the later half of the windows has longer latencies than the earlier one, as with a slow ramp."""
     earlier, later = _halves(windows) or (windows, windows)
-    return _mean_s(later) > (1 + STABLE_SHARE) * _mean_s(earlier) > 0
+    return mean_s(later) > (1 + STABLE_SHARE) * mean_s(earlier) > 0
 
 
 def _keeps_up(windows: Sequence[MeasurementWindow]) -> bool:
@@ -129,7 +129,7 @@ def _answered(windows: Sequence[MeasurementWindow]) -> int:
     return sum(each.answered for each in windows)
 
 
-def _mean_s(windows: Sequence[MeasurementWindow]) -> float:
+def mean_s(windows: Sequence[MeasurementWindow]) -> float:
     """Return the mean latency; 0 without answers."""
     return sum(each.latency_s * each.answered for each in windows) / max(1, _answered(windows))
 

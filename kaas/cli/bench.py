@@ -256,7 +256,7 @@ def _opened(
     *,
     ray: bool,
 ) -> AbstractContextManager[LoadedService]:
-    from kaas.bench.inference_protocol import at_endpoint
+    from kaas.bench.inference.protocol import at_endpoint
     from kaas.bench.service import at_server, in_pool
 
     if endpoint is not None:

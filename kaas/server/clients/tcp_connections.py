@@ -174,15 +174,15 @@ class TcpConnections(Generic[T]):
         return max(0.0, count - REFUSALS * (now_s - last_s) / REFUSED_S)
 
     def shut(self, connection: TcpConnection[T]) -> None:
-        """End a connection. `ended` is called later, as for other ends. Does nothing for one that has ended: its
-        descriptor may be another connection's by now."""
+        """End a connection. `ended` is called later, as for other ends."""
         self._catch_up()
-        self._shut(connection)
+        self._end(connection)
 
-    def _shut(self, connection: TcpConnection[T]) -> None:
+    def _end(self, connection: TcpConnection[T]) -> None:
+        """End a connection, unless it has ended: its descriptor may be another connection's by now."""
         if self._by_fd.get(connection.fd) is connection:
             self._unauthenticated.discard(connection.fd)
-            _shut(connection.fd, self._port)
+            _shut_down(connection.fd, self._port)
 
     def _catch_up(self) -> None:
         """Handle the events that ZeroMQ has sent so far."""
@@ -198,9 +198,9 @@ class TcpConnections(Generic[T]):
             self._by_fd[fd] = accepted = TcpConnection[T](fd, self._loop.time())
             self._unauthenticated.add(fd, source_of(address))
             if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
-                self._shut(accepted)
+                self._end(accepted)
             elif (excess := self._unauthenticated.excess(lambda each: self._by_fd[each].silent)) is not None:
-                self._shut(self._by_fd[excess])
+                self._end(self._by_fd[excess])
         elif (connection := self._by_fd.pop(fd, None)) is not None:
             self._unauthenticated.discard(fd)
             if connection.owner is not None:
@@ -212,16 +212,16 @@ class TcpConnections(Generic[T]):
         self._refused = {address: of for address, of in self._refused.items() if self._count(address, now_s)}
         most = self._unfinished
         for connection in [one for one in self._by_fd.values() if one.check(now_s, most.message_bytes)]:
-            self._shut(connection)
+            self._end(connection)
         known = ((one, one.owner) for one in self._by_fd.values())
         senders = [(one, self._client_of(owner), one.unfinished_bytes) for one, owner in known if owner is not None]
         for connection in over_budget(senders, most.client_bytes, most.all_bytes):
-            self._shut(connection)
+            self._end(connection)
         wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
 
-def _shut(fd: int, port: int) -> None:
+def _shut_down(fd: int, port: int) -> None:
     """Shut a connection of a port."""
     # a copy, since ZeroMQ may close the descriptor of an ended connection at any time
     with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:

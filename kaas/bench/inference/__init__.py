@@ -1,0 +1,1 @@
+"""Servers of the Open Inference Protocol under load. Runs in the process that measures."""
