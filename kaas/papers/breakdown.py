@@ -25,6 +25,8 @@ PROBES = 5
 WARM = 50
 """The number of warm requests of each of these clients."""
 TASKS = ("kTask", "eTask")
+BREAKDOWNS = 5
+"""Of kTasks cold, of a new client, and warm; of eTasks cold and warm."""
 TABLE = ("resnet50", "bert", "cgemm", "jacobi")
 """The workloads of Table 1."""
 
@@ -135,7 +137,7 @@ def breakdowns(server: ExperimentServer) -> list[Breakdown]:
                 firsts[kind].append(_measured(server, client, function, 1))
                 warm[kind].append(_measured(server, client, function, WARM))
     first, *later = firsts["kTask"]
-    return [
+    return [  # as many as BREAKDOWNS
         Breakdown("kTask", Warmth.COLD, 1, _mean([first])),
         Breakdown("kTask", Warmth.NEW_CLIENT, len(later), _mean(later)),
         Breakdown("kTask", Warmth.WARM, len(later) * WARM, _mean(warm["kTask"][1:])),

@@ -49,7 +49,12 @@ class Side(Enum):
     @property
     def policy(self) -> str:
         """The policy of the pool."""
-        return "cfs_affinity" if self is Side.KTASK else "exclusive"
+        return "exclusive" if self.exclusive else "cfs_affinity"
+
+    @property
+    def exclusive(self) -> bool:
+        """True if a device has one replica's process at a time."""
+        return self is not Side.KTASK
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -114,25 +119,18 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
     """
-    workload = replicas.workload
-    # an exclusive policy has a process on each device, and ends it for the next replica's
-    warmed = replicas.first(scale.devices if cell.side.policy == "exclusive" else cell.replicas)
-    warmed.warm(SLOTS * scale.devices)
-    starts = cell.side.policy == "exclusive" and cell.replicas > scale.devices
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
+    # an exclusive policy has a process on each device, and ends it for the next replica's
+    warmed = replicas.first(scale.devices if cell.side.exclusive else cell.replicas)
+    warmed.warm(SLOTS * scale.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
-    expected_per_s = offered_per_s or scale.devices / scale.gpu_s(workload)
-    window_s = STARTS_S if starts else min(max(WINDOW_REQUESTS / expected_per_s, SHORTEST_S), LONGEST_S)
+    window_s = _window_s(cell, scale, offered_per_s)
     if cell.online:
-        chosen = random.Random(0).choices(range(cell.replicas), k=DRAWS)
-        load = Load(
-            lambda number: replicas.send(chosen[number % DRAWS]),
-            lambda number, result: replicas.check(chosen[number % DRAWS], result),
-        )
+        load = _random_clients(cell.replicas, replicas)
         loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * WINDOWS * window_s))))
     else:
         load = Load(replicas.send, replicas.check)
-        loop = load.closed(callers(workload, scale, cell.replicas))
+        loop = load.closed(callers(replicas.workload, scale, cell.replicas))
     limit_s, least = (WINDOWS + 0.5) * window_s, LEAST_EACH * cell.replicas
     found = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=limit_s, least=least)
     if found.interrupted:
@@ -157,6 +155,22 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
         latencies.cdf,
         seconds,
         offered_per_s,
+    )
+
+
+def _window_s(cell: Cell, scale: Scale, offered_per_s: float) -> float:
+    if cell.side.exclusive and cell.replicas > scale.devices:
+        return STARTS_S
+    expected_per_s = offered_per_s or scale.devices / scale.gpu_s(WORKLOADS[cell.workload])
+    return min(max(WINDOW_REQUESTS / expected_per_s, SHORTEST_S), LONGEST_S)
+
+
+def _random_clients(count: int, replicas: Replicas) -> Load:
+    """Return a load of which each request is of a random one of so many replicas."""
+    chosen = random.Random(0).choices(range(count), k=DRAWS)
+    return Load(
+        lambda number: replicas.send(chosen[number % DRAWS]),
+        lambda number, result: replicas.check(chosen[number % DRAWS], result),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import InvalidRequest
-from kaas.papers.breakdown import TABLE, breakdowns, properties
+from kaas.papers.breakdown import BREAKDOWNS, TABLE, breakdowns, properties
 from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.experiment_server import serve
 from kaas.papers.workloads import WORKLOADS
@@ -86,7 +86,7 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
 
 
 def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callable[[ResultLine], object]) -> None:
-    """Measure what is not in the results yet, on one server for each policy.
+    """Measure what is not in the results yet.
 
     Raises:
         KaasError: the server does not start, or a result is wrong.
@@ -99,7 +99,8 @@ def run(figures: Sequence[str], results: Results, scale: Scale, progress: Callab
     if singles:
         with _server(SINGLE_POLICY, scale) as server:
             for single in singles:
-                results.add(*(made := single(server)))
+                made = [each for each in single(server) if each not in results]  # a killed run may have kept some
+                results.add(*made)
                 for each in made:
                     progress(each)
     for (_, policy, _), cells in groupby(left, key=_server_of):
@@ -122,7 +123,7 @@ def _server_of(cell: Cell) -> tuple[bool, str, str]:
     Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. Each has a server for each
     workload: processes of clients that have left keep their devices.
     """
-    exclusive = cell.side.policy != SINGLE_POLICY
+    exclusive = cell.side.exclusive
     return not exclusive, cell.side.policy, f"{cell.side.name} {cell.workload}" if exclusive else ""
 
 
@@ -134,7 +135,7 @@ def missing(figures: Sequence[str], results: Results) -> bool:
 def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[[ExperimentServer], Any]]:
     """Return the measurements without replicas. Figure 8 comes first: no request has run on its server."""
     singles: list[Callable[[ExperimentServer], Any]] = []
-    if "8" in figures and not results.breakdowns:
+    if "8" in figures and len(results.breakdowns) < BREAKDOWNS:
         singles.append(breakdowns)
     if "table1" in figures and len(results.properties) < len(TABLE):
         singles.append(properties)

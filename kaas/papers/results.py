@@ -84,7 +84,7 @@ class Results:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 kept = msgspec.json.decode(line, type=ResultLine)
-                if self._has(kept):
+                if kept in self:
                     raise ValueError("this experiment has a result already")
             except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
                 message = f"{file}, line {number}: {error}; --fresh measures all again"
@@ -102,7 +102,8 @@ class Results:
             lines.write(data)
         self._nbytes += len(data)
 
-    def _has(self, kept: ResultLine) -> bool:
+    def __contains__(self, kept: ResultLine) -> bool:
+        """Return True if the same experiment has a result."""
         match kept:
             case Breakdown():
                 return any((each.task, each.start) == (kept.task, kept.start) for each in self.breakdowns)

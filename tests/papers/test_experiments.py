@@ -69,7 +69,8 @@ class Stand:
         yield StandServer(policy)
 
     def breakdowns(self, _: StandServer) -> list[Breakdown]:
-        return [Breakdown("kTask", start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for start in Warmth]
+        kinds = [*(("kTask", start) for start in Warmth), ("eTask", Warmth.COLD), ("eTask", Warmth.WARM)]
+        return [Breakdown(task, start, 1, {"Kernel Run": 0.5, "Overheads": 0.25}) for task, start in kinds]
 
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
@@ -110,7 +111,7 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
         assert not cell.online or peak == cell.replicas
     # one server for single requests, one for each exclusive side and workload, and one for kTasks that share
     assert stand.policies == ["cfs_affinity", *["exclusive"] * 8, "cfs_affinity"]
-    assert [each.total_s for each in results.breakdowns] == [0.75, 0.75, 0.75]
+    assert [each.total_s for each in results.breakdowns] == [0.75] * 5
     assert [each.workload for each in results.properties] == list(TABLE)
 
 
@@ -128,6 +129,15 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_pat
     whole, read = Results(tmp_path / "all"), Results(tmp_path / "results")
     assert results.found == read.found == whole.found
     assert results.breakdowns == read.breakdowns == whole.breakdowns
+
+
+def test_single_requests_of_which_a_killed_run_kept_some_are_measured_once(stand: Stand, tmp_path: Path) -> None:
+    stand_in: Any = None
+    Results(tmp_path / "results").add(stand.breakdowns(stand_in)[0], stand.properties(stand_in)[0])
+    run(["8", "table1"], Results(tmp_path / "results"), SMALL, nothing)
+    results = Results(tmp_path / "results")
+    assert results.breakdowns == stand.breakdowns(stand_in)
+    assert results.properties == stand.properties(stand_in)
 
 
 def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> None:

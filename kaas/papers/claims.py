@@ -1,0 +1,192 @@
+"""The paper's claims, and the ratios of our figures that stand beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kaas.bench.windows import Stability
+from kaas.papers.breakdown import TABLE, Warmth
+from kaas.papers.cells import Cell, Found, Side
+
+if TYPE_CHECKING:
+    from kaas.papers.results import Results
+    from kaas.papers.workloads import Scale
+
+NONE, UNSTABLE = "-", "unstable"
+PAPER_START_S = 0.4
+"""The time that a cold eTask of the micro-benchmark takes to load (§5.2)."""
+START = "an eTask's request is about the start of a process: "
+K, E = Side.KTASK, Side.ETASK_EXCLUSIVE
+
+Setting = tuple[Side, int]
+"""A side, and its replicas."""
+ClaimRow = tuple[str, str, str, str]
+"""The ratio in words, the paper's, ours, and the reason for a difference."""
+
+
+class Claim(NamedTuple):
+    """A ratio of a figure in two settings. figure: of `Found`; rates are of offline cells, latencies of online ones."""
+
+    what: str
+    paper: str
+    figure: str
+    over: Setting
+    under: Setting
+    workloads: tuple[str, ...] = TABLE
+    why: str = ""
+
+
+RATE, MEDIAN, TAIL = "rate_per_s", "p50_s", "p90_s"
+SOLVER = "introduction: a linear solver, four times as many clients as devices"
+INFERENCE = "introduction: deep-learning inference, 1.5 times the memory; here a third of it"
+OWN_PEAKS = "each at 80 % of its own peak, 16 replicas"
+THROUGHPUT = "throughput of kTasks over eTasks"
+MEDIANS = "median latency of eTasks over kTasks"
+OTHERS = ("resnet50", "cgemm")
+CLAIMS = (
+    Claim(f"{THROUGHPUT}, jacobi, 16 replicas ({SOLVER})", "50", RATE, (K, 16), (E, 16), ("jacobi",), START),
+    Claim(f"{MEDIANS}, jacobi, {OWN_PEAKS} (as above)", "16", MEDIAN, (E, 16), (K, 16), ("jacobi",), START),
+    Claim(f"{THROUGHPUT}, bert, 16 replicas ({INFERENCE})", "53", RATE, (K, 16), (E, 16), ("bert",), START),
+    Claim(f"{MEDIANS}, bert, {OWN_PEAKS} (as above)", "12.6", MEDIAN, (E, 16), (K, 16), ("bert",), START),
+    Claim(
+        f"{THROUGHPUT}, 16 replicas, other workloads",
+        "no number (Figures 10 and 12)",
+        RATE,
+        (K, 16),
+        (E, 16),
+        OTHERS,
+        "the shorter the request, the more a start costs",
+    ),
+    Claim(f"{MEDIANS}, 16 replicas, other workloads", "no number (Figure 13)", MEDIAN, (E, 16), (K, 16), OTHERS),
+    Claim(
+        f"{THROUGHPUT}, 4 replicas (§5.3.1)",
+        "both perform well",
+        RATE,
+        (K, 4),
+        (E, 4),
+        why="resnet50: an eTask launches 90 kernels one by one, on few processors; a kTask is one CUDA graph",
+    ),
+    Claim(
+        "throughput of kTasks, 32 replicas over 4 (§5.3.1)",
+        "no significant slowdown but of cGEMM",
+        RATE,
+        (K, 32),
+        (K, 4),
+        why="at 32 replicas cGEMM's constants are as large as the memory of all devices",
+    ),
+    Claim(
+        "throughput of kTasks, 24 replicas over 4 (§5.3.1)",
+        "slower from about 20 replicas on",
+        RATE,
+        (K, 24),
+        (K, 4),
+        ("cgemm",),
+        "24 replicas' constants fit four devices, if they are evenly spread",
+    ),
+    Claim(
+        "throughput of kTasks with 32 replicas over eTasks with 16 (§5.3.1)",
+        "significantly higher",
+        RATE,
+        (K, 32),
+        (E, 16),
+        ("cgemm",),
+    ),
+    Claim("throughput of eTasks, 16 replicas over 4 (§5.3.1)", "drops dramatically", RATE, (E, 16), (E, 4)),
+    Claim(
+        "throughput of a single client, kTasks over eTasks (§5.3.1)",
+        "resnet50: somewhat below 1",
+        RATE,
+        (K, 1),
+        (E, 1),
+        why="here both run the same kernels, with the same modelled times; a kTask's launches are one CUDA graph, and "
+        "a single client's kTasks run on all four devices",
+    ),
+    Claim(
+        "90th percentile of kTasks, 16 replicas over 4 (§5.3.2)",
+        "no significant impact",
+        TAIL,
+        (K, 16),
+        (K, 4),
+        why="cGEMM, BERT: a device holds the constants of some replicas; requests that find it busy load them on "
+        "another one, for cGEMM in four times its kernels' time (`kaas simulate`: no longer if loads are free)",
+    ),
+    Claim(
+        "90th percentile of eTasks over kTasks, 16 replicas (§5.3.2)",
+        "very poor tail of eTasks",
+        TAIL,
+        (E, 16),
+        (K, 16),
+    ),
+    Claim(
+        "90th percentile of eTasks with 16 replicas over kTasks with 32 (§5.3.2)",
+        "kTasks far below",
+        TAIL,
+        (E, 16),
+        (K, 32),
+        ("cgemm",),
+        "each at 80 % of its own peak",
+    ),
+)
+
+
+def claim_rows(results: Results, scale: Scale) -> Iterator[ClaimRow]:
+    """Yield the claims of which a ratio has been measured."""
+    start = _start(results, scale)
+    for claim in CLAIMS:
+        ratios = {name: _ratio(results, claim, name) for name in claim.workloads}
+        known = [f"{name} {ratio}" for name, ratio in ratios.items() if ratio is not None]
+        if known:
+            yield claim.what, claim.paper, ", ".join(known), claim.why + (start if claim.why == START else "")
+    yield from _single_requests(results)
+
+
+def marked(text: str, *cells: Found) -> str:
+    """Return a figure of cells: with a mark if their windows did not agree, UNSTABLE if a queue grew."""
+    states = {each.state for each in cells}
+    if Stability.UNSTABLE in states:
+        return UNSTABLE
+    return f"~{text}" if Stability.UNSETTLED in states and text != NONE else text
+
+
+def _ratio(results: Results, claim: Claim, workload: str) -> str | None:
+    """Return the ratio of a claim; None if a cell is missing."""
+    online = claim.figure != RATE
+    over, under = (results.found.get(Cell(workload, *each, online=online)) for each in (claim.over, claim.under))
+    if over is None or under is None:
+        return None
+    return marked(f"{getattr(over, claim.figure) / getattr(under, claim.figure):.3g}", over, under)
+
+
+def _start(results: Results, scale: Scale) -> str:
+    """Return how long the start of an eTask took here, beside the paper's."""
+    here_s = _total_s(results, "eTask", Warmth.COLD)
+    known = f"here {here_s * 1e3:.0f} ms" if here_s else "here unknown"
+    paper_ms = PAPER_START_S * 1e3
+    return f"{known}, in the paper {paper_ms:.0f} ms, or {paper_ms * scale.slow:.0f} ms at this scale"
+
+
+def _single_requests(results: Results) -> Iterator[ClaimRow]:
+    warm = {kind: _total_s(results, kind, Warmth.WARM) for kind in ("eTask", "kTask")}
+    if warm["eTask"] and warm["kTask"]:
+        ratio = f"{warm['eTask'] / warm['kTask']:.3g}"
+        yield "warm request of an eTask over a kTask's, micro-benchmark (§5.2)", "similar", ratio, ""
+    first = [
+        f"{kind}, {start.value} request {first_s / warm_s:.3g}"
+        for kind, warm_s in warm.items()
+        for start in (Warmth.COLD, Warmth.NEW_CLIENT)
+        if warm_s and (first_s := _total_s(results, kind, start))
+    ]
+    if first:
+        yield (
+            "first request over a warm one, micro-benchmark (§5.2)",
+            "eTask 46; kTask: the constants, and the link of the libraries",
+            ", ".join(first),
+            "the start of a process is real, a warm request is modelled after a V100; a cold kTask compiles its PTX "
+            "here, the paper links libraries that are compiled",
+        )
+
+
+def _total_s(results: Results, task: str, start: Warmth) -> float | None:
+    found = [each.total_s for each in results.breakdowns if (each.task, each.start) == (task, start)]
+    return found[0] if found else None
