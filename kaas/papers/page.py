@@ -84,8 +84,8 @@ def _claims(results: Results, scale: Scale) -> Iterator[str]:
         yield "## The paper's claims, beside the measurements\n"
         yield (
             "A figure behind *~* is of windows that did not agree within 10 %, and is of all of them; *n* is the "
-            "number of requests. With so few requests, and starts of processes that take the longer the slower and busier the "
-            "machine is, a ratio to eTasks is right to an order of magnitude only.\n"
+            "number of requests. With so few requests, and starts of processes that take longer on a slow or busy "
+            "machine, a ratio to eTasks is right to an order of magnitude only.\n"
         )
         yield from _table(("", "paper", "here", "why they differ"), rows)
 

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ from kaas.wire.key_files import OwnKeys, own_keys
 from tests.timeouts import TIMEOUT_S
 
 T = TypeVar("T")
+FRAME_BYTES = 1 << 20
+DONE = protocol.encode(protocol.Done(1))
 LOCAL = "127.0.0.1"
 FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 
@@ -204,3 +207,23 @@ def client_keys(folder: Path, name: str) -> OwnKeys:
 def echo(listener: Open) -> None:
     """From now on every message is answered with its own frames."""
     listener.on_receive = lambda channel, frames: channel.send(protocol.Done(1), frames)
+
+
+def echoes(client: Client, *frames: bytes) -> None:
+    client.send(*frames or (b"here",))
+    assert client.receive() == [DONE, *(frames or (b"here",))]
+
+
+Connect = Callable[..., Client]
+
+
+def greeting(mechanism: bytes) -> bytes:
+    """Of ZMTP 3.1."""
+    return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def command(body: bytes) -> bytes:
+    return struct.pack(">BQ", 6, len(body)) + body
+
+
+READY = command(b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
