@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable
+from lzma import LZMAError
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ UNREADABLE = (
     ValueError,
     TypeError,
     OSError,
+    EOFError,
     BadZipFile,
     zlib.error,
+    LZMAError,
     ArithmeticError,
     MemoryError,
     RuntimeError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -60,9 +61,8 @@ def kaas(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "kaas-small.jsonl"
-    lock = (folder / "lock").open("wb")  # until the end of this process
     try:
-        flock(lock, LOCK_EX | LOCK_NB)
+        flock(os.open(folder, os.O_RDONLY), LOCK_EX | LOCK_NB)  # until the end of this process
     except BlockingIOError as error:
         raise InvalidRequest(f"another run measures into {folder}") from error
     if fresh:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
@@ -34,10 +36,25 @@ def test_a_seed_chooses_the_values() -> None:
     assert (first["x"] != first["y"]).any()
 
 
+def damaged(compression: int) -> bytes:
+    """Return an archive of an array, with another byte in the middle of the array."""
+    archive, array = BytesIO(), BytesIO()
+    np.save(array, np.arange(1000, dtype=np.float32))
+    with ZipFile(archive, "w", compression) as made:
+        made.writestr("x.npy", array.getvalue())
+    data = bytearray(archive.getvalue())
+    data[len(data) // 2] ^= 0xFF
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("x.npz", b"no archive"),
+        ("x.npz", b""),
+        ("x.npz", damaged(ZIP_LZMA)),
+        ("x.npz", damaged(ZIP_DEFLATED)),
+        ("x.npz", damaged(ZIP_STORED)),
         ("x.json", b"[" * 200_000),
         ("x.json", b'{"x": {"a": 1}}'),
         ("x.json", b'{"x": [null, 1]}'),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from kaas.bench.windows import Stability
+from kaas.cli.main import app
 from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
 from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
@@ -146,6 +150,16 @@ def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> N
     stand.policies.clear()
     run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing)
     assert stand.policies == []
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    outcome = CliRunner().invoke(app, ["papers", "kaas", "--figure", "8", "--folder", str(tmp_path)])
+    os.close(other)
+    assert isinstance(outcome.exception, InvalidRequest)
+    assert "another run measures into" in str(outcome.exception)
 
 
 def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
