@@ -34,7 +34,13 @@ PEERS = {"kaas.peers"}
 """Programs of others' systems: they import what they measure."""
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device", "kaas.code.nvrtc", "kaas.papers.paper_etasks", "softgpu.runtime_calls"},
+    "cuda": {
+        "kaas.executor.device",
+        "kaas.code.nvrtc",
+        "kaas.papers.small.etasks",
+        "kaas.papers.full.testbed",
+        "softgpu.runtime_calls",
+    },
     "ray": {
         "kaas.api.dag",
         "kaas.api.ray_session",
@@ -71,7 +77,7 @@ ALLOWED_IMPORTERS = {
         "kaas.server.clients",
     },
     "mlperf_loadgen": {"kaas.bench.mlperf.loadgen"},
-    "onnx": set[str](),
+    "onnx": {"kaas.bench.networks"},
     "torch": set[str](),
     "tvm": set[str](),
     "tvm_ffi": set[str](),

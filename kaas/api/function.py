@@ -137,6 +137,11 @@ class Function:
         return self._signatures[0].task
 
     @property
+    def inputs(self) -> tuple[Buffer, ...]:
+        """The inputs that each invocation gives, in order: those that are not bound; of a model its first variant's."""
+        return tuple(self._signatures[0].taken.values())
+
+    @property
     def client(self) -> str | None:
         """The client that the function's options name; None stands for the caller."""
         return self._options.client

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kaas.config import ClientSettings, Config
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
+
+if TYPE_CHECKING:
+    from kaas.api.function import Function
 
 PATIENCE_S = 15.0
 """Seconds that a client waits for a server which does not answer: a measurement of a stopped server has an end."""
@@ -61,21 +64,38 @@ def at_server(
         yield LoadedService(functions, stats, 0, {}, inputs, described.scalars)
 
 
+def as_registered(made: KTask | CompiledModel | Function) -> Function:
+    """Return the function of a kTask or a model in this program's pool; a function as it is."""
+    from kaas.api.registration import register
+
+    match made:
+        case KTask():
+            return register(made)
+        case CompiledModel():
+            return made.register()
+        case _:
+            return made
+
+
 @contextmanager
 def in_pool(
-    loaded: KTask | CompiledModel, name: str, weights: Mapping[str, float], policy: str | None, *, ray: bool
+    make: Callable[[], KTask | CompiledModel | Function],
+    name: str,
+    weights: Mapping[str, float],
+    policy: str | None,
+    *,
+    ray: bool,
 ) -> Iterator[LoadedService]:
     """Give the function in the pool of this name. A pool of plain processes that does not run yet runs meanwhile.
 
     Args:
-        loaded: a kTask, or a model.
+        make: returns a kTask, a model, or a function that it has registered: it is called once the pool runs.
         name: of the pool.
         weights: by client; without clients there is one, without a name.
         policy: of a pool that starts.
         ray: the pool runs on Ray already.
     """
     from kaas.api import program
-    from kaas.api.registration import register
 
     if ray:
         program.attach(name)
@@ -85,13 +105,11 @@ def in_pool(
     if not opened:
         print(f"in the running pool {name!r}, which other programs may use meanwhile", file=sys.stderr)
     try:
-        function: Any = register(loaded) if isinstance(loaded, KTask) else loaded.register()
+        function = as_registered(make())
         each_own = {each: function.options(client=each) for each in weights}
-        inputs, scalars = (
-            (loaded.inputs, loaded.scalars) if isinstance(loaded, KTask) else (loaded.variants[0].inputs, {})
-        )
         devices, functions = len(program.status().devices), each_own or {"": function}
-        yield LoadedService(functions, lambda: [program.stats()], devices, weights, inputs, scalars)
+        stats = lambda: [program.stats()]  # noqa: E731
+        yield LoadedService(functions, stats, devices, weights, function.inputs, function.task.scalars)
     finally:
         if opened:
             program.shutdown()

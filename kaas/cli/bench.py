@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -51,8 +52,8 @@ def file(
         str,
         typer.Argument(
             metavar="FILE",
-            help="a kTask (KTask.to_json), a model (.kaas), module:function that makes one, or a function's name "
-            "at --server",
+            help="a kTask (KTask.to_json), a model (.kaas), module:function that makes one (in a pool it may register "
+            "a kaas.Function), or a function's name at --server",
         ),
     ],
     concurrency: Annotated[
@@ -142,7 +143,7 @@ def file(
         loadgen.check_installed()
     if plots is not None or html is not None:
         report.check_matplotlib()
-    with _opened(loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
+    with _opened(target, loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
         clients = len(service.functions)
         uneven = [loop for loop in measured if not loop.opened and loop.callers % clients]
@@ -216,8 +217,8 @@ def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:
     return found
 
 
-def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
-    """Return the kTask or model of a file or of a Python function, or the name of a function or a model at a server.
+def _loaded(target: str, server: str | None) -> KTask | CompiledModel | Callable[[], Any] | str:
+    """Return the kTask or model of a file, a Python function, or the name of a function or a model at a server.
 
     Raises:
         InvalidRequest, InvalidConfig
@@ -226,13 +227,27 @@ def _loaded(target: str, server: str | None) -> KTask | CompiledModel | str:
         return load_file(Path(target))
     if ":" in target and (server is None or _is_python(target)):
         with modules_here():
-            made = find_target("FILE", target)()
-        if not isinstance(made, KTask | CompiledModel):
-            raise InvalidRequest(f"{target} returns a kTask or a CompiledModel, not a {type(made).__name__}")
-        return made
+            found: Callable[[], Any] = find_target("FILE", target)
+        return found
     if server is None or Path(target).suffix in (".json", ".kaas"):
         raise InvalidRequest(f"there is no file {target!r}" + ("; a function's name needs --server" * (not server)))
     return target
+
+
+def _made(target: str, loaded: KTask | CompiledModel | Callable[[], Any], *kinds: type) -> Any:
+    """Return what a Python function makes, of one of these kinds; else the kTask or the model.
+
+    Raises:
+        InvalidRequest
+    """
+    if isinstance(loaded, KTask | CompiledModel):
+        return loaded
+    with modules_here():
+        made = loaded()
+    if not isinstance(made, (KTask, CompiledModel, *kinds)):
+        others = "".join(f" or a kaas.{kind.__name__}" for kind in kinds)
+        raise InvalidRequest(f"{target} returns a kTask or a CompiledModel{others}, not a {type(made).__name__}")
+    return made
 
 
 def _is_python(target: str) -> bool:
@@ -246,7 +261,8 @@ def _is_python(target: str) -> bool:
 
 
 def _opened(
-    loaded: KTask | CompiledModel | str,
+    target: str,
+    loaded: KTask | CompiledModel | Callable[[], Any] | str,
     endpoint: str | None,
     server: str | None,
     keys: Sequence[Path] | None,
@@ -256,6 +272,7 @@ def _opened(
     *,
     ray: bool,
 ) -> AbstractContextManager[LoadedService]:
+    from kaas.api.function import Function
     from kaas.bench.inference.protocol import at_endpoint
     from kaas.bench.service import at_server, in_pool
 
@@ -264,10 +281,10 @@ def _opened(
             raise InvalidRequest("--inference-protocol takes the name of a model there, not a file")
         return at_endpoint(endpoint, loaded)
     if server is not None:
-        return at_server(loaded, server, keys)
+        return at_server(loaded if isinstance(loaded, str) else _made(target, loaded), server, keys)
     assert not isinstance(loaded, str), "a name needs a server"
     own = "kaas" if ray else f"bench-{token_hex(4)}"
-    return in_pool(loaded, name or own, weights, policy, ray=ray)
+    return in_pool(partial(_made, target, loaded, Function), name or own, weights, policy, ray=ray)
 
 
 def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from enum import Enum
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from kaas.papers.cells import Cell, Found
-    from kaas.papers.results import ResultLine
-    from kaas.papers.workloads import Scale
+    from kaas.papers.cells import Cell
+    from kaas.papers.results import ResultLine, Results
+    from kaas.papers.testbed import Testbed
+
+
+class Scale(Enum):
+    """A testbed by its name."""
+
+    SMALL = "small"
+    FULL = "full"
+
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 console = Console(emoji=False)
@@ -30,6 +39,9 @@ def papers() -> None:
 @app.command()
 def kaas(
     figure: Annotated[str, typer.Option(help="table1, 8, 10, 11, 12, 13, several as 10,12, or all")] = "all",
+    scale: Annotated[
+        Scale, typer.Option(help="small: software devices with modelled time; full: real models on NVIDIA GPUs")
+    ] = Scale.SMALL,
     folder: Annotated[
         Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
     ] = Path("papers"),
@@ -42,8 +54,9 @@ def kaas(
 ) -> None:
     """Kernel as a Service: throughput and latency of kTasks and eTasks, with more tenants than devices.
 
-    Four software devices with the times of Table 1, scaled down, serve clients over ZeroMQ. The time of kernels,
-    copies and steps is modelled; all else is real. Needs Ray.
+    Clients over ZeroMQ, and a server on Ray. At the small scale it has four software devices with the times of Table 1,
+    scaled down: the time of kernels, copies and steps is modelled; all else is real. At full scale models, matrices and
+    constants of Table 1's sizes run on the GPUs of this machine.
     """
     import msgspec
 
@@ -53,14 +66,14 @@ def kaas(
     from kaas.papers.page import page
     from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results
-    from kaas.papers.workloads import SMALL
 
     check_ray()
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
     cells = cells_of(figures)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "kaas-small.jsonl"
+    testbed = _testbed(scale)
+    file = folder / f"kaas-{testbed.scale}.jsonl"
     try:
         flock(os.open(folder, os.O_RDONLY), LOCK_EX | LOCK_NB)  # until the end of this process
     except BlockingIOError as error:
@@ -76,13 +89,13 @@ def kaas(
         if not json:
             console.print(_line(kept), highlight=False)
 
-    run(figures, results, SMALL, progress)
+    run(figures, results, testbed, progress)
     if plots:
         draw(results, folder)
     if report is not None:
-        report.write_text(page(results, SMALL))
-    rows = [{"cell": _title(cell), **_figures(cell, results.found[cell], SMALL)} for cell in cells]
-    found_bars = bars(results, SMALL)
+        report.write_text(page(results, testbed))
+    rows = [{"cell": _title(cell), **_figures(cell, results, testbed)} for cell in cells]
+    found_bars = bars(results, testbed)
     if json:
         found: dict[str, Any] = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows}
         found |= {"table1": results.properties} if "table1" in figures else {}
@@ -90,6 +103,16 @@ def kaas(
         print(msgspec.json.encode(found).decode())
         return
     _show(rows, found_bars)
+
+
+def _testbed(scale: Scale) -> Testbed:
+    if scale is Scale.FULL:
+        from kaas.papers.full.testbed import full_testbed
+
+        return full_testbed()
+    from kaas.papers.small.testbed import SMALL
+
+    return SMALL
 
 
 def _title(cell: Cell) -> str:
@@ -113,13 +136,14 @@ def _line(kept: ResultLine) -> str:
             return str(kept)
 
 
-def _figures(cell: Cell, found: Found, scale: Scale) -> dict[str, Any]:
+def _figures(cell: Cell, results: Results, testbed: Testbed) -> dict[str, Any]:
     from kaas.papers.experiments import efficiency
 
+    found = results.found[cell]
     return {
         "state": found.state.value,
         "rate_per_s": found.rate_per_s,
-        "efficiency": efficiency(cell, found, scale),
+        "efficiency": efficiency(cell, results, testbed),
         "p50_ms": found.p50_s * 1e3,
         "p90_ms": found.p90_s * 1e3,
         "requests": found.requests,
@@ -130,7 +154,8 @@ def _figures(cell: Cell, found: Found, scale: Scale) -> dict[str, Any]:
 def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
     table = Table("cell", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
     for row in rows:
-        numbers = (f"{row[name]:.3g}" for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
+        figures = (row[name] for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
+        numbers = ("-" if figure is None else f"{figure:.3g}" for figure in figures)
         table.add_row(row["cell"], *numbers, row["state"])
     if rows:
         console.print(table)

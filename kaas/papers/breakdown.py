@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kaas.client.client import Client
-from kaas.papers.workloads import WORKLOADS, constants, ktask
+from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from kaas.papers.experiment_server import ExperimentServer
+    from kaas.papers.experiment_server import ExperimentServer, Replicas
     from kaas.papers.workloads import Workload
 
 CLIENTS = 5
@@ -103,16 +103,14 @@ def properties(server: ExperimentServer) -> list[Properties]:
         with server.ktasks(workload, 1) as replica:
             replica.warm(1)
             for _ in range(PROBES):
-                replica.send(0).result()
+                replica.check(0, replica.send(0).result())
             with Client(server.address, keys=server.keys[0]) as client:
                 stats = client.stats()
         median_s = {row["stage"]: row["p50_s"] for row in _rows(stats, "stages", workload)}
         nbytes = sum(row["nbytes"] for row in _rows(stats, "tiers", workload) if row["tier"] == "store")
         steps_s = median_s.get("before", 0.0) + median_s.get("after", 0.0)
-        scale = server.scale
-        made.append(
-            Properties(workload.name, nbytes * scale.shrink, median_s["kernels"] / scale.slow, steps_s / scale.slow)
-        )
+        bed = server.testbed
+        made.append(Properties(workload.name, nbytes * bed.shrink, median_s["kernels"] / bed.slow, steps_s / bed.slow))
     return made
 
 
@@ -124,18 +122,20 @@ def _rows(stats: Mapping[str, Any], table: str, workload: Workload) -> list[Mapp
 def breakdowns(server: ExperimentServer) -> list[Breakdown]:
     """Measure kTasks and eTasks at a server that has seen neither; its executors run already, as in the paper."""
     workload = WORKLOADS["micro"]
-    task = ktask(workload, server.scale)
+    task = server.testbed.task(workload)
     firsts: dict[str, list[dict[str, float]]] = {kind: [] for kind in TASKS}
     warm: dict[str, list[dict[str, float]]] = {kind: [] for kind in TASKS}
     for kind in firsts:
         for number, keys in enumerate(server.keys[: CLIENTS + 1]):
             with Client(server.address, keys=keys) as client:
+                value = number + 1.0 if kind == "kTask" else 1.0
                 if kind == "kTask":
-                    function: Any = client.register(task, constants(workload, server.scale, number + 1.0))
+                    function: Any = client.register(task, server.testbed.constants(workload, value))
                 else:
                     function = client.function(workload.name)
-                firsts[kind].append(_measured(server, client, function, 1))
-                warm[kind].append(_measured(server, client, function, WARM))
+                replica = server.replicas(workload, [function], [value])
+                firsts[kind].append(_measured(client, replica, 1))
+                warm[kind].append(_measured(client, replica, WARM))
     first, *later = firsts["kTask"]
     return [  # as many as BREAKDOWNS
         Breakdown("kTask", Warmth.COLD, 1, _mean([first])),
@@ -146,15 +146,13 @@ def breakdowns(server: ExperimentServer) -> list[Breakdown]:
     ]
 
 
-def _measured(server: ExperimentServer, client: Client, function: Any, count: int) -> dict[str, float]:
+def _measured(client: Client, replica: Replicas, count: int) -> dict[str, float]:
     """Return the mean seconds of some requests, one after the other, by the paper's stages."""
-    import numpy as np
-
-    x = np.ones(server.scale.bytes(WORKLOADS["micro"].input_bytes) // 4, np.float32)
     before, began_s = _totals(client.stats()), perf_counter()
     for _ in range(count):
-        function.call(x=x).result()
+        result = replica.send(0).result()
     seconds = perf_counter() - began_s
+    replica.check(0, result)
     stages: dict[str, float] = defaultdict(float)
     for stage, total_s in _totals(client.stats()).items():
         stages[PARTS[stage]] += (total_s - before.get(stage, 0.0)) / count

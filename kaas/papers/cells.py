@@ -20,7 +20,8 @@ from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from kaas.papers.experiment_server import Replicas
-    from kaas.papers.workloads import Scale, Workload
+    from kaas.papers.testbed import Testbed
+    from kaas.papers.workloads import Workload
 
 PEAK_SHARE = 0.8
 """The rate of an online load, as a share of the offline load's (§5.3.2)."""
@@ -113,7 +114,7 @@ class Found(msgspec.Struct, frozen=True):
         return self.state is not Stability.UNSTABLE
 
 
-def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | None) -> Found:
+def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None) -> Found:
     """Measure a cell. peak_per_s: the rate of `cell.offline`, for an online cell.
 
     Raises:
@@ -121,16 +122,16 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
     # an exclusive policy has a process on each device, and ends it for the next replica's
-    warmed = replicas.first(scale.devices if cell.side.exclusive else cell.replicas)
-    warmed.warm(SLOTS * scale.devices)
+    warmed = replicas.first(testbed.devices if cell.side.exclusive else cell.replicas)
+    warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
-    window_s = _window_s(cell, scale, offered_per_s)
+    window_s = _window_s(cell, testbed, offered_per_s)
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
         loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * WINDOWS * window_s))))
     else:
         load = Load(replicas.send, replicas.check)
-        loop = load.closed(callers(replicas.workload, scale, cell.replicas))
+        loop = load.closed(callers(replicas.workload, testbed, cell.replicas))
     limit_s, least = (WINDOWS + 0.5) * window_s, LEAST_EACH * cell.replicas
     found = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=limit_s, least=least)
     if found.interrupted:
@@ -158,10 +159,10 @@ def measured(cell: Cell, replicas: Replicas, scale: Scale, peak_per_s: float | N
     )
 
 
-def _window_s(cell: Cell, scale: Scale, offered_per_s: float) -> float:
-    if cell.side.exclusive and cell.replicas > scale.devices:
+def _window_s(cell: Cell, testbed: Testbed, offered_per_s: float) -> float:
+    if cell.side.exclusive and cell.replicas > testbed.devices:
         return STARTS_S
-    expected_per_s = offered_per_s or scale.devices / scale.gpu_s(WORKLOADS[cell.workload])
+    expected_per_s = offered_per_s or testbed.devices / testbed.kernels_s(WORKLOADS[cell.workload])
     return min(max(WINDOW_REQUESTS / expected_per_s, SHORTEST_S), LONGEST_S)
 
 
@@ -174,7 +175,7 @@ def _random_clients(count: int, replicas: Replicas) -> Load:
     )
 
 
-def callers(workload: Workload, scale: Scale, replicas: int) -> int:
+def callers(workload: Workload, testbed: Testbed, replicas: int) -> int:
     """Return the number of outstanding requests that keeps devices and steps busy: each replica has one at least."""
     per_device = 2 * SLOTS * (workload.gpu_s + workload.cpu_s) / workload.gpu_s
-    return max(replicas, math.ceil(scale.devices * per_device))
+    return max(replicas, math.ceil(testbed.devices * per_device))

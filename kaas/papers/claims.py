@@ -11,11 +11,15 @@ from kaas.papers.cells import Cell, Found, Side
 
 if TYPE_CHECKING:
     from kaas.papers.results import Results
-    from kaas.papers.workloads import Scale
+    from kaas.papers.testbed import Testbed
 
 NONE, UNSTABLE = "-", "unstable"
 PAPER_START_S = 0.4
 """The time that a cold eTask of the micro-benchmark takes to load (§5.2)."""
+WHY_FIRST = (
+    "the start of a process is real, a warm request is modelled after a V100; a cold kTask compiles its PTX here, the "
+    "paper links libraries that are compiled"
+)
 START = "an eTask's request is about the start of a process: "
 K, E = Side.KTASK, Side.ETASK_EXCLUSIVE
 
@@ -130,15 +134,16 @@ CLAIMS = (
 )
 
 
-def claim_rows(results: Results, scale: Scale) -> Iterator[ClaimRow]:
-    """Yield the claims of which a ratio has been measured."""
-    start = _start(results, scale)
+def claim_rows(results: Results, testbed: Testbed) -> Iterator[ClaimRow]:
+    """Yield the claims of which a ratio has been measured. The reasons are those of the modelled testbed."""
+    start = _start(results, testbed)
     for claim in CLAIMS:
         ratios = {name: _ratio(results, claim, name) for name in claim.workloads}
         known = [f"{name} {ratio}" for name, ratio in ratios.items() if ratio is not None]
         if known:
-            yield claim.what, claim.paper, ", ".join(known), claim.why + (start if claim.why == START else "")
-    yield from _single_requests(results)
+            why = claim.why + (start if claim.why == START else "")
+            yield claim.what, claim.paper, ", ".join(known), why if testbed.modelled else ""
+    yield from _single_requests(results, modelled=testbed.modelled)
 
 
 def marked(text: str, *cells: Found) -> str:
@@ -158,15 +163,15 @@ def _ratio(results: Results, claim: Claim, workload: str) -> str | None:
     return marked(f"{getattr(over, claim.figure) / getattr(under, claim.figure):.3g}", over, under)
 
 
-def _start(results: Results, scale: Scale) -> str:
+def _start(results: Results, testbed: Testbed) -> str:
     """Return how long the start of an eTask took here, beside the paper's."""
     here_s = _total_s(results, "eTask", Warmth.COLD)
     known = f"here {here_s * 1e3:.0f} ms" if here_s else "here unknown"
     paper_ms = PAPER_START_S * 1e3
-    return f"{known}, in the paper {paper_ms:.0f} ms, or {paper_ms * scale.slow:.0f} ms at this scale"
+    return f"{known}, in the paper {paper_ms:.0f} ms, or {paper_ms * testbed.slow:.0f} ms at this scale"
 
 
-def _single_requests(results: Results) -> Iterator[ClaimRow]:
+def _single_requests(results: Results, *, modelled: bool) -> Iterator[ClaimRow]:
     warm = {kind: _total_s(results, kind, Warmth.WARM) for kind in ("eTask", "kTask")}
     if warm["eTask"] and warm["kTask"]:
         ratio = f"{warm['eTask'] / warm['kTask']:.3g}"
@@ -182,8 +187,7 @@ def _single_requests(results: Results) -> Iterator[ClaimRow]:
             "first request over a warm one, micro-benchmark (§5.2)",
             "eTask 46; kTask: the constants, and the link of the libraries",
             ", ".join(first),
-            "the start of a process is real, a warm request is modelled after a V100; a cold kTask compiles its PTX "
-            "here, the paper links libraries that are compiled",
+            WHY_FIRST if modelled else "",
         )
 
 

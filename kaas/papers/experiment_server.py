@@ -22,16 +22,19 @@ import msgspec
 
 from kaas.client.client import Client
 from kaas.errors import DeviceUnavailable, WrongAnswer
-from kaas.papers.workloads import WORKLOADS, Scale, Workload, answer, constants, ktask
+from kaas.papers.workloads import WORKLOADS, Workload
 from kaas.server.clients.keys import new_client
 
 if TYPE_CHECKING:
     from kaas.client.remote_function import RemoteFunction
+    from kaas.papers.testbed import Testbed
 
 STEP_PROCESSES = 16
 """Enough for all steps that are under way at the highest rate: 10 of resnet50 (10 ms for each 1 ms of four devices)."""
 SLOTS = 2
 STOP_S = 60.0
+TOLERANCE = 1e-3
+"""Of a result, relative to it if it is larger than one."""
 
 _ADDRESS = re.compile(r"tcp://\S+:\d+")
 
@@ -66,8 +69,8 @@ class Replicas:
         import numpy as np
 
         replica = number % len(self.calls)
-        found = float(np.frombuffer(result["score"] if self.workload.steps else result, np.float32)[0])
-        if abs(found - self.answers[replica]) > 1e-3:
+        found = float(np.frombuffer(result["score"], np.float32)[0] if self.workload.steps else result.flat[0].real)
+        if abs(found - self.answers[replica]) > TOLERANCE * max(1.0, abs(self.answers[replica])):
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
     def warm(self, least: int) -> None:
@@ -87,21 +90,25 @@ class ExperimentServer:
 
     address: str
     policy: str
-    scale: Scale
+    testbed: Testbed
     keys: tuple[Path, ...]
 
     @contextmanager
     def ktasks(self, workload: Workload, replicas: int) -> Iterator[Replicas]:
         """Register a kTask for each replica: each is a client's, with constants of its own."""
-        task = ktask(workload, self.scale)
-        before, after = (f"{workload.name}_{end}" if workload.steps else "" for end in ("before", "after"))
+        task = self.testbed.task(workload)
         values = [number + 1.0 for number in range(replicas)]
         with self._clients(replicas) as clients:
             functions = [
-                client.register(task, constants(workload, self.scale, value), before=before, after=after)
+                client.register(
+                    task,
+                    self.testbed.constants(workload, value),
+                    before=workload.step("before"),
+                    after=workload.step("after"),
+                )
                 for client, value in zip(clients, values, strict=True)
             ]
-            yield self._replicas(workload, functions, values)
+            yield self.replicas(workload, functions, values)
             for client, function in zip(clients, functions, strict=True):
                 client.unregister(function)
 
@@ -110,30 +117,28 @@ class ExperimentServer:
         """Give the eTask to each replica: each client has a process of its own."""
         with self._clients(replicas) as clients:
             functions = [client.function(workload.name) for client in clients]
-            yield self._replicas(workload, functions, [1.0] * replicas)
+            yield self.replicas(workload, functions, [1.0] * replicas)
+
+    def replicas(self, workload: Workload, functions: Sequence[RemoteFunction], values: Sequence[float]) -> Replicas:
+        """Return replicas with these functions and values."""
+        calls = tuple(function.call for function in functions)
+        answers = tuple(self.testbed.answer(workload, value) for value in values)
+        return Replicas(workload, self.testbed.inputs(workload), calls, answers)
 
     @contextmanager
     def _clients(self, count: int) -> Iterator[list[Client]]:
         with ExitStack() as closing:
             yield [closing.enter_context(Client(self.address, keys=keys)) for keys in self.keys[:count]]
 
-    def _replicas(self, workload: Workload, functions: Sequence[RemoteFunction], values: Sequence[float]) -> Replicas:
-        import numpy as np
-
-        count = self.scale.bytes(workload.input_bytes) // 4
-        inputs = {"data": np.ones(count, np.uint8)} if workload.steps else {"x": np.ones(count, np.float32)}
-        calls = tuple(function.call for function in functions)
-        return Replicas(workload, inputs, calls, tuple(answer(workload, value) for value in values))
-
 
 @contextmanager
-def serve(folder: Path, policy: str, scale: Scale, clients: int) -> Iterator[ExperimentServer]:
+def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator[ExperimentServer]:
     """Run a server until the end of the block.
 
     Args:
         folder: of its keys, state and log; a new one.
         policy: of its pool.
-        scale: its devices.
+        testbed: its devices, and its eTasks and steps.
         clients: the number of its clients.
 
     Raises:
@@ -144,11 +149,10 @@ def serve(folder: Path, policy: str, scale: Scale, clients: int) -> Iterator[Exp
     for name, file in zip(names, keys, strict=True):
         new_client(folder / "keys", name, file)
     config = folder / "kaas.yaml"
-    config.write_bytes(msgspec.yaml.encode(_settings(folder, policy, scale)))
+    config.write_bytes(msgspec.yaml.encode(_settings(folder, policy, testbed)))
     command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config)]
-    model, log = folder / "model.toml", folder / "log"
-    model.write_text(_model(scale))
-    environment = {**os.environ, "SOFTGPU_MODEL": str(model), "RAY_AUTH_MODE": "token"}  # of its workers too
+    log = folder / "log"
+    environment = {**os.environ, **testbed.prepare(folder), "RAY_AUTH_MODE": "token"}  # of its workers too
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
@@ -156,14 +160,13 @@ def serve(folder: Path, policy: str, scale: Scale, clients: int) -> Iterator[Exp
         address = next((found.group() for line in process.stdout if (found := _ADDRESS.search(line))), None)
         if address is None:
             raise DeviceUnavailable(f"the server did not start: {log.read_text()[-2000:]}")
-        yield ExperimentServer(address, policy, scale, keys)
+        yield ExperimentServer(address, policy, testbed, keys)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_S)
 
 
-def _settings(folder: Path, policy: str, scale: Scale) -> dict[str, Any]:
-    device = {"kind": "software", "memory_bytes": scale.bytes(scale.device_bytes)}
+def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:
     with_steps = [each for each in WORKLOADS.values() if each.steps]
     return {
         "name": f"papers-{token_hex(4)}",
@@ -171,27 +174,14 @@ def _settings(folder: Path, policy: str, scale: Scale) -> dict[str, Any]:
         "listen": {"host": "127.0.0.1", "port": 0},
         "state": str(folder / "state"),
         "keys": str(folder / "keys"),
-        "pool": {"devices": [device] * scale.devices, "policy": policy, "slots": SLOTS},
+        "pool": {"devices": [testbed.device()] * testbed.devices, "policy": policy, "slots": SLOTS},
         "code": {"any": True},
-        "steps": {
-            f"{each.name}_{end}": f"kaas.papers.paper_steps:{each.name}_{end}"
-            for each in with_steps
-            for end in ("before", "after")
-        },
+        "steps": {each.step(end): testbed.step(each, end) for each in with_steps for end in ("before", "after")},
         "step_processes": STEP_PROCESSES,
-        "etasks": {each.name: _etask(each, scale) for each in WORKLOADS.values()},
+        "etasks": {each.name: _etask(each, testbed) for each in WORKLOADS.values()},
     }
 
 
-def _model(scale: Scale) -> str:
-    """Return the text of the devices' `softgpu.Model`."""
-    kernels = "".join(f"{each.symbol} = [{each.kernel_s * scale.slow!r}, 1.0]\n" for each in WORKLOADS.values())
-    return f"copy_bytes_per_s = {scale.copy_rate()!r}\n[kernels]\n{kernels}"
-
-
-def _etask(workload: Workload, scale: Scale) -> dict[str, Any]:
-    sizes = {"x": scale.bytes(workload.input_bytes) // 4, "y": scale.bytes(workload.output_bytes) // 4}
-    shapes = {name: ["float32", [count]] for name, count in sizes.items()}
-    steps = {end: f"{workload.name}_{end}" for end in ("before", "after")} if workload.steps else {}
-    function = f"kaas.papers.paper_etasks:{workload.name.capitalize()}"
-    return {"function": function, "inputs": {"x": shapes["x"]}, "outputs": {"y": shapes["y"]}, **steps}
+def _etask(workload: Workload, testbed: Testbed) -> dict[str, Any]:
+    steps = {end: workload.step(end) for end in ("before", "after")} if workload.steps else {}
+    return {**testbed.etask(workload), **steps}

@@ -9,65 +9,48 @@ from kaas.papers.breakdown import OVERHEADS, PARTS
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.claims import NONE, claim_rows, marked
 from kaas.papers.experiments import FIGURES, bars, efficiency
-from kaas.papers.workloads import WORKLOADS, ktask
+from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from kaas.papers.breakdown import Breakdown
     from kaas.papers.results import Results
-    from kaas.papers.workloads import Scale, Workload
+    from kaas.papers.testbed import Testbed
 
 HEAD = """# Evaluation
 
 The experiments of the paper *Kernel as a Service* on KaaS, as `kaas papers kaas` measures them: clients send requests
 over ZeroMQ to `kaas serve` on Ray; a request runs through a step, a device, and another step (Figure 9). Each client
-has a function and constants of its own. An eTask is written with NumPy and cuda.core, with the kernels of the kTask;
-each client's runs in a process of its own. Every result is checked. `kaas papers kaas --report docs/evaluation.md`
-writes this page; no figure of KaaS on it is written by hand.
-
-What is modelled, and what is not:
-
-- Kernels, copies between host and device, and steps take the times of Table 1, and no processor: a step sleeps. Kernels
-  touch 256 elements of each buffer.
-- Starts of processes are real, and share this machine's processors with all else. On a busy machine they take longer,
-  which makes eTasks slower and kTasks hardly.
-- Constants are arrays in the host's memory, divided by the scale. A kTask's come from the server's store; an eTask
-  fills its own when its process starts, which costs less than a model's file.
-- A device runs two kTasks of a pool at a time where their memory allows (`slots`), the paper's executor one.
-- An online load draws the client of each arrival at random; over a cell's time it is exactly 80 % of the peak.
+has a function and constants of its own, and its eTasks run in a process of its own. Every result is checked.
+`kaas papers kaas --report docs/evaluation.md` writes this page; no figure of KaaS on it is written by hand.
 """
 PERCENTS = (10, 50, 90, 99)
 """Of the distributions of Figure 11."""
 
 
-def page(results: Results, scale: Scale) -> str:
+def page(results: Results, testbed: Testbed) -> str:
     """Return the page of what has been measured; a figure without results is left out."""
     parts = [
         HEAD,
-        *_hardware(results, scale),
-        *_claims(results, scale),
-        *_bars(results, scale),
-        *_table1(results, scale),
+        *_hardware(results, testbed),
+        *_claims(results, testbed),
+        *_bars(results, testbed),
+        *_table1(results, testbed),
         *_figure8(results),
-        *_offline(results, scale),
+        *_offline(results, testbed),
         *_online(results),
         *_figure11(results),
     ]
     return "\n".join(parts)
 
 
-def _hardware(results: Results, scale: Scale) -> Iterator[str]:
+def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
     yield "## The machine\n"
     for each in results.measured_on:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(each.versions.items()))
         when = f"{each.date}, KaaS at {each.commit or 'an unknown commit'}, load {each.load:g} at the beginning"
         yield f"- {when}: {each.processors} processors, {each.processor}; {versions}"
-    yield (
-        f"- {scale.devices} software devices with modelled time. Bytes, and rates of copies, are those of the paper's "
-        f"machine (V100 with {scale.device_bytes / 1e9:g} GB each, {scale.copy_bytes_per_s / 1e9:g} GB/s) divided by "
-        f"{scale.shrink:g}; times of kernels, copies and steps are Table 1's times {scale.slow:g}. All else is real: "
-        "processes and their starts, messages, scheduling, caches. Figures 8 and 10 to 13 are at this scale; it is "
-        "taken out of Table 1. A *-* is not measured, or a percentile that too few requests stand behind.\n"
-    )
+    yield testbed.description()
+    yield "A *-* is not measured, or a percentile that too few requests stand behind.\n"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -78,8 +61,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-def _claims(results: Results, scale: Scale) -> Iterator[str]:
-    rows = list(claim_rows(results, scale))
+def _claims(results: Results, testbed: Testbed) -> Iterator[str]:
+    rows = list(claim_rows(results, testbed))
     if rows:
         yield "## The paper's claims, beside the measurements\n"
         yield (
@@ -90,8 +73,8 @@ def _claims(results: Results, scale: Scale) -> Iterator[str]:
         yield from _table(("", "paper", "here", "why they differ"), rows)
 
 
-def _bars(results: Results, scale: Scale) -> Iterator[str]:
-    found = bars(results, scale)
+def _bars(results: Results, testbed: Testbed) -> Iterator[str]:
+    found = bars(results, testbed)
     if not found:
         return
     yield "## Bars\n"
@@ -104,13 +87,15 @@ def _bars(results: Results, scale: Scale) -> Iterator[str]:
     yield from _table(("ratio", "limit", "measured", ""), rows)
 
 
-def _table1(results: Results, scale: Scale) -> Iterator[str]:
+def _table1(results: Results, testbed: Testbed) -> Iterator[str]:
     if not results.properties:
         return
     yield "## Table 1: the workloads\n"
     yield (
         "By the server's own figures of a client's requests, with the scale taken out; dynamic memory is that of the "
-        "kTask's other buffers. Times are modelled after the paper's: they show that the model holds.\n"
+        "kTask's other buffers."
+        + " Times are modelled after the paper's: they show that the model holds.\n"
+        * testbed.modelled
     )
     rows = []
     for found in results.properties:
@@ -118,19 +103,13 @@ def _table1(results: Results, scale: Scale) -> Iterator[str]:
         rows.append((
             found.workload,
             f"{paper.constant_bytes / 1e6:.4g}", f"{found.constant_bytes / 1e6:.4g}",
-            f"{paper.dynamic_bytes / 1e6:.4g}", f"{_dynamic(paper, scale) / 1e6:.2g}",
+            f"{paper.dynamic_bytes / 1e6:.4g}", f"{testbed.shrink * testbed.dynamic_bytes(paper) / 1e6:.2g}",
             f"{paper.gpu_s * 1e3:.3g}", f"{found.gpu_s * 1e3:.3g}",
             f"{paper.cpu_s * 1e3:.3g}", f"{found.cpu_s * 1e3:.3g}",
         ))  # fmt: skip
     columns = ("constants MB", "dynamic MB", "GPU ms", "CPU ms")
     pairs = [f"{name}, {where}" for name in columns for where in ("paper", "here")]
     yield from _table(("workload", *pairs), rows)
-
-
-def _dynamic(workload: Workload, scale: Scale) -> int:
-    """Return the bytes of a kTask's buffers that are no constants, with the scale taken out."""
-    buffers = ktask(workload, scale).buffers
-    return scale.shrink * sum(buffer.nbytes for buffer in buffers if not buffer.name.startswith("w"))
 
 
 def _figure8(results: Results) -> Iterator[str]:
@@ -155,7 +134,7 @@ def _milliseconds(each: Breakdown, name: str) -> str:
     return f"{seconds * 1e3:.3g}" if seconds else NONE
 
 
-def _offline(results: Results, scale: Scale) -> Iterator[str]:
+def _offline(results: Results, testbed: Testbed) -> Iterator[str]:
     for figure, title in (("10", "low-memory"), ("12", "high-memory")):
         cells = [cell for cell in FIGURES[figure] if cell in results.found and not cell.online]
         if not cells:
@@ -164,8 +143,9 @@ def _offline(results: Results, scale: Scale) -> Iterator[str]:
         yield "In brackets: over the rate of the devices with the kernels alone.\n"
 
         def shown(cell: Cell, found: Found) -> str:
-            text = f"{found.rate_per_s:.3g} ({efficiency(cell, found, scale):.2f}), n={found.requests}"
-            return marked(text, found)
+            share = efficiency(cell, results, testbed)
+            of_kernels = "" if share is None else f" ({share:.2f})"
+            return marked(f"{found.rate_per_s:.3g}{of_kernels}, n={found.requests}", found)
 
         yield from _by_replicas(cells, results, shown)
 

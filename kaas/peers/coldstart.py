@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import softgpu
+from kaas.bench.networks import MODELS
 from kaas.errors import CompileFailed, WrongAnswer
-from kaas.peers.models import MODELS
 from kaas.peers.systems import PeerSystem
 from softgpu import user_cache
 

@@ -20,7 +20,7 @@ OPERATORS: dict[str, Any] = {
     ),
     "Relu": lambda inputs, _: functional.relu(inputs[0]),
 }
-"""By ONNX's name, as `kaas.peers.models` uses them: pads are symmetric, and the second matrix of Gemm is transposed."""
+"""By ONNX's name, as `kaas.bench.networks` uses them: pads are symmetric, Gemm's second matrix is transposed."""
 
 
 class TorchGraph(torch.nn.Module):  # type: ignore[misc]  # mypy runs without torch

@@ -93,8 +93,26 @@ def test_a_python_function_that_makes_a_ktask(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (found,) = measured("mine:scale_task", "--scalar", "factor=3")
     assert (found["requests"] > 0, found["errors"]) == (True, {})
-    assert "mine:text returns a kTask or a CompiledModel, not a str" in bench("mine:text").stderr
+    words = "mine:text returns a kTask or a CompiledModel or a kaas.Function, not a str"
+    assert words in bench("mine:text").stderr
     assert "module 'mine' has no function 'nothing'" in bench("mine:nothing").stderr
+
+
+def test_a_function_whose_constants_its_program_has_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, kaas\n"
+        "from tests.api.conftest import scale_task\n"
+        "def scaled():\n"
+        "    task = scale_task()\n"
+        "    (x,) = task.inputs\n"
+        "    return kaas.register(task, constants={'x': np.ones(x.shape, x.dtype)})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (found,) = measured("mine:scaled", "--scalar", "factor=3")
+    assert (found["requests"] > 0, found["errors"]) == (True, {})
+    assert found["hits"] > found["misses"]
+    ended = bench("mine:scaled", "--server", "tcp://127.0.0.1:1")
+    assert (ended.returncode, "NotInitialized" in ended.stderr) == (1, True)
 
 
 def test_a_file_that_there_is_not() -> None:

@@ -11,7 +11,8 @@ import pytest
 from kaas.errors import WrongAnswer
 from kaas.papers import cells
 from kaas.papers.cells import Cell, Side, measured
-from kaas.papers.workloads import SMALL, WORKLOADS, Workload
+from kaas.papers.small.testbed import SMALL
+from kaas.papers.workloads import WORKLOADS, Workload
 
 OFFLINE = Cell("jacobi", Side.KTASK, 4)
 ONLINE = Cell("jacobi", Side.KTASK, 4, online=True)

@@ -22,7 +22,9 @@ from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
 from kaas.papers.experiments import FIGURES, bars, cells_of, run
 from kaas.papers.results import Hardware, Results
-from kaas.papers.workloads import SMALL, WORKLOADS, Scale, Workload
+from kaas.papers.small.testbed import SMALL
+from kaas.papers.testbed import Testbed
+from kaas.papers.workloads import WORKLOADS, Workload
 
 
 def found(rate_per_s: float, p90_s: float = 1.0, state: Stability = Stability.STABLE) -> Found:
@@ -79,7 +81,7 @@ class Stand:
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
 
-    def measured(self, cell: Cell, replicas: StandReplicas, _: Scale, peak_per_s: float | None) -> Found:
+    def measured(self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None) -> Found:
         kind = "eTask" if cell.side is Side.ETASK_EXCLUSIVE else "kTask"
         assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
@@ -223,7 +225,7 @@ def test_the_ratios_are_those_of_their_cells(tmp_path: Path) -> None:
     results.add((Cell("resnet50", Side.ETASK_EXCLUSIVE, 16), found(4.0)))
     results.add((Cell("resnet50", Side.KTASK, 4, online=True), found(160.0, p90_s=0.5)))
     results.add((Cell("resnet50", Side.KTASK, 16, online=True), found(160.0, p90_s=0.75)))
-    peak = SMALL.devices / SMALL.gpu_s(WORKLOADS["resnet50"])
+    peak = SMALL.devices / SMALL.kernels_s(WORKLOADS["resnet50"])
     assert bars(results, SMALL) == {
         "ktask_over_etask_16": (50.0, ">=", 20.0),
         "ktask_32_over_4": (0.5, ">=", 0.9),

@@ -9,7 +9,8 @@ import pytest
 from kaas.papers import cells
 from kaas.papers.cells import Cell, Side, measured
 from kaas.papers.experiment_server import serve
-from kaas.papers.workloads import WORKLOADS, Scale
+from kaas.papers.small.testbed import SmallTestbed
+from kaas.papers.workloads import WORKLOADS
 
 pytestmark = [pytest.mark.ray, pytest.mark.processes]
 
@@ -19,10 +20,10 @@ TENANTS = 3
 def test_three_tenants_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "SHORTEST_S", 0.6)  # seconds of a window, of which a cell has five at most
     monkeypatch.setattr(cells, "WINDOW_REQUESTS", 1)
-    scale, workload = Scale(devices=1), WORKLOADS["resnet50"]
-    with serve(tmp_path, Side.KTASK.policy, scale, TENANTS) as server:
+    testbed, workload = SmallTestbed(devices=1), WORKLOADS["resnet50"]
+    with serve(tmp_path, Side.KTASK.policy, testbed, TENANTS) as server:
         with server.ktasks(workload, TENANTS) as replicas:
-            ktask = measured(Cell(workload.name, Side.KTASK, TENANTS), replicas, scale, None)
+            ktask = measured(Cell(workload.name, Side.KTASK, TENANTS), replicas, testbed, None)
         with server.etasks(workload, TENANTS) as replicas:
-            etask = measured(Cell(workload.name, Side.ETASK_EXCLUSIVE, TENANTS), replicas, scale, None)
+            etask = measured(Cell(workload.name, Side.ETASK_EXCLUSIVE, TENANTS), replicas, testbed, None)
     assert ktask.rate_per_s > 3 * etask.rate_per_s

@@ -12,7 +12,7 @@ from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES, cells_of
 from kaas.papers.page import page
 from kaas.papers.results import Hardware, Results
-from kaas.papers.workloads import SMALL
+from kaas.papers.small.testbed import SMALL
 
 
 def found(cell: Cell, state: Stability = Stability.STABLE) -> Found:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kaas.papers.workloads import Workload
+
 LAYER = """
 .visible .entry {symbol}(.param .u64 x, .param .u64 w, .param .u64 b, .param .u64 y) {{
     .reg .b32 %r<2>; .reg .b64 %d<6>; .reg .f32 %f<5>;
@@ -31,6 +36,11 @@ ITERATION = """
 """y = y / 2 + x, an element for each thread."""
 
 
-def ptx(symbol: str, body: str) -> str:
+def symbol(workload: Workload) -> str:
+    """Return the name of a workload's kernel."""
+    return f"{workload.name}_{'iteration' if workload.iterations > 1 else 'layer'}"
+
+
+def ptx(name: str, body: str) -> str:
     """Return a kernel's PTX under a name of its own: modelled times go by names."""
-    return f".version 7.0\n.target sm_70\n.address_size 64\n{body.format(symbol=symbol)}"
+    return f".version 7.0\n.target sm_70\n.address_size 64\n{body.format(symbol=name)}"

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, launch
 
-from kaas.papers.paper_kernels import ITERATION, LAYER, ptx
-from kaas.papers.workloads import ELEMENTS, SMALL, WORKLOADS, constants
+from kaas.papers.small.kernels import ITERATION, LAYER, ptx, symbol
+from kaas.papers.small.testbed import ELEMENTS, SMALL
+from kaas.papers.workloads import WORKLOADS
 
 VALUE = 1.0
 """The value of an eTask's constants: each client has a process of its own, with memory of its own."""
@@ -29,9 +30,9 @@ class Layers:
         self._stream = self._device.create_stream()
         self._pinned = LegacyPinnedMemoryResource()
         body = ITERATION if work.iterations > 1 else LAYER
-        self._kernel = ObjectCode.from_ptx(ptx(work.symbol, body).encode()).get_kernel(work.symbol)
+        self._kernel = ObjectCode.from_ptx(ptx(symbol(work), body).encode()).get_kernel(symbol(work))
         self._config = LaunchConfig(grid=1, block=ELEMENTS)
-        self._weights = [self._loaded(each) for each in constants(work, SMALL, VALUE).values()]
+        self._weights = [self._loaded(each) for each in SMALL.constants(work, VALUE).values()]
         self._x, self._host_x = self._pair(SMALL.bytes(work.input_bytes))
         self._y, self._host_y = self._pair(SMALL.bytes(work.output_bytes))
         between = SMALL.bytes(max(0, work.dynamic_bytes - work.input_bytes - work.output_bytes) // 2)

@@ -6,18 +6,15 @@ way; a smaller machine would measure its own lack of cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import sleep
 from typing import Any
 
 import numpy as np
 
-from kaas.papers.workloads import SMALL, WORKLOADS, Workload
-
-BEFORE_SHARE = 0.7
-"""The part of the CPU time before the device's work; the paper has only the sum."""
-
-Step = Callable[[Mapping[str, bytes]], dict[str, Any]]
+from kaas.papers.small.testbed import SMALL
+from kaas.papers.testbed import Step
+from kaas.papers.workloads import BEFORE_SHARE, WORKLOADS, Workload
 
 
 def before(workload: Workload) -> Step:

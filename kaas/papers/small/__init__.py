@@ -1,0 +1,1 @@
+"""The experiments on software devices: modelled kernels on a scaled-down machine."""
