@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -156,13 +157,24 @@ def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
         "interpreter interprets each time, and the software GPU's compilation is not in its time."
     )
     yield ""
-    yield "| experiment | figure | side | behind | times | why |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield "| side | behind | figure | times | why |"
+    yield "| --- | --- | --- | --- | --- |"
+    grouped: dict[tuple[str, ...], dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for loss in losses(detail["rows"]):
-        named = ", ".join(filter(None, (loss.experiment, loss.case)))
-        yield f"| {named} | `{loss.figure}` | {loss.ours} | {loss.peer} | {loss.times:.3g} | {loss.reason} |"
+        times = grouped[loss.ours, loss.peer, loss.reason]
+        times[loss.figure, loss.experiment].append(loss.times)
+    for (ours, peer, reason), behind in grouped.items():
+        figures = ", ".join(f"{experiment} `{figure}`" for figure, experiment in behind)
+        ranges = ", ".join(_range(each) for each in behind.values())
+        yield f"| {ours} | {peer} | {figures} | {ranges} | {reason} |"
     yield ""
     yield f"{', '.join(f'{peer} {version}' for peer, version in detail['versions'].items())}."
+
+
+def _range(times: Sequence[float]) -> str:
+    """Return the smallest and the largest of the factors of several models."""
+    first, last = f"{min(times):.3g}", f"{max(times):.3g}"
+    return first if first == last else f"{first} to {last}"
 
 
 def kept(folder: Path = RESULTS) -> dict[str, Any]:

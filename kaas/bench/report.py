@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -80,8 +80,13 @@ def write_plots(rows: Sequence[ReportRow], folder: Path) -> None:
         (folder / f"{name}.png").write_bytes(data)
 
 
-def page(title: str, rows: Sequence[ReportRow]) -> str:
+def page(title: str, rows: Sequence[ReportRow], about: str = "") -> str:
     """Return the page: a table of the loads, one of their stages, and the plots.
+
+    Args:
+        title: of the page.
+        rows: of the loads.
+        about: the machine and the day, say; a line under the title.
 
     Raises:
         MissingPackage
@@ -91,7 +96,7 @@ def page(title: str, rows: Sequence[ReportRow]) -> str:
     columns = [column for column in COUNTS if any(column in row for row in rows)]
     parts.append(_table(columns, [[row.get(column) for column in columns] for row in rows]))
     for row in rows:
-        parts += [f"<p>{escape(row['load'])}: {escape(reason)}</p>" for reason in row.get("missing", ())]
+        parts += [f"<p>{escape(row['load'])}: {escape(each)}</p>" for each in (*row.get("missing", ()), *_clients(row))]
     if stages:
         split = [[row["load"], *(row.get("stages_ms", {}).get(stage) for stage in stages)] for row in rows]
         parts += ["<h2>Stages, mean ms</h2>", _table(("load", *stages), split)]
@@ -99,8 +104,14 @@ def page(title: str, rows: Sequence[ReportRow]) -> str:
         parts.append(f'<p><img alt="{name}" src="data:image/png;base64,{b64encode(data).decode()}"></p>')
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f"<h1>{escape(title)}</h1>{''.join(parts)}</html>\n"
+        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>{''.join(parts)}</html>\n"
     )
+
+
+def _clients(row: ReportRow) -> Iterator[str]:
+    if "clients" in row:
+        requests = ", ".join(f"{client!r} {count}" for client, count in row["clients"].items())
+        yield f"requests of {requests}; Jain's index {row['jain']:.3f}"
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:

@@ -129,6 +129,7 @@ def file(
 
     from kaas.bench import report
     from kaas.bench.rows import rows, scenario_row
+    from kaas.papers.results import Hardware
 
     loaded, weights = _loaded(target, endpoint or server), shares.parse(client)
     _refuse_mixed(endpoint, server, keys, weights, policy, name, ray=ray)
@@ -167,8 +168,10 @@ def file(
     if plots is not None:
         report.write_plots(found, plots)
     if html is not None:
-        html.write_text(report.page(f"kaas bench {target}", found))
-    if any((row["errors"] or row.get("lost")) and not row["requests"] for row in found):
+        here = Hardware.here()
+        about = f"{here.date}, {here.processors} processors, {here.processor}, KaaS {here.versions['kaas-gpu']}"
+        html.write_text(report.page(f"kaas bench {target}", found, about))
+    if any(row.get("lost") or (row["errors"] and not row["requests"]) for row in found):
         raise typer.Exit(1)
 
 

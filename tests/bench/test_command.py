@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,21 @@ def test_a_page_that_cannot_be_written_costs_no_figures(task_file: Path) -> None
     assert ended.returncode == 1
     assert "concurrency 1" in ended.stdout
     assert ended.stderr.splitlines()[-1] == "/nowhere/page.html: No such file or directory"
+
+
+@pytest.mark.full  # the client waits some seconds for a server that is gone
+def test_a_server_that_dies_in_the_middle(serve: Serve, task_file: Path) -> None:
+    server = serve(insecure=True)
+    options = ("--server", server.endpoint, "--scalar", "factor=3", "--concurrency", "4", "--window", "0.3", "--json")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "kaas.cli", "bench", str(task_file), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stderr is not None
+        assert "requests/s" in run.stderr.readline()
+        os.kill(server.process.pid, signal.SIGKILL)
+        stdout, stderr = run.communicate()
+    (row,) = json.loads(stdout.splitlines()[-1])
+    assert run.returncode == 1, stderr
+    assert row["requests"] > 0
+    assert row["lost"] + sum(row["errors"].values()) >= 4
+    assert 0 < row["last_result_s"] < row["seconds"]
