@@ -164,9 +164,9 @@ def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
         times = grouped[loss.ours, loss.peer, loss.reason]
         times[loss.figure, loss.experiment].append(loss.times)
     for (ours, peer, reason), behind in grouped.items():
-        figures = ", ".join(f"{experiment} `{figure}`" for figure, experiment in behind)
+        named = ", ".join(f"{experiment} `{figure}`" for figure, experiment in behind)
         ranges = ", ".join(_range(each) for each in behind.values())
-        yield f"| {ours} | {peer} | {figures} | {ranges} | {reason} |"
+        yield f"| {ours} | {peer} | {named} | {ranges} | {reason} |"
     yield ""
     yield f"{', '.join(f'{peer} {version}' for peer, version in detail['versions'].items())}."
 
