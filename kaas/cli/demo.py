@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from threading import Event
 from time import perf_counter
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.live import Live
@@ -64,6 +66,16 @@ class Tally:
 
     right: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
     wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=0.5, help="duration of the competition")] = 8.0,
+    vertices: Annotated[int, typer.Option(min=32, help="size of each client's graph")] = 256,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one of plain processes")] = True,
+) -> None:
+    """Let three clients of weights 1, 1 and 2 share four devices, kill one executor, and check results with NumPy."""
+    if not run(Size(seconds, vertices), Console(emoji=False), ray=ray):
+        raise typer.Exit(1)
 
 
 def build(size: Size) -> kaas.KTask:

@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from kaas import __version__
-from kaas.cli import bench, code, compiling, files, keys, observe, papers, policies, serve
 from kaas.errors import KaasError
 from kaas.ktask.draw import printable
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(emoji=False)
+COMMANDS = {
+    "inspect": "files:inspect",
+    "check": "files:check",
+    "run": "files:run",
+    "compile": "compiling:compile_model",
+    "serve": "serve:serve",
+    "status": "observe:status",
+    "stats": "observe:stats",
+    "simulate": "policies:simulate",
+    "replay": "policies:replay",
+    "trace": "observe:trace",
+    "usage": "observe:usage",
+    "pardon": "observe:pardon",
+    "demo": "demo:demo",
+    "bench": "bench:app",
+    "keys": "keys:app",
+    "code": "code:app",
+    "papers": "papers:app",
+    "state": "serve:app",
+}
+"""The commands and groups of commands, in the folder of this module. Each is imported when it is asked for: all of them
+take a second."""
 
-OnRay = Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one of plain processes")]
 
-for command in (files.inspect, files.check, files.run):
-    app.command()(command)
-app.command("compile")(compiling.compile_model)
-app.command()(serve.serve)
-app.command()(observe.status)
-app.command()(observe.stats)
-app.command()(policies.simulate)
-app.command()(policies.replay)
-app.command()(observe.trace)
-app.command()(observe.usage)
-app.command()(observe.pardon)
-app.add_typer(bench.app, name="bench")
-app.add_typer(keys.app, name="keys")
-app.add_typer(code.app, name="code")
-app.add_typer(papers.app, name="papers")
-app.add_typer(serve.app, name="state", help="Check and copy the state folder of a server.")
+class CommandsOnDemand(TyperGroup):
+    """The group of all commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names in order."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of this name."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            module, _, name = COMMANDS[cmd_name].partition(":")
+            self.commands[cmd_name] = _command(getattr(import_module(f"kaas.cli.{module}"), name), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _command(found: Callable[..., None] | typer.Typer, name: str) -> Any:
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(cls=CommandsOnDemand, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,19 +81,6 @@ def kaas(
     ] = False,
 ) -> None:
     """Graphs of precompiled GPU kernels as serverless functions: pools, servers, compiled models."""
-
-
-@app.command()
-def demo(
-    seconds: Annotated[float, typer.Option(min=0.5, help="duration of the competition")] = 8.0,
-    vertices: Annotated[int, typer.Option(min=32, help="size of each client's graph")] = 256,
-    ray: OnRay = True,
-) -> None:
-    """Let three clients of weights 1, 1 and 2 share four devices, kill one executor, and check results with NumPy."""
-    from kaas.cli.demo import Size, run
-
-    if not run(Size(seconds, vertices), console, ray=ray):
-        raise typer.Exit(1)
 
 
 def main() -> None:

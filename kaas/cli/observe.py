@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,8 +17,10 @@ from rich.table import Table
 from kaas.cli.serve import SERVER_CONFIG
 from kaas.errors import InvalidRequest, MissingPackage, NotInitialized
 from kaas.ktask.draw import printable
-from kaas.server.usage.usage import Usage
 from kaas.wire.status.tables import Shown
+
+if TYPE_CHECKING:
+    from kaas.server.usage.usage import Usage
 
 console = Console(emoji=False)
 
@@ -163,6 +165,7 @@ def usage(
         if folder is not None:
             raise InvalidRequest("kaas usage takes the server's state folder or --server, not both")
         from kaas import Client
+        from kaas.server.usage.usage import Usage
 
         with Client(server, keys=keys) as client:
             found = msgspec.convert(client.usage(), Usage)

@@ -80,7 +80,7 @@ def serve(
     os._exit(0)  # without waiting for threads
 
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(no_args_is_help=True, help="Check and copy the state folder of a server.")
 console = Console(soft_wrap=True, emoji=False, highlight=False)
 
 StateFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="the server's state folder")]
