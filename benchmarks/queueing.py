@@ -27,5 +27,6 @@ def is_stable(latencies_s: Sequence[float], seconds: float) -> bool:
         queued += due - len(ended)
         windows.append(MeasurementWindow(window_s, due, len(ended), sum(ended) / max(1, len(ended)), queued))
     return all(
-        stability(windows[:number], open_loop=True) is not Stability.UNSTABLE for number in range(1, WINDOWS + 1)
+        stability(windows[:number], open_loop=True, final=True) is not Stability.UNSTABLE
+        for number in range(1, WINDOWS + 1)
     )

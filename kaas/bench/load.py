@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from kaas.bench.interrupt import never
@@ -20,6 +20,9 @@ from kaas.errors import KaasError
 
 TICK_S = 0.1
 """Longest time without a yield: the caller may want to stop while no request ends."""
+
+FAILED_PAUSE_S = 0.01
+"""Time without a new request of a closed loop after a failed one: a service that is gone fails at once, without end."""
 
 Send = Callable[[int], "Future[Any]"]
 """Sends a request and returns its future. Its argument is the number of the caller in a closed loop, and of the request
@@ -88,6 +91,8 @@ class Load:
             self._request(caller, perf_counter())
         while True:
             completed = self._end(TICK_S)
+            if completed is not None and completed.error is not None:
+                sleep(FAILED_PAUSE_S)
             if completed is not None:
                 self._request(completed.number, perf_counter())
             yield completed

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kaas.bench.arrivals import constant, poisson, recorded
+from kaas.bench.arrivals import constant, poisson_of, recorded
 from kaas.bench.load import Completion, Load
 from kaas.errors import InvalidRequest
 
@@ -19,6 +19,8 @@ MOST_CALLERS = 10_000
 """The most requests outstanding: a closed loop sends all of them before it takes in a reply."""
 DRAIN_S = 30.0
 """Longest wait for the last replies of a trace."""
+BLOCK = 100
+"""So many random arrivals take exactly the time that the rate gives them: a short load has the rate that it names."""
 
 
 class Arrivals(Enum):
@@ -29,7 +31,7 @@ class Arrivals(Enum):
 
     def at(self, rate_per_s: float) -> Iterator[float]:
         """Return the arrivals at a rate."""
-        return poisson(rate_per_s) if self is Arrivals.POISSON else constant(rate_per_s)
+        return poisson_of(rate_per_s, BLOCK) if self is Arrivals.POISSON else constant(rate_per_s)
 
 
 class Loop(NamedTuple):

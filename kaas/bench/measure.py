@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,11 +15,22 @@ import numpy as np
 
 from kaas.bench.interrupt import never
 from kaas.bench.load import Completion
-from kaas.bench.windows import MeasurementWindow, Stability, mean_s, stability, steady_part
+from kaas.bench.windows import (
+    STABLE_WINDOWS,
+    MeasurementWindow,
+    Stability,
+    mean_s,
+    mostly_waits,
+    stability,
+    steady_part,
+)
 
 PERCENTILES = 101
 """The number of latencies of a distribution, from 0 to 100 %."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+
+SILENT_S = 2.0
+"""A service that gives no result for a shorter time may only be busy."""
 
 
 def _ignore(_: MeasurementWindow) -> None:
@@ -76,30 +89,39 @@ class LatencyFigures:
 class Measurement:
     """What the callers of a service got.
 
-    The figures are those of all windows; of a stable service, from the first on that agrees with the last ones.
+    The figures are those of all windows; of a stable service, from the first on that agrees with the last ones. A load
+    with an end of its own has those of all its requests.
 
     Fields:
         stability: UNSETTLED: the limit or Ctrl-C ended the measurement before its windows agreed.
-        windows: all, in order. span_s: times of the beginning of the first window that counts, and of the last's end.
+        windows: all, in order. began_s: the time of the beginning. span_s: times of the beginning of the first window
+            that counts, and of the last's end.
         latencies_s: of requests that were due in the span and have a result, also after its end (`complete`).
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
-        interrupted: Ctrl-C ended the measurement.
+        interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own.
+        results: their number.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
-        lost: requests that were under way at the end and got no result (`complete`).
+        lost: requests that were under way at the end and got no result (`complete`). waiting: of these, those that
+            Ctrl-C left under way, of which nothing is known.
     """
 
     stability: Stability
     windows: tuple[MeasurementWindow, ...]
+    began_s: float
     span_s: tuple[float, float]
     latencies_s: tuple[float, ...]
     errors: dict[str, int]
     late_s: float
     interrupted: bool
+    open_loop: bool = False
+    whole: bool = False
+    results: int = 0
     last_result_s: float = 0.0
     slowest_s: float = 0.0
     lost: int = 0
+    waiting: int = 0
 
     @property
     def latencies(self) -> LatencyFigures:
@@ -108,21 +130,31 @@ class Measurement:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Return the answered requests a second; None where the queue grew, since the load then has no steady state."""
-        counted = _counted(self.stability, self.windows)
-        if not counted or self.stability is Stability.UNSTABLE:
+        """Return the answered requests a second; None without a steady state."""
+        if not self.windows or not self.has_level:
             return None
-        return sum(window.answered for window in counted) / sum(window.seconds for window in counted)
+        if self.whole:
+            return self.results / self.last_result_s if self.last_result_s else 0.0
+        counted = steady_part(self.windows) if self.stability is Stability.STABLE else self.windows
+        # a service that keeps up answers all that came, some of it after these windows
+        ended = (each.due - each.failed if self._keeps_up else each.answered for each in counted)
+        return sum(ended) / sum(each.seconds for each in counted)
+
+    @property
+    def has_level(self) -> bool:
+        """True if rate and latencies say something of the service, and not of the length of the measurement."""
+        if self.whole or self.stability is Stability.SILENT:
+            return self.stability is not Stability.SILENT
+        return self.stability is not Stability.UNSTABLE and not (self.open_loop and mostly_waits(self.windows))
+
+    @property
+    def _keeps_up(self) -> bool:
+        return self.open_loop and self.stability is Stability.STABLE
 
     @property
     def mean_s(self) -> float:
         """Return the mean latency in all windows, as a server's figures are of all; 0 without a result."""
         return mean_s(self.windows)
-
-
-def _counted(state: Stability, windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
-    """Return the windows that the figures are of."""
-    return steady_part(windows) if state is Stability.STABLE else windows
 
 
 @dataclass(slots=True)
@@ -152,6 +184,8 @@ def measure(
     window_s: float,
     limit_s: float,
     least: int = 1,
+    fewest: int = STABLE_WINDOWS,
+    callers: int = 0,
     whole: bool = False,
     stop: Callable[[], bool] = never,
     progress: Callable[[MeasurementWindow], object] = _ignore,
@@ -165,13 +199,16 @@ def measure(
         open_loop: the loop's queue may grow.
         window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
         limit_s: the longest measurement.
-        least: the results that three windows have to have until they may agree.
+        least: as of `stability`.
+        fewest: as of `stability`.
+        callers: as of `stability`.
         whole: go on to the end of the loop, or to the limit, though the windows agree or the queue grows.
         stop: returns True to end now, as Ctrl-C does.
         progress: is called with each window that has ended.
         clock: as the Load's.
     """
     windows: list[MeasurementWindow] = []
+    judged = partial(stability, open_loop=open_loop, least=least, fewest=fewest, callers=callers)
     answered = array("d")  # of each result when its request was due, its latency, and how late it was sent
     errors: Counter[str] = Counter()
     began_s = clock()
@@ -191,27 +228,34 @@ def measure(
             if now_s - window.began_s >= window_s:
                 windows.append(window.closed(counts, now_s))
                 progress(windows[-1])
-                state = stability(windows, open_loop=open_loop, least=least)
+                state = judged(windows)
                 window = _Open(now_s, counts.due(now_s))
             interrupted = stop()
             if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - began_s >= limit_s:
                 break
     except KeyboardInterrupt:
         interrupted = True
-    if not windows and (now_s := clock()) > began_s:
+    if (whole or not windows) and (now_s := clock()) > window.began_s:
         windows.append(window.closed(counts, now_s))
         window.began_s = now_s
-    first_s, last_s = window.began_s - sum(each.seconds for each in _counted(state, windows)), window.began_s
+    if state is Stability.UNSETTLED:
+        state = judged(windows, final=True)
+    counted_s = sum(each.seconds for each in (steady_part(windows) if state is Stability.STABLE else windows))
+    first_s, last_s = (began_s, math.inf) if whole else (window.began_s - counted_s, window.began_s)
     due_s, latency_s, late_s = np.frombuffer(answered or bytes(0)).reshape(-1, 3).T
     counted = (due_s >= first_s - 1e-9) & (due_s <= last_s)  # a sum of seconds is not exact
     return Measurement(
         state,
         tuple(windows),
+        began_s,
         (first_s, last_s),
         tuple(latency_s[counted].tolist()),
         dict(errors),
         float(late_s[counted].mean()) if counted.any() else 0.0,
         interrupted,
+        open_loop,
+        whole,
+        len(latency_s),
         last_result_s,
         float(latency_s.max(initial=0.0)),
     )
@@ -220,9 +264,10 @@ def measure(
 def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable[[], bool] = never) -> Measurement:
     """Wait for the requests that are under way at the end, for timeout_s seconds at most, and count them too.
 
-    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end in this time
-    is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is known
-    of it.
+    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no result in this
+    time is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is
+    known of it. A service that gives no result any more, though the oldest request waits twice as long as any other has
+    waited, is SILENT.
 
     Args:
         found: of a loop of the load.
@@ -231,22 +276,34 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
         stop: returns True to wait no longer, unless the measurement has been interrupted before.
     """
     first_s, last_s = found.span_s
-    ends, failed, interrupted = list[tuple[float, float]](), 0, found.interrupted
+    ends, failed, interrupted = list[tuple[float, float]](), list[tuple[float, float]](), found.interrupted
+    last_result_s = found.last_result_s
     stop = never if found.interrupted else stop
     try:
         for completed in load.drain(timeout_s, stop):
-            failed += completed.error is not None
+            (ends if completed.error is None else failed).append((completed.due_s, completed.latency_s))
             if completed.error is None:
-                ends.append((completed.due_s, completed.latency_s))
+                last_result_s = completed.ended_s - found.began_s
     except KeyboardInterrupt:
         interrupted = True
     interrupted, now_s = interrupted or stop(), perf_counter()
-    unfinished = () if interrupted else tuple(load.under_way.values())  # a copy: other threads end requests
-    ends += [(due_s, now_s - due_s) for due_s in unfinished]
+    waiting = [(due_s, now_s - due_s) for due_s in tuple(load.under_way.values())]  # a copy: other threads end requests
+    slowest_s = max([found.slowest_s, *(latency_s for _, latency_s in ends)])
+    oldest_s = max((age_s for _, age_s in (*failed, *waiting)), default=0.0)
+    results, silent = (
+        found.results + len(ends),
+        not ends and found.last_result_s > 0 and oldest_s > max(SILENT_S, 2 * slowest_s),
+    )
+    lost = failed if interrupted else [*failed, *waiting]
+    ends += lost
     return replace(
         found,
+        stability=Stability.SILENT if silent else found.stability,
         latencies_s=(*found.latencies_s, *(latency_s for due_s, latency_s in ends if first_s <= due_s <= last_s)),
-        slowest_s=max([found.slowest_s, *(latency_s for _, latency_s in ends)]),
-        lost=failed + len(unfinished),
+        results=results,
+        last_result_s=last_result_s,
+        slowest_s=max([slowest_s, *(age_s for _, age_s in lost)]),
+        lost=len(lost),
+        waiting=len(waiting) if interrupted else 0,
         interrupted=interrupted,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from functools import partial
 from time import perf_counter, process_time
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from kaas.bench import shares
 from kaas.bench.interrupt import never
-from kaas.bench.load import Load
+from kaas.bench.load import TICK_S, Load
 from kaas.bench.loops import Loop
 from kaas.bench.measure import QUANTILES, Measurement, complete, measure
 from kaas.bench.mlperf.scenarios import MlperfScenario, ScenarioResult
@@ -29,6 +30,8 @@ DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
 INTERRUPTED_DRAIN_S = 1.0
 """As long after Ctrl-C."""
+FEWEST_WINDOWS = 6
+"""Fewer do not show that a service becomes slower, or what it is like after its beginning."""
 LEAST_RESULTS = 30
 """The results that three windows have to have to agree: the mean of fewer says little."""
 OWN_CORES = 0.1
@@ -45,14 +48,14 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Measure each loop, and yield its row.
 
-    Ctrl-C, or `interrupt` when it returns True, ends with the row of the windows that there are. A series of rising
-    rates ends with the first rate at which the queue grows.
+    Ctrl-C, or `interrupt` when it returns True, ends with the row of the windows that there are, and so does a service
+    that gives no more results. A series of rising rates ends with the first rate at which the queue grows.
     """
     calls = [function.call for function in service.functions.values()]
-    _first(calls, inputs)
-    unstable = False
+    _first(calls, inputs, interrupt)
+    overloaded = False
     for loop in loops:
-        if loop.rising and unstable:
+        if loop.rising and overloaded:
             continue
         answered = Counter[int]()
         load = Load(lambda number: calls[number % len(calls)](**inputs), partial(_count, answered, len(calls)))
@@ -65,6 +68,8 @@ def rows(
             window_s=window_s,
             limit_s=limit_s,
             least=LEAST_RESULTS,
+            fewest=FEWEST_WINDOWS,
+            callers=loop.callers,
             whole=loop.whole,
             stop=interrupt,
             progress=told,
@@ -85,8 +90,8 @@ def rows(
             index = shares.fairness(counts, {client: service.weight(client) for client in counts})
             row |= {"clients": counts, "jain": index}
         yield row
-        unstable = found.stability is Stability.UNSTABLE
-        if found.interrupted:
+        overloaded = not found.has_level
+        if found.interrupted or found.stability is Stability.SILENT:
             return
 
 
@@ -128,17 +133,17 @@ def scenario_row(
 
 
 def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
-    """Return a measurement as it is printed; times in ms. Where the queue grew, rate and latencies are None.
+    """Return a measurement as it is printed; times in ms. Without a steady state, rate and latencies are None.
 
     stages: of the pool or server; None if it no longer answers.
     """
     latencies, count = found.latencies, found.latencies.count
-    steady = found.stability is not Stability.UNSTABLE and count > 0
+    steady = found.has_level and count > 0
     times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
     return {
         "state": found.stability.value,
         "rate_per_s": found.rate_per_s,
-        "requests": count,
+        "requests": count if found.has_level else sum(window.answered for window in found.windows),
         **{f"{time}_ms": value * 1e3 if steady and _known(time, count) else None for time, value in times.items()},
         "stages_ms": {stage: s * 1e3 for stage, s in stages.means_s(found.mean_s).items()} if stages else {},
         "hits": stages.hits if stages else 0,
@@ -147,6 +152,8 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
         "late_ms": found.late_s * 1e3,
         "errors": found.errors,
         "lost": found.lost,
+        "waiting": found.waiting,
+        "interrupted": found.interrupted,
         "slowest_ms": found.slowest_s * 1e3,
         "last_result_s": found.last_result_s,
         "seconds": sum(each.seconds for each in found.windows),
@@ -154,17 +161,22 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
     }
 
 
-def _first(calls: Iterable[Callable[..., Any]], inputs: Mapping[str, Any]) -> None:
+def _first(
+    calls: Iterable[Callable[..., Any]], inputs: Mapping[str, Any], interrupt: Callable[[], bool] = never
+) -> None:
     """Send the first request of each function, which compiles, and shows mistakes.
 
     Raises:
-        DeadlineExceeded
+        DeadlineExceeded. KeyboardInterrupt: `interrupt` returned True.
     """
     for call in calls:
-        try:
-            call(**inputs).result(FIRST_S)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the first request has no result after {FIRST_S:g} s") from error
+        future, until_s = call(**inputs), perf_counter() + FIRST_S
+        while not wait([future], TICK_S).done:
+            if interrupt():
+                raise KeyboardInterrupt
+            if perf_counter() > until_s:
+                raise DeadlineExceeded(f"the first request has no result after {FIRST_S:g} s")
+        future.result()
 
 
 def _totals(service: LoadedService) -> StageTotals | None:
@@ -172,7 +184,7 @@ def _totals(service: LoadedService) -> StageTotals | None:
     try:
         return StageTotals.of(service.stats())
     except (KaasError, msgspec.MsgspecError) as error:
-        print(f"no figures of the service: {printable(str(error))}", file=sys.stderr)
+        print(f"no stages, hits and misses: {printable(str(error))}", file=sys.stderr)
         return None
 
 

@@ -51,9 +51,12 @@ def at_server(
     from kaas.client.client import Client
 
     paths: list[Path | None] = [*keys] if keys else [None]
+    stems = [path.stem if path else "" for path in paths]
+    names = stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
     with ExitStack() as closing:
         clients = {
-            str(path or ""): closing.enter_context(Client(address, keys=path, patience_s=PATIENCE_S)) for path in paths
+            name: closing.enter_context(Client(address, keys=path, patience_s=PATIENCE_S))
+            for name, path in zip(names, paths, strict=True)
         }
         functions = {
             each: client.function(loaded) if isinstance(loaded, str) else client.register(loaded)

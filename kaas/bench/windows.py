@@ -19,15 +19,23 @@ STEADY_GROWTH = 0.7
 its queue more and more slowly."""
 
 
+OVERLOADED_SHARE = 0.7
+"""An overload is strong if so small a share of the requests is answered."""
+MOST_WAITING = 10
+"""Fewer requests may all wait: those of a few callers, or at the beginning."""
+
+
 class Stability(Enum):
     """The state of a measurement by its last windows.
 
-    UNSTABLE: the queue grows, so that latencies show only its length.
+    UNSTABLE: the queue grows, so that latencies show only its length. SILENT: the service gave no more results, while
+        requests waited for them.
     """
 
     UNSETTLED = "unsettled"
     STABLE = "stable"
     UNSTABLE = "unstable"
+    SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +66,42 @@ class MeasurementWindow:
         return self.due - self.answered - self.failed
 
 
-def stability(windows: Sequence[MeasurementWindow], *, open_loop: bool, least: int = 1) -> Stability:
+def stability(
+    windows: Sequence[MeasurementWindow],
+    *,
+    open_loop: bool,
+    least: int = 1,
+    fewest: int = STABLE_WINDOWS,
+    callers: int = 0,
+    final: bool = False,
+) -> Stability:
     """Judge a measurement by its last windows.
 
     Args:
         windows: all, in order.
         open_loop: its queue may grow.
         least: the results that the last windows have to have until they may agree.
+        fewest: the windows that there have to be until the last ones may agree.
+        callers: of a closed loop; each always has a request under way. 0: unknown.
+        final: there are no more windows. Until then only a strong overload is called UNSTABLE: a service of which some
+            requests take long fills its queue for as long, too.
     """
-    if open_loop and _grows(windows):
+    if open_loop and _grows(windows) and (final or _overloaded(windows)):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
-    too_few = len(last) < STABLE_WINDOWS or _answered(last) < least
+    too_few = len(windows) < max(fewest, STABLE_WINDOWS) or _answered(last) < least
     lengthens = open_loop and all(each.gain > 0 for each in last)
     if too_few or lengthens or not all(each.answered for each in last) or _fails(last) or _slows(windows):
         return Stability.UNSETTLED
     # random arrivals differ from window to window, so an open loop's rate is that of its arrivals
-    level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last])
+    level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last]) and _busy(windows, callers)
     return Stability.STABLE if level and _agree([each.latency_s for each in last]) else Stability.UNSETTLED
+
+
+def mostly_waits(windows: Sequence[MeasurementWindow]) -> bool:
+    """Return True if more than half of the requests had no end at the end: the figures are those of the others."""
+    due = sum(each.due for each in windows)
+    return bool(windows) and 2 * windows[-1].queued > due and due > MOST_WAITING
 
 
 def steady_part(windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
@@ -107,6 +133,21 @@ def _grows(windows: Sequence[MeasurementWindow]) -> bool:
     warms_up = not answered or answered_later > answered + math.sqrt(answered + answered_later)
     much = gained_later - max(each.gain for each in later) > GROWTH_SIGMAS * math.sqrt(sum(each.due for each in later))
     return much and 0 < STEADY_GROWTH * gained <= gained_later and not warms_up
+
+
+def _overloaded(windows: Sequence[MeasurementWindow]) -> bool:
+    _, later = _halves(windows) or (windows, windows)
+    return _answered(later) <= OVERLOADED_SHARE * sum(each.due for each in later)
+
+
+def _busy(windows: Sequence[MeasurementWindow], callers: int) -> bool:
+    """Return True if rate and latency fit the callers (Little's law).
+
+    They do not where requests end together, in rounds that are not much shorter than a window.
+    """
+    counted = steady_part(windows)
+    under_way = _answered(counted) / sum(each.seconds for each in counted) * mean_s(counted)
+    return not callers or any(each.failed for each in counted) or _agree([under_way, float(callers)])
 
 
 def _slows(windows: Sequence[MeasurementWindow]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,8 +24,9 @@ from kaas.bench.mlperf.scenarios import MlperfScenario
 from kaas.cli.files import load_file, no_device, pairs_of, scalar_value
 from kaas.cli.observe import print_whole
 from kaas.cli.peers import peers
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRequest, NotInitialized
 from kaas.import_target import find_target, modules_here
+from kaas.ktask.draw import printable
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
     from kaas.bench.service import LoadedService
 
 NONE = "-"
+STATES = {
+    "unsettled": "its windows did not agree; a longer --limit or --window helps. Dashes: most requests had no end yet",
+    "unstable": "the queue grew as fast as requests came; a steady rate and latency do not exist",
+    "silent": "the service gave no more results",
+}
+"""What the states of a load mean, apart from *stable*."""
 
 
 class FileFirst(TyperGroup):
@@ -159,6 +167,10 @@ def file(
         else:
             with interruptible() as interrupt:
                 found = list(rows(service, inputs, measured, window, limit, interrupt))
+            titles = [row["load"] for row in found]
+            left = [loop.title for loop in measured if loop.title not in titles and not loop.rising]
+            if left:
+                print(f"not measured: {', '.join(left)}", file=sys.stderr)
     if json:
         print(msgspec.json.encode(found).decode())
     elif scenario is not None:
@@ -171,7 +183,7 @@ def file(
         here = Hardware.here()
         about = f"{here.date}, {here.processors} processors, {here.processor}, KaaS {here.versions['kaas-gpu']}"
         html.write_text(report.page(f"kaas bench {target}", found, about))
-    if any(row.get("lost") or (row["errors"] and not row["requests"]) for row in found):
+    if any(row.get("lost") or row["state"] == "silent" or (row["errors"] and not row["requests"]) for row in found):
         raise typer.Exit(1)
 
 
@@ -233,7 +245,8 @@ def _loaded(target: str, server: str | None) -> KTask | CompiledModel | Callable
             found: Callable[[], Any] = find_target("FILE", target)
         return found
     if server is None or Path(target).suffix in (".json", ".kaas"):
-        raise InvalidRequest(f"there is no file {target!r}" + ("; a function's name needs --server" * (not server)))
+        others = "" if server else "; a Python function is module:function, a function's name needs --server"
+        raise InvalidRequest(f"there is no file {target!r}{others}")
     return target
 
 
@@ -278,14 +291,22 @@ def _opened(
     from kaas.api.function import Function
     from kaas.bench.inference.protocol import at_endpoint
     from kaas.bench.service import at_server, in_pool
+    from kaas.pool.on_processes.names import PoolName, running_names
 
     if endpoint is not None:
         if not isinstance(loaded, str):
             raise InvalidRequest("--inference-protocol takes the name of a model there, not a file")
         return at_endpoint(endpoint, loaded)
     if server is not None:
-        return at_server(loaded if isinstance(loaded, str) else _made(target, loaded), server, keys)
+        try:
+            return at_server(loaded if isinstance(loaded, str) else _made(target, loaded), server, keys)
+        except NotInitialized as error:
+            message = f"{target} registers in a pool; at a server a client registers, client.register(..., name='mine')"
+            raise InvalidRequest(f"{message}, and kaas bench mine --server ... measures it") from error
     assert not isinstance(loaded, str), "a name needs a server"
+    if name is not None and not ray and PoolName(name).running(wait=False) is None:
+        there = "".join(f"; {printable(each)} runs" for each in running_names())
+        raise NotInitialized(f"no pool {name!r} runs on this machine without Ray{there}")
     own = "kaas" if ray else f"bench-{token_hex(4)}"
     return in_pool(partial(_made, target, loaded, Function), name or own, weights, policy, ray=ray)
 
@@ -338,6 +359,10 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             got = ", ".join(f"{each!r} {count}" for each, count in row["clients"].items())
             print(f"{row['load']}: requests of {got}; Jain's index {row['jain']:.3f}")
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
-        failed += [f"{row['lost']} lost, the last result after {row['last_result_s']:.3g} s"] if row["lost"] else []
+        failed += [f"{row['lost']} lost"] if row["lost"] else []
+        failed += [f"{row['waiting']} under way at Ctrl-C"] if row["waiting"] else []
+        failed += [f"the last result after {row['last_result_s']:.3g} s"] if failed else []
         if failed:
             print(f"{row['load']}: {', '.join(failed)}")
+    for state in dict.fromkeys(row["state"] for row in rows if row["state"] in STATES):
+        print(f"{state}: {STATES[state]}")

@@ -49,7 +49,7 @@ def kaas(
         Path | None, typer.Option(dir_okay=False, help="a page of all that the folder has, Markdown")
     ] = None,
     plots: Annotated[bool, typer.Option(help="draw the figures into the folder; needs matplotlib")] = False,
-    fresh: Annotated[bool, typer.Option(help="measure again what the folder has already")] = False,
+    fresh: Annotated[bool, typer.Option(help="measure the figures again, though the folder has them")] = False,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
     """Kernel as a Service: throughput and latency of kTasks and eTasks, with more tenants than devices.
@@ -62,38 +62,51 @@ def kaas(
 
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
-    from kaas.papers.experiments import FIGURES, bars, cells_of, missing, run
+    from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
     from kaas.papers.page import page
     from kaas.papers.plots import draw
-    from kaas.papers.results import Hardware, Results
+    from kaas.papers.results import Hardware, Results, write_whole
 
     check_ray()
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
     cells = cells_of(figures)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the server, too
-    folder.mkdir(parents=True, exist_ok=True)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))  # which ends the server, too
     testbed = _testbed(scale)
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"kaas-{testbed.scale}.jsonl"
     try:
         flock(os.open(folder, os.O_RDONLY), LOCK_EX | LOCK_NB)  # until the end of this process
     except BlockingIOError as error:
         raise InvalidRequest(f"another run measures into {folder}") from error
+    if report is not None and report.resolve() == file.resolve():
+        raise InvalidRequest(f"{report} has the results: the page needs another file")
+    if fresh and set(figures) == set(FIGURES) and file.is_file():
+        file.replace(file.with_suffix(".old"))
+    results = Results(file, testbed.scale)
     if fresh:
-        file.unlink(missing_ok=True)
-    results = Results(file)
+        results.forget(lambda kept: is_of(kept, figures))
 
-    if missing(figures, results):
-        results.add(Hardware.here())
-
-    def progress(kept: ResultLine) -> None:
+    def tell(text: str) -> None:
         if not json:
-            console.print(_line(kept), highlight=False)
+            console.print(text, highlight=False, soft_wrap=True)
 
-    run(figures, results, testbed, progress)
+    if left := missing(figures, results):
+        results.measuring_on(Hardware.here(testbed.scale))
+        tell(f"{left} experiments to measure into {file}; a stopped run goes on with the same command")
+    else:
+        tell(f"{file} has all of it already; --fresh measures it again")
+    try:
+        run(figures, results, testbed, tell, lambda kept: tell(_line(kept)))
+    finally:
+        if report is not None:
+            write_whole(report, page(results, testbed).encode())
+            tell(f"the page is {report}")
+        if left := missing(figures, results):
+            tell(f"stopped: {left} experiments are left; the same command measures them")
     if plots:
-        draw(results, folder)
-    if report is not None:
-        report.write_text(page(results, testbed))
+        drawn = draw(results, folder)
+        tell(f"plots: {', '.join(map(str, drawn)) or 'none, Table 1 and Figure 8 are tables'}")
     rows = [{"cell": _title(cell), **_figures(cell, results, testbed)} for cell in cells]
     found_bars = bars(results, testbed)
     if json:

@@ -58,7 +58,8 @@ def peers(
         print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
         return
     for bar, (value, comparison, limit) in found.items():
-        console.print(f"{bar} {value:.3g} ({comparison} {limit:g})", highlight=False)
+        met = value >= limit if comparison == ">=" else value <= limit
+        console.print(f"{bar} {value:.3g} ({comparison} {limit:g}){'' if met else ': missed'}", highlight=False)
     for loss in losses(report.rows):
         case = f" of {loss.case}" if loss.case else ""
         line = f"{loss.ours} behind {loss.peer}: {loss.figure}{case}, {loss.times:.3g} times"

@@ -95,23 +95,31 @@ class Found(msgspec.Struct, frozen=True):
     rate_per_s: float
     state: Stability
     requests: int
-    p50_s: float
-    p90_s: float
     cdf_s: tuple[float, ...]
     seconds: float
     offered_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
-        figures = (self.rate_per_s, self.requests, self.p50_s, self.p90_s, self.seconds)
+        figures = (self.rate_per_s, self.requests, self.seconds)
         rising = len(self.cdf_s) == PERCENTILES and list(self.cdf_s) == sorted(self.cdf_s) and self.cdf_s[0] > 0
         if not all(0 < each < math.inf for each in figures) or not rising or not 0 <= self.offered_per_s < math.inf:
             raise ValueError("a cell has positive figures, and a distribution in steps of 1 %")
 
     @property
+    def p50_s(self) -> float:
+        """The median latency."""
+        return self.cdf_s[50]
+
+    @property
+    def p90_s(self) -> float:
+        """The 90th percentile."""
+        return self.cdf_s[90]
+
+    @property
     def steady(self) -> bool:
         """True if the queue did not grow."""
-        return self.state is not Stability.UNSTABLE
+        return self.state in (Stability.STABLE, Stability.UNSETTLED)
 
 
 def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None) -> Found:
@@ -125,15 +133,24 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     warmed = replicas.first(testbed.devices if cell.side.exclusive else cell.replicas)
     warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
+    count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s = _window_s(cell, testbed, offered_per_s)
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
         loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * WINDOWS * window_s))))
     else:
         load = Load(replicas.send, replicas.check)
-        loop = load.closed(callers(replicas.workload, testbed, cell.replicas))
+        loop = load.closed(count)
     limit_s, least = (WINDOWS + 0.5) * window_s, LEAST_EACH * cell.replicas
-    found = measure(load, loop, open_loop=cell.online, window_s=window_s, limit_s=limit_s, least=least)
+    found = measure(
+        load,
+        loop,
+        open_loop=cell.online,
+        window_s=window_s,
+        limit_s=limit_s,
+        least=least,
+        callers=count,
+    )
     if found.interrupted:
         raise KeyboardInterrupt
     if cell.online and found.stability is not Stability.UNSTABLE:
@@ -151,8 +168,6 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
         answered / seconds if found.rate_per_s is None else found.rate_per_s,
         found.stability,
         latencies.count,
-        latencies.percentiles["p50"],
-        latencies.percentiles["p90"],
         latencies.cdf,
         seconds,
         offered_per_s,

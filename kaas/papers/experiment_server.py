@@ -6,6 +6,7 @@ device, and another step.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ STEP_PROCESSES = 16
 """Enough for all steps that are under way at the highest rate: 10 of resnet50 (10 ms for each 1 ms of four devices)."""
 SLOTS = 2
 STOP_S = 60.0
+PR_SET_PDEATHSIG = 1
 TOLERANCE = 1e-3
 """Of a result, relative to it if it is larger than one."""
 
@@ -154,16 +156,28 @@ def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator
     log = folder / "log"
     environment = {**os.environ, **testbed.prepare(folder), "RAY_AUTH_MODE": "token"}  # of its workers too
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, preexec_fn=_end_with_parent
+        )
     try:
         assert process.stdout is not None, "it is a pipe"
         address = next((found.group() for line in process.stdout if (found := _ADDRESS.search(line))), None)
         if address is None:
-            raise DeviceUnavailable(f"the server did not start: {log.read_text()[-2000:]}")
+            last = next(reversed(log.read_text().strip().splitlines()), "it says nothing")
+            raise DeviceUnavailable(f"the server did not start: {last}. On a busy machine, the same command may do")
         yield ExperimentServer(address, policy, testbed, keys)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=STOP_S)
+        try:
+            process.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _end_with_parent() -> None:
+    """Have this process get SIGTERM when its parent ends, whatever ends it (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import InvalidRequest
-from kaas.papers.breakdown import BREAKDOWNS, TABLE, breakdowns, properties
+from kaas.papers.breakdown import BREAKDOWNS, TABLE, Breakdown, Properties, breakdowns, properties
 from kaas.papers.cells import Cell, Side, measured
 from kaas.papers.experiment_server import serve
 from kaas.papers.workloads import MOST_REPLICAS, WORKLOADS
@@ -85,8 +85,21 @@ def cells_of(figures: Iterable[str]) -> list[Cell]:
     return list(cells)
 
 
-def run(figures: Sequence[str], results: Results, testbed: Testbed, progress: Callable[[ResultLine], object]) -> None:
+def run(
+    figures: Sequence[str],
+    results: Results,
+    testbed: Testbed,
+    tell: Callable[[str], object],
+    progress: Callable[[ResultLine], object],
+) -> None:
     """Measure what is not in the results yet.
+
+    Args:
+        figures: of the paper.
+        results: of earlier runs, and of this one.
+        testbed: what to measure on.
+        tell: is called with what happens next.
+        progress: is called with each result.
 
     Raises:
         KaasError: the server does not start, or a result is wrong.
@@ -97,14 +110,14 @@ def run(figures: Sequence[str], results: Results, testbed: Testbed, progress: Ca
     )
     singles = _missing_singles(figures, results)
     if singles:
-        with _server(SINGLE_POLICY, testbed) as server:
+        with _server(SINGLE_POLICY, testbed, tell) as server:
             for single in singles:
                 made = [each for each in single(server) if each not in results]  # a killed run may have kept some
                 results.add(*made)
                 for each in made:
                     progress(each)
     for (_, policy, _), cells in groupby(left, key=_server_of):
-        with _server(policy, testbed) as server:
+        with _server(policy, testbed, tell) as server:
             for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
                 measuring = list(group)
                 registered = server.etasks if side is Side.ETASK_EXCLUSIVE else server.ktasks
@@ -127,9 +140,21 @@ def _server_of(cell: Cell) -> tuple[bool, str, str]:
     return not exclusive, cell.side.policy, f"{cell.side.name} {cell.workload}" if exclusive else ""
 
 
-def missing(figures: Sequence[str], results: Results) -> bool:
-    """Return True if the results do not have all of some figures."""
-    return bool(_missing_singles(figures, results)) or any(cell not in results.found for cell in cells_of(figures))
+def is_of(kept: ResultLine, figures: Sequence[str]) -> bool:
+    """Return True if a result is of one of the figures."""
+    match kept:
+        case Breakdown():
+            return "8" in figures
+        case Properties():
+            return "table1" in figures
+        case cell, _:
+            return cell in cells_of(figures)
+    return False
+
+
+def missing(figures: Sequence[str], results: Results) -> int:
+    """Return the number of experiments of some figures without a result."""
+    return len(_missing_singles(figures, results)) + sum(cell not in results.found for cell in cells_of(figures))
 
 
 def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[[ExperimentServer], Any]]:
@@ -143,7 +168,8 @@ def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[
 
 
 @contextmanager
-def _server(policy: str, testbed: Testbed) -> Iterator[ExperimentServer]:
+def _server(policy: str, testbed: Testbed, tell: Callable[[str], object]) -> Iterator[ExperimentServer]:
+    tell(f"a server starts: policy {policy}, {testbed.devices} devices")
     with (
         tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
         serve(Path(folder), policy, testbed, MOST_REPLICAS) as server,

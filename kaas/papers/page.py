@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 HEAD = """# Evaluation
 
-The experiments of the paper *Kernel as a Service* on KaaS, as `kaas papers kaas` measures them: clients send requests
-over ZeroMQ to `kaas serve` on Ray; a request runs through a step, a device, and another step (Figure 9). Each client
-has a function and constants of its own, and its eTasks run in a process of its own. Every result is checked.
-`kaas papers kaas --report docs/evaluation.md` writes this page; no figure of KaaS on it is written by hand.
+The experiments of *Kernel-as-a-Service: A Serverless Interface to GPUs* (N. Pemberton, A. Zabreyko, Z. Ding, R. Katz,
+J. Gonzalez, 2022, arXiv:2212.08146) on this project, as `kaas papers kaas --report` measures them and writes this page.
+Clients send requests over ZeroMQ to `kaas serve` on Ray; a request runs through a step on a processor, a device, and
+another step (the paper's Figure 9). Every result is checked.
+
+- A **kTask** is a graph of kernels: any device runs anyone's. An **eTask** is a Python function with a device and a
+  process to itself: a device that changes its client ends one process and starts another.
+- A **replica** is a client with a function and constants of its own. Offline: callers send as fast as they get results;
+  online: requests arrive at random, at 80 % of the offline rate.
+- **CFS-Affinity**: the client that has had least time is next, on a device that has its constants. **Exclusive**: a
+  device belongs to one client at a time.
 """
 PERCENTS = (10, 50, 90, 99)
 """Of the distributions of Figure 11."""
@@ -45,6 +52,8 @@ def page(results: Results, testbed: Testbed) -> str:
 
 def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
     yield "## The machine\n"
+    if not results.measured_on:
+        yield "- The file of the results does not name the machine."
     for each in results.measured_on:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(each.versions.items()))
         when = f"{each.date}, KaaS at {each.commit or 'an unknown commit'}, load {each.load:g} at the beginning"

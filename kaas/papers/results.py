@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,7 @@ class Hardware(msgspec.Struct, frozen=True, tag=True):
 
     Fields:
         date: of the run's beginning, in ISO form. commit: of KaaS' repository; "" without one. load: of the machine,
-            the mean of a minute, before the run.
+            the mean of a minute, before the run. scale: of the testbed.
     """
 
     processor: str
@@ -31,22 +32,24 @@ class Hardware(msgspec.Struct, frozen=True, tag=True):
     date: str
     commit: str
     load: float
+    scale: str = "small"
 
     @classmethod
-    def here(cls) -> Hardware:
+    def here(cls, scale: str = "small") -> Hardware:
         """Return those of this machine, now."""
         names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
         models = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
         packages = {"kaas-gpu", "ray", "numpy", "cuda-core"}
         versions = {"python": platform.python_version(), **{name: version(name) for name in sorted(packages)}}
         processor, today = models[0] if models else platform.machine(), date.today().isoformat()
-        return cls(processor, os.cpu_count() or 1, versions, today, _commit(), round(os.getloadavg()[0], 1))
+        return cls(processor, os.cpu_count() or 1, versions, today, _commit(), round(os.getloadavg()[0], 1), scale)
 
     def __post_init__(self) -> None:
         """Check the fields, which may come from a file."""
         texts = (self.processor, self.date, self.commit, *self.versions, *self.versions.values())
         date.fromisoformat(self.date)
-        if not all(text.isprintable() for text in texts) or self.processors < 1 or not 0 <= self.load < math.inf:
+        plain = all(text.isprintable() and not {*"|<>"} & {*text} for text in texts)  # they go into a page
+        if not plain or self.processors < 1 or not 0 <= self.load < math.inf:
             raise ValueError("no machine has such properties")
 
 
@@ -56,6 +59,21 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # git is not installed
         return ""
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file, or leave it as it was.
+
+    Raises:
+        OSError, with the file's name
+    """
+    beside = file.with_name(f"{file.name}.new")
+    try:
+        beside.write_bytes(data)
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(file)) from error
 
 
 ResultLine = Hardware | Breakdown | Properties | tuple[Cell, Found]
@@ -68,13 +86,15 @@ class Results:
         found: the cells. breakdowns: of Figure 8. properties: of Table 1. measured_on: the runs' machines, in order.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, scale: str = "small") -> None:
         """Read the file, if there is one. A last line without its end is of a run that was killed, and is cut off.
 
         Raises:
-            InvalidRecord: a line of it is no result, or a cell has two.
+            InvalidRecord: a line is no result, or of another scale, or a cell has two.
         """
-        self._file = file
+        self._file, self._machine = file, list[Hardware]()
+        if file.exists() and not file.is_file():
+            raise InvalidRecord(f"{file} is no file", path=str(file), line=0)
         self.found: dict[Cell, Found] = {}
         self.breakdowns: list[Breakdown] = []
         self.properties: list[Properties] = []
@@ -86,13 +106,31 @@ class Results:
                 kept = msgspec.json.decode(line, type=ResultLine)
                 if kept in self:
                     raise ValueError("this experiment has a result already")
+                _check(kept, scale)
+                self._take(kept)
             except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
                 message = f"{file}, line {number}: {error}; --fresh measures all again"
                 raise InvalidRecord(message, path=str(file), line=number) from error
-            self._take(kept)
+
+    def measuring_on(self, machine: Hardware) -> None:
+        """Name the machine of the results that follow; one that measures nothing does not come into the file."""
+        self._machine = [machine]
+
+    def forget(self, wanted: Callable[[ResultLine], bool]) -> None:
+        """Take results out of the file."""
+        lines: list[ResultLine] = [*self.measured_on, *self.breakdowns, *self.properties, *self.found.items()]
+        left = [each for each in lines if isinstance(each, Hardware) or not wanted(each)]
+        self.found, self.breakdowns, self.properties, self.measured_on = {}, [], [], []
+        measured = not all(isinstance(each, Hardware) for each in left)
+        for each in left if measured else ():
+            self._take(each)
+        data = b"".join(msgspec.json.encode(each) + b"\n" for each in left) if measured else b""
+        write_whole(self._file, data)
+        self._nbytes = len(data)
 
     def add(self, *kept: ResultLine) -> None:
         """Take in results, and write them to the file, all or none."""
+        kept, self._machine = (*self._machine, *kept), []
         for each in kept:
             self._take(each)
         data = b"".join(msgspec.json.encode(each) + b"\n" for each in kept)
@@ -123,3 +161,18 @@ class Results:
                 self.properties.append(kept)
             case cell, found:
                 self.found[cell] = found
+
+
+def _check(kept: ResultLine, scale: str) -> None:
+    """Check a line of a file.
+
+    Raises:
+        ValueError
+    """
+    match kept:
+        case Hardware():
+            if kept.scale != scale:
+                raise ValueError(f"the results are of the scale {kept.scale!r}, not {scale!r}")
+        case Cell() as cell, Found() as found:
+            if cell.online != (found.offered_per_s > 0):
+                raise ValueError("requests are offered at a rate online, and only there")

@@ -44,7 +44,7 @@ def measured(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
-    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
+    own = ("--scalar", "factor=3")
     found = measured(str(task_file), *own, "--concurrency", "2", "--rate", "200")
     assert [each["load"] for each in found] == ["concurrency 2", "rate 200/s"]
     for each in found:
@@ -68,7 +68,7 @@ def test_a_running_pool_is_taken_as_it_is(task_file: Path) -> None:
 
 
 def test_several_clients_of_a_pool(task_file: Path) -> None:
-    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--policy", "cfs_affinity")
+    own = ("--scalar", "factor=3", "--policy", "cfs_affinity")
     (found,) = measured(str(task_file), *own, "--concurrency", "4", "--client", "ann=1", "--client", "bob=2")
     assert found["clients"].keys() == {"ann", "bob"}
     assert all(found["clients"].values())
@@ -113,7 +113,14 @@ def test_a_function_whose_constants_its_program_has_bound(tmp_path: Path, monkey
     assert (found["requests"] > 0, found["errors"]) == (True, {})
     assert found["hits"] > found["misses"]
     ended = bench("mine:scaled", "--server", "tcp://127.0.0.1:1")
-    assert (ended.returncode, "NotInitialized" in ended.stderr) == (1, True)
+    assert ended.returncode == 1
+    assert "InvalidRequest: mine:scaled registers in a pool; at a server a client registers" in ended.stderr
+
+
+def test_a_pool_that_does_not_run_is_not_replaced_by_another_one(task_file: Path) -> None:
+    ended = bench(str(task_file), "--scalar", "factor=3", "--name", "no such")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("NotInitialized: no pool 'no such' runs on this machine without Ray")
 
 
 def test_a_file_that_there_is_not() -> None:
@@ -158,7 +165,7 @@ def test_a_trace_given_inputs_and_a_page_with_plots(task_file: Path, tmp_path: P
     (name,) = (buffer.name for buffer in scale_task().inputs)
     (shape,) = (buffer.shape for buffer in scale_task().inputs)
     inputs.write_text(json.dumps({name: np.ones(shape).tolist()}))
-    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--trace", str(trace), "--inputs", str(inputs))
+    own = ("--scalar", "factor=3", "--trace", str(trace), "--inputs", str(inputs))
     (found,) = measured(str(task_file), *own, "--html", str(page), "--plots", str(tmp_path / "plots"))
     assert (found["load"], found["requests"], found["errors"]) == ("trace trace.csv", 20, {})
     assert 0 < found["utilisation"] < 1
@@ -176,7 +183,7 @@ def test_inputs_that_the_function_does_not_take(task_file: Path, tmp_path: Path)
 
 
 def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file: Path) -> None:
-    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3")
+    own = ("--scalar", "factor=3")
     ended = bench(str(task_file), *own, "--scenario", "single-stream", "--duration", "0.5")
     assert ended.returncode == 0, ended.stderr
     assert "MLPerf single-stream by KaaS: " in ended.stdout
@@ -187,7 +194,7 @@ def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file:
 
 def test_mlperfs_own_generator_drives_a_scenario(task_file: Path) -> None:
     pytest.importorskip("mlperf_loadgen")
-    own = ("--name", f"bench_{os.getpid()}", "--scalar", "factor=3", "--rate", "200")
+    own = ("--scalar", "factor=3", "--rate", "200")
     ended = bench(str(task_file), *own, "--scenario", "server", "--duration", "0.5", "--loadgen", "--json")
     assert ended.returncode == 0, ended.stderr
     (row,) = json.loads(ended.stdout)
@@ -207,7 +214,7 @@ def test_a_page_that_cannot_be_written_costs_no_figures(task_file: Path) -> None
 @pytest.mark.full  # the client waits some seconds for a server that is gone
 def test_a_server_that_dies_in_the_middle(serve: Serve, task_file: Path) -> None:
     server = serve(insecure=True)
-    options = ("--server", server.endpoint, "--scalar", "factor=3", "--concurrency", "4", "--window", "0.3", "--json")
+    options = ("--server", server.endpoint, "--scalar", "factor=3", "--concurrency", "4,8", "--window", "0.3", "--json")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "kaas.cli", "bench", str(task_file), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
@@ -217,6 +224,8 @@ def test_a_server_that_dies_in_the_middle(serve: Serve, task_file: Path) -> None
         stdout, stderr = run.communicate()
     (row,) = json.loads(stdout.splitlines()[-1])
     assert run.returncode == 1, stderr
+    assert "not measured: concurrency 8" in stderr  # nothing more is sent to it
+    assert (row["state"], row["rate_per_s"], row["p99_ms"]) == ("silent", None, None)
     assert row["requests"] > 0
     assert row["lost"] + sum(row["errors"].values()) >= 4
     assert 0 < row["last_result_s"] < row["seconds"]

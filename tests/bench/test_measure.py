@@ -153,7 +153,7 @@ def test_requests_that_end_after_the_windows_count() -> None:
     whole = complete(found, Rest(), 1.0)
     assert whole.lost == 3
     assert whole.slowest_s == pytest.approx(max(5.0, perf_counter() - 90.0), abs=60)
-    assert len(whole.latencies_s) == len(found.latencies_s) + 2
+    assert len(whole.latencies_s) == len(found.latencies_s) + 3  # the failed one took as long as that at least
     assert sorted(whole.latencies_s)[-2 if whole.slowest_s > 3 else -1] == pytest.approx(3.0)
 
 
@@ -167,8 +167,34 @@ def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
 
     found, _ = Simulated(forever(0.03)).measured()
     whole = complete(found, Rest(), 30.0)
-    assert (whole.interrupted, whole.lost) == (True, 0)  # what is under way then is not lost
+    assert (whole.interrupted, whole.lost, whole.waiting) == (True, 0, 1)  # what is under way then is not lost
     assert len(whole.latencies_s) == len(found.latencies_s) + 1
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_service_that_gives_no_more_results_has_no_figures(interrupted: bool) -> None:
+    """Those of the time before its end would look like those of a service that lives."""
+
+    class Rest:
+        under_way: ClassVar = {object(): perf_counter() - 10}
+
+        def drain(self, *_: Any) -> Iterator[Completion]:
+            yield from ()
+
+    found, _ = Simulated(forever(0.03)).measured()
+    whole = complete(replace(found, interrupted=interrupted), Rest(), 1.0)
+    assert (whole.stability, whole.rate_per_s) == (Stability.SILENT, None)
+    busy = complete(replace(found, slowest_s=9.0), Rest(), 1.0)  # others have waited as long before
+    assert busy.stability is found.stability
+
+
+def test_a_queue_of_most_requests_has_no_figures_though_it_does_not_grow_for_sure() -> None:
+    window = MeasurementWindow(1.0, due=200, answered=50, latency_s=0.5, queued=150)
+    windows = [replace(window, queued=150 * (number + 1)) for number in range(3)]
+    found, _ = Simulated(forever(0.03)).measured()
+    waits = replace(found, stability=Stability.UNSETTLED, windows=tuple(windows), open_loop=True)
+    assert waits.rate_per_s is None
+    assert replace(waits, open_loop=False).rate_per_s == pytest.approx(50)
 
 
 def test_a_trace_goes_on_to_its_end_though_its_windows_agree() -> None:

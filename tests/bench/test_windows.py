@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import takewhile
 from random import Random
 
 import pytest
 
-from kaas.bench.arrivals import constant, poisson
+from kaas.bench.arrivals import constant, poisson, poisson_of
+from kaas.bench.loops import BLOCK
+from kaas.bench.rows import FEWEST_WINDOWS, LEAST_RESULTS
 from kaas.bench.windows import MeasurementWindow, Stability, stability, steady_part
 
 Counts = list[tuple[int, int, float]]
@@ -56,14 +59,15 @@ def test_an_open_loop_whose_queue_grows_is_unstable_though_its_rate_is_steady() 
 
 
 def judged(rows: Iterable[tuple[int, int, float]]) -> Stability:
-    """Return the state of the first windows that have one, or UNSETTLED."""
+    """Return the state of the first windows that have one, or that of all, as `kaas bench` does."""
     seen = list[tuple[int, int, float]]()
+    rule = partial(stability, open_loop=True, least=LEAST_RESULTS, fewest=FEWEST_WINDOWS)
     for row in rows:
         seen.append(row)
-        state = stability(windows(*seen), open_loop=True, least=30)
+        state = rule(windows(*seen))
         if state is not Stability.UNSETTLED:
             return state
-    return Stability.UNSETTLED
+    return rule(windows(*seen), final=True)
 
 
 def served(arrivals: Iterable[float], servers: int, service_s: Callable[[], float], seconds: int) -> Counts:
@@ -88,7 +92,7 @@ def test_a_service_with_too_little_capacity_is_not_called_stable(rate_per_s: int
     """So many requests a second come to four servers, 10 to 100 % more than they can serve, for thirty seconds."""
     states = list[Stability]()
     for seed in range(20 if random else 1):
-        arrivals = poisson(rate_per_s, seed) if random else constant(rate_per_s)
+        arrivals = poisson_of(rate_per_s, BLOCK, seed) if random else constant(rate_per_s)
         service_s = 4 * (1 + over) / rate_per_s
         states.append(judged(served(arrivals, 4, lambda: service_s, 30)))  # noqa: B023 - called at once
     assert states.count(Stability.STABLE) <= len(states) // (4 if rate_per_s * over < 10 else 10)
@@ -117,6 +121,37 @@ def test_a_service_that_fills_up_does_not_grow_for_ever(rate_per_s: int, mean_s:
         filling = served(poisson(rate_per_s, seed), 20_000, lambda: times.expovariate(1 / mean_s), 30)  # noqa: B023
         states.append(judged(filling))
     assert states.count(Stability.UNSTABLE) <= 1
+
+
+@pytest.mark.parametrize(("rate_per_s", "share"), [(100, 0.2), (300, 0.1), (1000, 0.05)])
+def test_a_service_of_which_some_requests_take_long_is_not_unstable(rate_per_s: int, share: float) -> None:
+    """They take ten seconds, for which the queue grows."""
+    states = list[Stability]()
+    for seed in range(10):
+        times = Random(seed)
+        mixed = served(poisson(rate_per_s, seed), 20_000, lambda: 10.0 if times.random() < share else 0.2, 30)  # noqa: B023
+        states.append(judged(mixed))
+    assert states.count(Stability.UNSTABLE) <= 1
+
+
+def test_callers_whose_requests_end_together_have_no_rate_until_it_fits_their_latency() -> None:
+    """Thirty callers, each request takes 0.8 s: a window of a second has one round, or two."""
+    rounds = [0.8 * (number + 1) for number in range(60)]
+    seen = list[MeasurementWindow]()
+    for number in range(40):
+        answered = 30 * sum(number < each <= number + 1 for each in rounds)
+        seen.append(MeasurementWindow(1.0, answered, answered, 0.8, 30))
+        if stability(seen, open_loop=False, callers=30) is Stability.STABLE:
+            break
+    counted = steady_part(seen)
+    rate_per_s = sum(each.answered for each in counted) / sum(each.seconds for each in counted)
+    assert rate_per_s == pytest.approx(30 / 0.8, rel=0.1)
+
+
+def test_a_service_that_becomes_slower_and_slower_is_not_stable() -> None:
+    """Its latency doubles in eight seconds."""
+    ramp = [(100, 100, 0.1 * 2 ** (number / 8)) for number in range(30)]
+    assert judged(ramp) is not Stability.STABLE
 
 
 def test_a_stall_within_the_measurement_counts() -> None:

@@ -20,15 +20,17 @@ from kaas.errors import InvalidRecord, InvalidRequest
 from kaas.papers import experiments
 from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
-from kaas.papers.experiments import FIGURES, bars, cells_of, run
-from kaas.papers.results import Hardware, Results
+from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, run
+from kaas.papers.results import Hardware, Results, write_whole
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.testbed import Testbed
 from kaas.papers.workloads import WORKLOADS, Workload
 
 
-def found(rate_per_s: float, p90_s: float = 1.0, state: Stability = Stability.STABLE) -> Found:
-    return Found(rate_per_s, state, 100, 0.5, p90_s, (0.5,) * 101, 5.0)
+def found(
+    rate_per_s: float, p90_s: float = 1.0, state: Stability = Stability.STABLE, offered_per_s: float = 0.0
+) -> Found:
+    return Found(rate_per_s, state, 100, (0.5,) * 90 + (p90_s,) * 11, 5.0, offered_per_s)
 
 
 class StandReplicas(NamedTuple):
@@ -88,7 +90,7 @@ class Stand:
             raise KeyboardInterrupt
         self.cells.append(cell)
         self.peaks.append(peak_per_s)
-        return found(cell.replicas)
+        return found(cell.replicas, offered_per_s=1.0 if cell.online else 0.0)
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_a_figure_has_kTasks_and_eTasks_with_more_replicas_than_devices(figure: 
 def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: Stand, tmp_path: Path) -> None:
     cells = cells_of(FIGURES)
     results = Results(tmp_path / "results")
-    run(list(FIGURES), results, SMALL, nothing)
+    run(list(FIGURES), results, SMALL, nothing, nothing)
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
@@ -122,15 +124,15 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
-    run(["8", "10"], Results(tmp_path / "all"), SMALL, nothing)
+    run(["8", "10"], Results(tmp_path / "all"), SMALL, nothing, nothing)
     order, stand.cells = stand.cells, []
     stand.stops_at = order[7]
     with pytest.raises(KeyboardInterrupt):
-        run(["8", "10"], Results(tmp_path / "results"), SMALL, nothing)
+        run(["8", "10"], Results(tmp_path / "results"), SMALL, nothing, nothing)
     assert stand.cells == order[:7]
     stand.stops_at = None
     results = Results(tmp_path / "results")
-    run(["8", "10"], results, SMALL, nothing)
+    run(["8", "10"], results, SMALL, nothing, nothing)
     assert stand.cells == order
     whole, read = Results(tmp_path / "all"), Results(tmp_path / "results")
     assert results.found == read.found == whole.found
@@ -140,7 +142,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_pat
 def test_single_requests_of_which_a_killed_run_kept_some_are_measured_once(stand: Stand, tmp_path: Path) -> None:
     stand_in: Any = None
     Results(tmp_path / "results").add(stand.breakdowns(stand_in)[0], stand.properties(stand_in)[0])
-    run(["8", "table1"], Results(tmp_path / "results"), SMALL, nothing)
+    run(["8", "table1"], Results(tmp_path / "results"), SMALL, nothing, nothing)
     results = Results(tmp_path / "results")
     assert results.breakdowns == stand.breakdowns(stand_in)
     assert results.properties == stand.properties(stand_in)
@@ -148,9 +150,9 @@ def test_single_requests_of_which_a_killed_run_kept_some_are_measured_once(stand
 
 def test_nothing_starts_where_all_is_measured(stand: Stand, tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
-    run(list(FIGURES), results, SMALL, nothing)
+    run(list(FIGURES), results, SMALL, nothing, nothing)
     stand.policies.clear()
-    run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing)
+    run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing, nothing)
     assert stand.policies == []
 
 
@@ -185,6 +187,9 @@ def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
         '"commit": "", "load": 0}',
         '{"type": "Hardware", "x": ' + "[" * 5000 + "}",
         right.replace("stable", "\udcff"),
+        right.replace('"online":false', '"online":true'),
+        msgspec.json.encode(Hardware.here("full")).decode(),
+        msgspec.json.encode(Hardware.here()).decode().replace('"commit":"', '"commit":"a | b'),
     ):
         (tmp_path / "results").write_bytes(line.encode(errors="surrogateescape") + b"\n")
         with pytest.raises(InvalidRecord, match=r"results, line .: .*; --fresh measures all again"):
@@ -201,6 +206,34 @@ def test_a_run_that_was_killed_while_it_wrote_loses_that_line_only(tmp_path: Pat
         assert list(results.found) == [one]
         results.add((other, found(8.0)))
         assert (tmp_path / "results").read_bytes() == whole
+
+
+def test_a_figure_that_is_measured_again_leaves_the_others(stand: Stand, tmp_path: Path) -> None:
+    run(["8", "10", "12"], Results(tmp_path / "results"), SMALL, nothing, nothing)
+    results = Results(tmp_path / "results")
+    results.measuring_on(Hardware.here())
+    before = len(results.found)
+    results.forget(lambda kept: is_of(kept, ["8", "10"]))
+    again = Results(tmp_path / "results")
+    assert 0 < len(again.found) == before - len(cells_of(["10"]))
+    assert again.breakdowns == []
+    stand.cells.clear()
+    run(["8", "10", "12"], results, SMALL, nothing, nothing)
+    assert {*stand.cells} == {*cells_of(["10"])}
+    assert len(Results(tmp_path / "results").measured_on) == 1  # it comes with the first result
+
+
+def test_a_page_is_not_written_over_the_results_and_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    arguments = ["papers", "kaas", "--figure", "8", "--folder", str(tmp_path), "--report"]
+    outcome = CliRunner().invoke(app, [*arguments, str(tmp_path / "kaas-small.jsonl")])
+    assert isinstance(outcome.exception, InvalidRequest)
+    page = tmp_path / "folder"
+    (page / "in it").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder") as error:
+        write_whole(page, b"text")
+    assert error.value.filename == str(page)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
 def test_a_file_knows_the_machines_that_measured(tmp_path: Path) -> None:

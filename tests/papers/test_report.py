@@ -20,7 +20,7 @@ def found(cell: Cell, state: Stability = Stability.STABLE) -> Found:
     starts = cell.side is not Side.KTASK and cell.replicas > SMALL.devices
     rate_per_s, latency_s = (4.0, 8.0) if starts else (200.0, 0.05)
     cdf_s = tuple(latency_s * max(percent, 1) / 50 for percent in range(101))
-    return Found(rate_per_s, state, 100, latency_s, 1.8 * latency_s, cdf_s, 5.0, 0.8 * rate_per_s)
+    return Found(rate_per_s, state, 100, cdf_s, 5.0, 0.8 * rate_per_s)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from select import select
 from threading import local
-from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -17,10 +17,6 @@ TIMEOUT_S = 60.0
 """The longest time without a byte of an answer."""
 MOST_BYTES = 1 << 30
 """The longest answer."""
-STALE_S = 0.05
-"""A kept connection that ends so soon after a request was closed before the request, as servers do with idle ones."""
-
-_STALE = (BrokenPipeError, ConnectionResetError, RemoteDisconnected)
 
 
 class JsonServer:
@@ -84,16 +80,11 @@ def _parts(url: str) -> SplitResult:
 
 
 def _answer(connection: HTTPConnection, method: str, path: str, body: str | None) -> HTTPResponse:
-    """Return the beginning of an answer. A request that failed is sent again only if it cannot have run."""
-    kept, began_s = connection.sock is not None, monotonic()
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        return connection.getresponse()
-    except _STALE:
-        connection.close()
-        if not kept or monotonic() - began_s > STALE_S:
-            raise
-    return _answer(connection, method, path, body)
+    """Return the beginning of an answer. No request is sent twice: the first one may have run."""
+    if connection.sock is not None and select([connection.sock], [], [], 0)[0]:
+        connection.close()  # the server has closed it since its last answer; `request` connects again
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    return connection.getresponse()
 
 
 class _Bounded:

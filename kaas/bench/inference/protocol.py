@@ -114,7 +114,8 @@ class InferenceEndpoint:
 
     def _infer(self, body: str) -> Mapping[str, Any]:
         found = self._server.ask("POST", f"{self._path}/infer", body)
-        if not isinstance(found.get("outputs"), list):  # as of a server that reports an error with status 200
+        if found.get("error") or not isinstance(found.get("outputs"), list) or not found["outputs"]:
+            # as of a server that reports an error with status 200
             raise InferenceFailed(f"{self._url}{self._path}: the answer has no outputs: {json.dumps(found)[:200]}")
         return found
 

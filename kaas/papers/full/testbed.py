@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import softgpu
 from kaas.errors import DeviceUnavailable, MissingPackage
+from kaas.executor.device.device import gpu_count
 from kaas.ktask.graph import KTask
 from kaas.papers.full.networks import Network
 from kaas.papers.full.work import Work
@@ -126,29 +126,22 @@ def full_testbed() -> FullTestbed:
     Raises:
         MissingPackage: a compiler, the BLAS library or CuPy is not installed. DeviceUnavailable: there is no GPU.
     """
-    for package, install in PACKAGES.items():
-        if find_spec(package) is None:
-            message = f"--scale full needs {package}: pip install {install}"
-            raise MissingPackage(message, package=package, install=install)
-    found = _gpus()
-    if not found:
+    count = gpu_count()
+    if not count:
         raise DeviceUnavailable("--scale full needs an NVIDIA GPU; --scale small has devices in software")
-    return FullTestbed(len(found), *found[0])
+    absent = {package: install for package, install in PACKAGES.items() if find_spec(package) is None}
+    if absent:
+        install = " ".join(absent.values())
+        message = f"--scale full needs {', '.join(absent)}; in a clone of KaaS: pip install {install}"
+        raise MissingPackage(message, package=next(iter(absent)), install=install)
+    return FullTestbed(count, *_name_and_arch())
 
 
-def _gpus() -> list[tuple[str, str]]:
-    """Return the names and architectures of the GPUs, without a context on any of them."""
-    if not softgpu.real_driver_present():
-        return []
+def _name_and_arch() -> tuple[str, str]:
+    """Return the name and the architecture of the first GPU, without a context on it."""
     from cuda.bindings import driver
 
-    failed, *_ = driver.cuInit(0)
-    _, count = (failed, 0) if failed else driver.cuDeviceGetCount()
-    return [_name_and_arch(driver, ordinal) for ordinal in range(count)]
-
-
-def _name_and_arch(driver: Any, ordinal: int) -> tuple[str, str]:
     kinds = driver.CUdevice_attribute
     parts = (kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-    major, minor = (driver.cuDeviceGetAttribute(part, ordinal)[1] for part in parts)
-    return driver.cuDeviceGetName(256, ordinal)[1].split(b"\0")[0].decode(), f"sm_{major}{minor}"
+    major, minor = (driver.cuDeviceGetAttribute(part, 0)[1] for part in parts)
+    return driver.cuDeviceGetName(256, 0)[1].split(b"\0")[0].decode(), f"sm_{major}{minor}"
