@@ -183,7 +183,7 @@ def file(
         here = Hardware.here()
         about = f"{here.date}, {here.processors} processors, {here.processor}, KaaS {here.versions['kaas-gpu']}"
         html.write_text(report.page(f"kaas bench {target}", found, about))
-    if any(row.get("lost") or row["state"] == "silent" or (row["errors"] and not row["requests"]) for row in found):
+    if any(row.get("lost") or row["state"] == "silent" or _errors(row) > row["requests"] for row in found):
         raise typer.Exit(1)
 
 
@@ -321,6 +321,11 @@ def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path |
         **(from_file(given, service.inputs) if given else {}),
         **{name: scalar_value(service, name, text) for name, text in named.items()},
     }
+
+
+def _errors(row: Mapping[str, Any]) -> int:
+    """Return the number of failed requests; a scenario has only their number."""
+    return row["errors"] if isinstance(row["errors"], int) else sum(row["errors"].values())
 
 
 def _share(row: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ WINDOW_REQUESTS = 40
 """The number of requests that devices can run in a window."""
 SHORTEST_S, LONGEST_S = 1.2, 2.5
 """Bounds of a window's seconds."""
-STARTS_S = 3.5
+STARTS_S = 2.5
 """Seconds of a window where nearly each request starts a process: it has fewer requests."""
 WINDOWS = 5
 """The most windows of a cell; three that agree end it."""
