@@ -100,11 +100,11 @@ class Measurement:
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own.
-        results: their number.
+        results: the number of requests with a result.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
-        lost: requests that were under way at the end and got no result (`complete`). waiting: of these, those that
-            Ctrl-C left under way, of which nothing is known.
+        lost: requests that were under way at the end and got no result (`complete`). waiting: those that Ctrl-C left
+            under way, of which nothing is known.
     """
 
     stability: Stability
@@ -143,9 +143,13 @@ class Measurement:
     @property
     def has_level(self) -> bool:
         """True if rate and latencies say something of the service, and not of the length of the measurement."""
-        if self.whole or self.stability is Stability.SILENT:
-            return self.stability is not Stability.SILENT
-        return self.stability is not Stability.UNSTABLE and not (self.open_loop and mostly_waits(self.windows))
+        match self.stability:
+            case Stability.SILENT:
+                return False
+            case Stability.UNSTABLE:
+                return self.whole
+            case _:
+                return self.whole or not (self.open_loop and mostly_waits(self.windows))
 
     @property
     def _keeps_up(self) -> bool:
@@ -197,7 +201,8 @@ def measure(
         counts: the Load.
         completions: of the Load's loop, which is left as it is: `complete` takes in the requests that are outstanding.
         open_loop: the loop's queue may grow.
-        window_s: seconds of a window; the last may be shorter, and counts only where it is the only one.
+        window_s: seconds of a window. The last may be shorter, and counts where it is the only one, or the load is
+            `whole`.
         limit_s: the longest measurement.
         least: as of `stability`.
         fewest: as of `stability`.
@@ -290,10 +295,8 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     waiting = [(due_s, now_s - due_s) for due_s in tuple(load.under_way.values())]  # a copy: other threads end requests
     slowest_s = max([found.slowest_s, *(latency_s for _, latency_s in ends)])
     oldest_s = max((age_s for _, age_s in (*failed, *waiting)), default=0.0)
-    results, silent = (
-        found.results + len(ends),
-        not ends and found.last_result_s > 0 and oldest_s > max(SILENT_S, 2 * slowest_s),
-    )
+    silent = not ends and found.last_result_s > 0 and oldest_s > max(SILENT_S, 2 * slowest_s)
+    results = found.results + len(ends)
     lost = failed if interrupted else [*failed, *waiting]
     ends += lost
     return replace(

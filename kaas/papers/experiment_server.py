@@ -35,6 +35,8 @@ STEP_PROCESSES = 16
 SLOTS = 2
 STOP_S = 60.0
 PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+"""Loaded here: between fork and exec, in a program with threads, only the call itself is safe."""
 TOLERANCE = 1e-3
 """Of a result, relative to it if it is larger than one."""
 
@@ -177,7 +179,7 @@ def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator
 
 def _end_with_parent() -> None:
     """Have this process get SIGTERM when its parent ends, whatever ends it (prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:
