@@ -91,19 +91,19 @@ def kaas(
         if not json:
             console.print(text, highlight=False, soft_wrap=True)
 
-    if left := missing(figures, results):
-        results.measuring_on(Hardware.here(testbed.scale))
-        tell(f"{left} experiments to measure into {file}; a stopped run goes on with the same command")
-    else:
-        tell(f"{file} has all of it already; --fresh measures it again")
     try:
+        if left := missing(figures, results):
+            results.measuring_on(Hardware.here(testbed.scale))
+            tell(f"to measure into {file}: {left}; a stopped run goes on with the same command")
+        else:
+            tell(f"{file} has all of it already; --fresh measures it again")
         run(figures, results, testbed, tell, lambda kept: tell(_line(kept)))
     finally:
         if report is not None:
             write_whole(report, page(results, testbed).encode())
             tell(f"the page is {report}")
         if left := missing(figures, results):
-            tell(f"stopped: {left} experiments are left; the same command measures them")
+            tell(f"stopped; left to measure: {left}. The same command goes on")
     if plots:
         drawn = draw(results, folder)
         tell(f"plots: {', '.join(map(str, drawn)) or 'none, Table 1 and Figure 8 are tables'}")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from kaas.bench.interrupt import interruptible
+from kaas.bench.rows import rows
+from kaas.bench.service import LoadedService
 
 
 def test_the_first_ctrl_c_is_noted_and_the_second_is_raised() -> None:
@@ -45,3 +49,18 @@ def test_other_threads_have_no_signals() -> None:
     thread.start()
     thread.join()
     assert asked == [False]
+
+
+def test_ctrl_c_ends_a_measurement_whose_first_request_has_no_result() -> None:
+    class Silent:
+        def call(self) -> Future[Any]:
+            signal.raise_signal(signal.SIGINT)
+            return Future()
+
+    service = LoadedService({"": Silent()}, list, devices=0, weights={}, inputs=())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
+            list(rows(service, {}, (), 1.0, 1.0, interrupt))
+    finally:
+        signal.signal(signal.SIGINT, before)

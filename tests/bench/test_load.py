@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kaas.bench.load import Completion, Load
+from kaas.bench.load import FAILED_PAUSE_S, Completion, Load
 from kaas.bench.measure import measure
 from kaas.bench.windows import Stability
 from kaas.errors import QueueFull
@@ -113,6 +113,23 @@ def test_an_error_and_a_cancelled_request_are_completions(
     end(service.futures[0])
     assert type(following(completions).error).__name__ == error
     assert load.outstanding == 1
+
+
+def test_a_caller_of_a_closed_loop_pauses_after_a_failed_request(
+    service: Service, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("kaas.bench.load.sleep", pauses.append)
+    service.refuses = True
+    completions = load.closed(1)
+    for _ in range(3):
+        following(completions)
+    assert pauses == [FAILED_PAUSE_S] * 3
+    service.refuses = False
+    following(completions)  # of the last refused request; from here on nothing fails
+    service.futures[-1].set_result(None)
+    following(completions)
+    assert len(pauses) == 4
 
 
 def test_a_refused_request_is_a_completion_with_its_error(service: Service, load: Load) -> None:
