@@ -1,7 +1,7 @@
 """The programs of a page run unchanged, in an environment that has the wheels and nothing of the checkout.
 
 The Python programs of a page run in order, as one, in a folder of their own; a block that is marked `python fragment`
-is none. Where a page says `kaas.init()` they share a Ray. Commands that a page names are known, with their options.
+is none. Where a page says `kaas.init()` they share a Ray.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import selectors
-import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,14 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic
-from typing import Any
 
 import onnx
 import pytest
-import typer.main
 
-from kaas.cli.bench import FileFirst
-from kaas.cli.main import app
 from kaas.worker.sandbox import available
 from tests.compilers.onnx_cases import classifier
 from tests.timeouts import TIMEOUT_S
@@ -121,45 +116,6 @@ def test_the_environment_is_not_the_checkout(python: Path, tmp_path: Path) -> No
 def test_the_first_program_of_the_readme_is_short_and_its_page_too() -> None:
     assert len(program(ROOT / "README.md").splitlines()) <= 20
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
-
-
-# --- commands
-
-
-def commands(page: Path) -> Iterator[str]:
-    """Return the kaas commands of a page: those in blocks, and those in the text that have options."""
-    text = page.read_text()
-    for info, body in FENCE.findall(text):
-        if not info:
-            yield from (line for line in body.splitlines() if line.startswith("kaas "))
-    prose = FENCE.sub("", text)
-    yield from (told for told in re.findall(r"`(kaas [a-z][^`]*)`", prose) if " --" in told)
-
-
-def unknown(line: str) -> list[str]:
-    """Return the words of a command line that are no known command, subcommand or option."""
-    words = shlex.split(line.replace("…", ""), comments=True)[1:]
-    command: Any = typer.main.get_command(app)
-    while words and hasattr(command, "commands") and not words[0].startswith("-"):
-        if isinstance(command, FileFirst) and words[0] not in command.commands:
-            words.insert(0, "file")
-        if words[0] not in command.commands:
-            return [words[0]]
-        command, words = command.commands[words[0]], words[1:]
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    given = [word.strip("[],").partition("=")[0] for word in words]
-    return [word for word in given if word.startswith("--") and word not in {*options, "--help"}]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=lambda page: str(page.stem))
-def test_commands_of_a_page_are_known(page: Path) -> None:
-    assert not {line: found for line in commands(page) if (found := unknown(line))}
-
-
-def test_an_unknown_command_or_option_would_be_noticed() -> None:
-    assert unknown("kaas srve --config kaas.yaml") == ["srve"]
-    assert unknown("kaas serve --configuration=kaas.yaml") == ["--configuration"]
-    assert unknown("kaas keys new ada --to new.toml  # ada's") == []
 
 
 # --- processes next to a program
