@@ -60,6 +60,7 @@ def centred(y: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(y - y.mean(axis=0, dtype=np.float64), dtype=np.float32)
 
 
+@pytest.mark.full
 def test_two_fused_products_a_ray_task_and_another_product() -> None:
     w, x = weights(), numbers(ROWS * INNER, 9).reshape(ROWS, INNER)
     net, square = kaas.register(network(), constants=w), kaas.register(gram())

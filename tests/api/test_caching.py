@@ -146,6 +146,7 @@ def get_for_ever(ref: Any) -> None:
         ray.get(ref)
 
 
+@pytest.mark.full
 def test_status_shows_a_pin_that_is_lost_with_its_object() -> None:
     actor: Any = ray.remote(num_cpus=0)(Owner)
     owner = actor.remote()

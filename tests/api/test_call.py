@@ -382,6 +382,7 @@ def test_cancel_queued_and_running() -> None:
     assert {"cancelled", "succeeded"} == {entry.outcome for entry in kaas.stats().outcomes}
 
 
+@pytest.mark.full
 def test_a_timeout_of_asyncio_cancels_the_call() -> None:
     until(lambda status: status.running == 0)
 
@@ -394,6 +395,7 @@ def test_a_timeout_of_asyncio_cancels_the_call() -> None:
     assert {entry.outcome for entry in kaas.stats().outcomes} == {"cancelled"}
 
 
+@pytest.mark.full
 def test_ray_cancels_invocations_in_parallel_with_calls() -> None:
     until(lambda status: status.running == 0)
     running = [spin(), spin()]
@@ -409,6 +411,7 @@ def test_ray_cancels_invocations_in_parallel_with_calls() -> None:
 # --- processes that die
 
 
+@pytest.mark.full
 def test_a_killed_executor() -> None:
     until(lambda status: status.running == 0)
     again, once = spin(), spin(retries=0)
@@ -421,6 +424,7 @@ def test_a_killed_executor() -> None:
     assert again.result(TIMEOUT_S) == spin().result(TIMEOUT_S)
 
 
+@pytest.mark.full
 def test_a_killed_pool() -> None:
     add = kaas.register(add_task(), constants={"a": numbers(seed=1)})
     add.call(numbers()).result(TIMEOUT_S)
@@ -441,6 +445,7 @@ def test_a_killed_pool() -> None:
     assert kaas.status().pid != pid
 
 
+@pytest.mark.full
 def test_shutdown_ends_calls_that_wait(start: Callable[..., bool]) -> None:
     until(lambda status: status.running == 0)
     spins = [spin() for _ in range(4)]

@@ -31,6 +31,7 @@ def pool_of_one(start: Callable[..., bool]) -> None:
     start(devices=[DEVICE])
 
 
+@pytest.mark.full
 def test_every_executor_of_a_device_is_as_described() -> None:
     for _ in range(2):
         kaas.stats(reset=True)

@@ -103,6 +103,7 @@ def raised(ref: Any) -> Any:
 # --- functions and instances
 
 
+@pytest.mark.full
 def test_a_function_keeps_its_globals_in_one_process() -> None:
     client = counted.options(client="globals")
     first, second = get([client.remote(1), client.remote(1, y=2)])
@@ -135,6 +136,7 @@ def test_an_etask_has_one_device_and_a_loaded_driver() -> None:
     assert [device.memory_bytes if hasattr(device, "memory_bytes") else device for device in devices] == [DEVICE_BYTES]
 
 
+@pytest.mark.full
 def test_calls_run_in_the_order_in_which_they_were_made() -> None:
     @kaas.etask
     class Log:
@@ -199,6 +201,7 @@ def test_results_pass_from_ktasks_to_etasks_to_ktasks_and_ray() -> None:
     assert get(length.remote(same.remote([1, 2, 3]))) == 3
 
 
+@pytest.mark.full
 def test_a_kept_output_leaves_with_an_executor_that_makes_room() -> None:
     x = numbers(LARGE // 16)
     first, second = (kaas.invoke(scale_task(len(x)), {"x": x}, scalars={"factor": f}, keep=True) for f in (2, 3))
@@ -275,6 +278,7 @@ def test_an_exception_of_an_etask_arrives_with_its_message() -> None:
     assert raised(fails.remote("exit")).error_type == "SystemExit"
 
 
+@pytest.mark.full
 def test_a_constructor_that_raises_fails_each_call() -> None:
     @kaas.etask
     class Broken:
@@ -290,6 +294,7 @@ def test_a_constructor_that_raises_fails_each_call() -> None:
     assert get(same.remote(1)) == 1
 
 
+@pytest.mark.full
 def test_a_failed_argument_is_reported_as_such() -> None:
     @ray.remote(num_cpus=0)
     def fails() -> None:
@@ -340,6 +345,7 @@ def test_invalid_etasks_and_options_are_refused() -> None:
 # --- owners of devices
 
 
+@pytest.mark.full
 def test_a_worker_makes_room_after_it_has_closed(tmp_path: Path) -> None:
     book = tmp_path / "book"
     account = Account.bind(1, str(book)).options(client="closing")
@@ -389,6 +395,7 @@ def test_cancelled_calls_queued_and_running(gate: Path, tmp_path: Path) -> None:
     assert log.read_text() == "ran\nran\n"
 
 
+@pytest.mark.full
 def test_deadlines_queued_and_running(gate: Path) -> None:
     client = held.options(client="late")
     warm = client.remote(str(gate))
@@ -431,6 +438,7 @@ def test_a_call_of_a_killed_worker_runs_again_only_with_retries(gate: Path, tmp_
     assert log.read_text() == "ran\n" * 3
 
 
+@pytest.mark.full
 def test_an_idle_worker_that_dies_is_replaced() -> None:
     client = counted.options(client="idle")
     _, _, pid = get(client.remote())

@@ -58,6 +58,7 @@ def worker() -> int | None:
     return device.worker
 
 
+@pytest.mark.full
 def test_a_hung_kernel_is_named_and_its_neighbour_runs_again() -> None:
     before = worker()
     hung = kaas.invoke(spin_task(), {}, scalars={"steps": FOR_EVER})
@@ -101,6 +102,7 @@ def test_a_function_that_ends_devices_is_put_in_quarantine_until_it_is_pardoned(
     )
 
 
+@pytest.mark.full
 def test_a_stopped_executor_is_replaced() -> None:
     n = 100_000
     kept = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))

@@ -459,6 +459,7 @@ def test_deadline() -> None:
     assert isinstance(caught.value, TimeoutError)
 
 
+@pytest.mark.full
 def test_cancel_queued_and_running() -> None:
     until(lambda status: status.running == 0)
     running = [spin(), spin()]

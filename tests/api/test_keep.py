@@ -202,6 +202,7 @@ def test_two_executors_that_want_each_others_outputs() -> None:
         np.testing.assert_array_equal(resident, 4 * numbers(N, seed=seed))
 
 
+@pytest.mark.full
 def test_an_output_of_a_killed_executor_is_made_again() -> None:
     source = kaas.put(numbers(N))
     refs = [source]
@@ -221,6 +222,7 @@ def test_an_output_of_a_killed_executor_is_made_again() -> None:
     ray.get(kaas.prefetch(refs[3]))
 
 
+@pytest.mark.full
 def test_a_request_that_waits_for_an_output_when_its_executor_ends() -> None:
     y = keep(numbers(N))
     device = ray.get(y).device
@@ -243,6 +245,7 @@ def test_a_failing_request_keeps_nothing() -> None:
         scale(y)
 
 
+@pytest.mark.full
 def test_a_cancelled_request_keeps_nothing() -> None:
     spins = spinning(2)
     y = keep(numbers(N))
@@ -295,6 +298,7 @@ def store_bytes() -> float:
     return float(ray.cluster_resources()[name]) - free.get(name, 0.0)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.full
 def test_nothing_is_left_of_outputs_without_a_reference() -> None:
     """200 times 256 KB went to the store; 8 MB that are put there afterwards show that the figure is up to date."""
     for number in range(200):

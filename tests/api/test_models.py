@@ -156,6 +156,7 @@ def test_prefetch_pin_and_flush_take_all_variants() -> None:
     assert sum(tier.misses for tier in kaas.stats(reset=True).tiers if tier.tier == "device") == 1
 
 
+@pytest.mark.full
 def test_a_variant_that_ends_devices_is_put_in_quarantine_alone() -> None:
     function = crasher().register()
     good, bad = bytes(1), bytes(2)

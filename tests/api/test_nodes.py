@@ -80,6 +80,7 @@ def test_results_and_inputs_cross_nodes(nodes: Nodes) -> None:
     assert {entry.device for entry in kaas.stats().outcomes} == {0, 1}
 
 
+@pytest.mark.full
 def test_the_end_of_a_node_ends_only_its_executor(nodes: Nodes) -> None:
     gone = until_all_are_up().index(nodes.other.node_id)
     spins = spins_on_both()
@@ -93,6 +94,7 @@ def test_the_end_of_a_node_ends_only_its_executor(nodes: Nodes) -> None:
     assert set(until_all_are_up()) == {nodes.home.node_id, nodes.other.node_id}
 
 
+@pytest.mark.full
 def test_the_pool_ends_with_its_node_and_restarts_on_another(nodes: Nodes) -> None:
     function = kaas.register(add_task(), constants={"a": numbers()})
     large = kaas.invoke(scale_task(LARGE), {"x": numbers(LARGE)}, scalars={"factor": 2})

@@ -64,6 +64,7 @@ def loads(function: str) -> list[TierStats]:
     return [tier for tier in kaas.stats().tiers if tier.function == function and tier.tier == "device"]
 
 
+@pytest.mark.full
 def test_inputs_of_a_waiting_request_are_loaded_while_another_runs() -> None:
     weights, large = numbers(1000), kaas.put(numbers(1000, seed=1))
     ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1}))

@@ -111,6 +111,7 @@ except errors.ConfigMismatch as error:
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_second_driver_attaches_and_its_own_config_is_refused(attached: str) -> None:
     np.testing.assert_allclose(scaled(), numbers() * 2)
     pid = kaas.status().devices[0].info.pid  # type: ignore[union-attr]
@@ -223,6 +224,7 @@ class User:
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_ray_worker_continues_with_the_next_pool(cluster: str) -> None:  # noqa: ARG001 - Ray runs
     user: Any = ray.remote(num_cpus=0)(User).remote()
     for _ in range(2):
@@ -236,6 +238,7 @@ def test_a_ray_worker_continues_with_the_next_pool(cluster: str) -> None:  # noq
 
 @pytest.mark.ray
 @pytest.mark.skipif(softgpu.real_driver_present(), reason="here the GPU that Ray is told of may be real")
+@pytest.mark.full
 def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - its node claims one GPU
     kaas.shutdown()
     kaas.init()
@@ -255,6 +258,7 @@ class Greedy(FirstComeFirstServed):
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_an_error_of_a_policy_reaches_all_callers_and_a_new_pool_can_start(cluster: str) -> None:  # noqa: ARG001
     kaas.shutdown()
     kaas.init(devices=DEVICES, policy=Greedy)
@@ -279,6 +283,7 @@ def clueless(devices: Any) -> Any:
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_policy_that_cannot_be_made_leaves_no_pool(cluster: str) -> None:
     kaas.shutdown()
     with pytest.raises(errors.PolicyError, match="no plan for 1 devices"):
@@ -292,6 +297,7 @@ def policy_of_mine(devices: Any) -> Any:
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_policy_may_be_a_function(cluster: str) -> None:
     kaas.shutdown()
     for opens in (True, False):
@@ -348,6 +354,7 @@ for begin in (lambda: None, lambda: ray.init({address!r})):
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_kept_output_is_lost_with_its_ray_and_starts_no_other_ray(cluster: str) -> None:
     """It does not count as an output of another Ray either."""
     printed = run_program(LOST_WITH_ITS_RAY.format(address=cluster))

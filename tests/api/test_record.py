@@ -16,6 +16,7 @@ from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.recording import replay
 from kaas.wire.status.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
+from tests.lanes import spread
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
@@ -24,7 +25,7 @@ REQUESTS = 40
 LONG = 300_000_000
 
 
-@pytest.mark.parametrize("policy", [name for name in ("fcfs", "cfs_affinity") if name in POLICIES])
+@pytest.mark.parametrize("policy", spread([name for name in ("fcfs", "cfs_affinity") if name in POLICIES], 1))
 def test_the_record_of_a_pool_with_a_killed_executor_can_be_replayed(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def first_of(value: Any) -> float:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_a_large_result_that_was_not_fetched_is_reported_as_lost() -> None:
     x = numbers(LARGE)
     results = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}) for _ in range(4)]
@@ -159,6 +160,7 @@ def test_a_kept_output_is_reported_as_lost() -> None:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_requests_that_keep_their_outputs_run_where_they_have_run_before() -> None:
     x = numbers(LARGE)
     kept = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": n}, keep=True) for n in range(8)]
@@ -170,6 +172,7 @@ def test_requests_that_keep_their_outputs_run_where_they_have_run_before() -> No
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
     log, gate = tmp_path / "log", tmp_path / "gate"
 
@@ -196,6 +199,7 @@ def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_pins_are_sent_again() -> None:
     x = kaas.put(numbers())
     gone = kaas.put(numbers())
@@ -213,6 +217,7 @@ def test_pins_are_sent_again() -> None:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_a_run_of_the_killed_pool_holds_its_slot_until_it_ends() -> None:
     before = executors()
     long = [spin(2_000_000_000) for _ in range(2)]
@@ -242,6 +247,7 @@ def test_killed_again_and_again() -> None:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_an_executor_that_does_not_reply_is_replaced() -> None:
     stopped, kept = executors()
     os.kill(stopped, signal.SIGSTOP)
@@ -258,6 +264,7 @@ def exists(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.full
 def test_executors_end_with_a_pool_that_is_killed_for_good() -> None:
     left = executors()
     ray.kill(ray.get_actor("kaas", namespace=NAMESPACE))
@@ -281,6 +288,7 @@ def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path
 
 
 @pytest.mark.usefixtures("start")
+@pytest.mark.full
 def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     kaas.shutdown()
     with pytest.raises(errors.InvalidConfig, match="store"):

@@ -51,6 +51,7 @@ def test_a_short_request_overtakes_a_long_one_in_another_slot() -> None:
     assert ray.get(long)
 
 
+@pytest.mark.full
 def test_a_request_in_parallel_with_a_fault_runs_again_alone() -> None:
     (before,) = kaas.status().devices
     innocent = spinning(1_000_000_000)

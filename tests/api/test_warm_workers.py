@@ -36,6 +36,7 @@ def called(counter: Any) -> Any:
     return ray.get(counter.remote(), timeout=TIMEOUT_S)
 
 
+@pytest.mark.full
 def test_as_many_as_are_allowed_keep_their_state() -> None:
     counter: Any = kaas.etask(Counter)
     a, b, c = (counter.bind(name) for name in "abc")

@@ -312,6 +312,7 @@ def test_nothing_to_attach_to() -> None:
     assert "no pool 'none' runs without Ray" in ended.stderr
 
 
+@pytest.mark.full
 def test_the_demonstration_runs_without_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kaas.cli", "demo", "--no-ray", "--seconds", "1", "--vertices", "64"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # for a pool of its own, of the same name
@@ -439,6 +440,7 @@ def test_a_process_that_was_forked_attaches_for_itself(pool: None) -> None:  # n
 # --- pools that end
 
 
+@pytest.mark.full
 def test_constants_of_100_mb_are_held_once_in_the_pool(another: Callable[..., bool]) -> None:
     another(devices=[LARGE_DEVICE], config=kaas.Config(whole_object_bytes=128 << 20))
     constant = numbers(25 << 20)

@@ -86,6 +86,7 @@ NEW: list[tuple[str, Sequence[onnx.NodeProto], dict[str, Array]]] = [
 
 
 @pytest.mark.usefixtures("softgpu")
+@pytest.mark.full
 def test_new_operators_equal_the_reference() -> None:
     given = {
         "image": random(2, 4, 8, 8),

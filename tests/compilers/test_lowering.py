@@ -62,6 +62,7 @@ def test_results_that_no_kernel_would_write() -> None:
     assert compiled.variant.task.outputs[-1].shape == ()
 
 
+@pytest.mark.full
 def test_sorts_and_scans() -> None:
     def build(bb: relax.BlockBuilder, x: Any) -> relax.Tuple:
         top = bb.emit(relax.op.topk(x, k=5, axis=1))

@@ -83,6 +83,7 @@ def test_schedules_of_trials_are_correct_and_used_again(tmp_path: Path, monkeypa
     assert [(kernel.grid, kernel.block) for kernel in usual.variant.task.kernels] != kernels
 
 
+@pytest.mark.full
 def test_candidates_that_copy_ahead_are_built() -> None:
     module, _ = bound(Head(), {"x": (32, 32)})
     task = tuning.worthwhile(lowering.fused(module, TARGET, Names({})), TARGET)[0]
@@ -134,6 +135,7 @@ def test_a_candidate_that_faults_is_one_trial_less(where: Bench, tmp_path: Path,
     assert min(where.measure(candidate(tmp_path, faults, symbol, 7))) > 0
 
 
+@pytest.mark.full
 def test_a_candidate_that_does_not_end_is_one_trial_less(tmp_path: Path) -> None:
     with bench("software") as where, TARGET.tvm:
         good = build(by_dlight(sums(1)), TARGET, tmp_path / "good")

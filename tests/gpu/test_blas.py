@@ -21,6 +21,7 @@ from kaas.executor.local import run_local
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.images import Provided
 from tests.gpu.missing import skipped_if_missing
+from tests.lanes import spread
 from tests.providers import installed, write_metadata
 
 cutlass_blas = pytest.importorskip("cutlass_blas")
@@ -115,7 +116,7 @@ SOME = [instance for instance in CORE if instance.name in ("sgemm_nn_64x64x8_2",
 
 
 @pytest.mark.usefixtures("softgpu")
-@pytest.mark.parametrize("instance", SOME, ids=lambda instance: instance.name)
+@pytest.mark.parametrize("instance", spread(SOME, 1), ids=lambda instance: instance.name)
 def test_kernels_on_the_software_gpu(instance: Instance) -> None:
     check(instance, Device("software"))
 
@@ -210,7 +211,7 @@ def test_gemm_on_the_software_gpu() -> None:
 
 
 @pytest.mark.parametrize("arch", [None, "sm_90"])
-@pytest.mark.parametrize(("dtype", "out", "options"), CORE_TYPES)
+@pytest.mark.parametrize(("dtype", "out", "options"), spread(CORE_TYPES, 2))
 def test_aligned_sizes_take_the_core(
     monkeypatch: pytest.MonkeyPatch, dtype: str, out: str, options: dict[str, Any], arch: str | None
 ) -> None:

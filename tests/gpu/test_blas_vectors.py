@@ -17,6 +17,7 @@ from kaas.config import Device
 from kaas.executor.local import run_local
 from kaas.ktask.dtypes import numpy_dtype
 from tests.gpu.missing import skipped_if_missing
+from tests.lanes import spread
 from tests.providers import installed, write_metadata
 
 cutlass_blas = pytest.importorskip("cutlass_blas")
@@ -65,7 +66,7 @@ def wide(array: Array) -> Array:
     return made
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", spread(DTYPES, 2))
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_gemv(device: Device, dtype: str) -> None:
     for m, n in SHAPES if device.kind == "gpu" else SHAPES[1:3]:

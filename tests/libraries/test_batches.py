@@ -83,7 +83,9 @@ def test_strided(
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["values", "scalars"])
-@pytest.mark.parametrize(("dtype", "ops"), [("float32", "nn"), ("float32", "nt"), ("complex64", "cn")])
+@pytest.mark.parametrize(
+    ("dtype", "ops"), [("float32", "nn"), ("float32", "nt"), pytest.param("complex64", "cn", marks=pytest.mark.full)]
+)
 def test_pointer_arrays(dtype: str, ops: str, by_name: bool) -> None:
     rng = np.random.default_rng(3)
     m, n, k, count = 17, 9, 12, 5

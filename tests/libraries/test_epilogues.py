@@ -142,6 +142,7 @@ def test_split_k(
     check(m, n, k, activation, split_k=split_k, alpha=0.75, beta=beta, by_name=by_name, **options)
 
 
+@pytest.mark.full
 def test_split_k_of_complex_numbers() -> None:
     rng = np.random.default_rng(2)
     a, b, c = (random_values(rng, shape, "complex64") for shape in ((300, 5), (300, 6), (5, 6)))

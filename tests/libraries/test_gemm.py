@@ -108,6 +108,7 @@ def test_float32(p: Product) -> None:
 @example(p=Product(65, 33, 17, "tn", "column", -1, 1, (1, 0, 3), (1, 0, 1)))
 @given(p=products("float64"))
 @few
+@pytest.mark.full
 def test_float64(p: Product) -> None:
     check("float64", p)
 
@@ -115,6 +116,7 @@ def test_float64(p: Product) -> None:
 @example(p=Product(33, 65, 31, "cn", "column", 0.5 - 2j, 1j, by_name=True))
 @given(p=products("complex64"))
 @few
+@pytest.mark.full
 def test_complex64(p: Product) -> None:
     check("complex64", p)
 
@@ -122,6 +124,7 @@ def test_complex64(p: Product) -> None:
 @example(p=Product(33, 31, 65, "cn", alpha=3 + 0.25j, beta=-1j))
 @given(p=products("complex128"))
 @few
+@pytest.mark.full
 def test_complex128(p: Product) -> None:
     check("complex128", p)
 

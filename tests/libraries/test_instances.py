@@ -16,7 +16,7 @@ from cutlass_blas import adapter, instances, sources, store
 from cutlass_blas.instances import CORE, Instance, parse
 from kaas import errors
 from softgpu.image import PTX_KIND, entries
-from tests.lanes import spread
+from tests.libraries.built_first import sample
 
 SCALARS = {"s": "<f", "d": "<d", "c": "<2f", "z": "<2d", "h": "<f", "b": "<f", "t": "<f"}
 NO_STRIDES = (0, 0, 0, 0)
@@ -116,7 +116,7 @@ def scalar(instance: Instance, value: int) -> bytes:
     return form.pack(*[value + part for part in range(len(form.unpack(bytes(form.size))))])
 
 
-@pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
+@pytest.mark.parametrize("instance", sample(CORE), ids=IDS)
 def test_params_are_those_of_the_kernel(instance: Instance) -> None:
     """The struct is compiled twice, for the host and for the device."""
     launch, text = problem(instance, 0, 1), ptx(instance.name)
@@ -127,7 +127,7 @@ def test_params_are_those_of_the_kernel(instance: Instance) -> None:
     assert launch.block == instance.threads
 
 
-@pytest.mark.parametrize("instance", spread(CORE, 8), ids=IDS)
+@pytest.mark.parametrize("instance", sample(CORE), ids=IDS)
 def test_params_have_the_requested_values(instance: Instance) -> None:
     launch, other = problem(instance, 0, 1), problem(instance, 0, 1, mark=7)
     size = len(scalar(instance, 0))

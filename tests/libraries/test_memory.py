@@ -75,6 +75,7 @@ def lines() -> list[str]:
     return ended.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_products_touch_their_own_memory_only(lines: list[str]) -> None:
     assert lines[0] == "all right"
 

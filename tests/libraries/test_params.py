@@ -16,7 +16,7 @@ from cutlass_blas import adapter, provider
 from cutlass_blas.instances import CORE, Instance, parse
 from kaas.code import providers
 from softgpu import image
-from tests.lanes import spread
+from tests.libraries.built_first import sample
 
 ELEMENT_BYTES = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 2, "b": 2, "t": 4}
 SCALARS = {"s": "f4", "d": "f8", "c": "c8", "z": "c16", "h": "f4", "b": "f4", "t": "f4"}
@@ -27,7 +27,7 @@ PTX, CUBIN = 1, 2
 SHAPES = [(8, 8, 8), (1000, 136, 72), (136, 1000, 264), (4096, 4096, 4096)]
 """Sizes that are multiples of 8, which every alignment divides."""
 
-by_name = pytest.mark.parametrize("instance", spread(CORE, 8), ids=lambda instance: str(instance.name))
+by_name = pytest.mark.parametrize("instance", sample(CORE), ids=lambda instance: str(instance.name))
 
 
 def test_the_core_is_small_and_its_names_read_back() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import cutlass_blas
 import kaas
+from tests.lanes import spread
 from tests.libraries.harness import Placed, assert_close, bound, multiply, numpy_dtype, op, place, random_values
 
 few = settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
@@ -68,6 +69,7 @@ def check(
     relu=st.booleans(),
 )
 @few
+@pytest.mark.full
 def test_half_precision(
     dtype: str, m: int, n: int, k: int, layout: str, alpha: float, beta: float, pads: tuple[int, ...], relu: bool
 ) -> None:
@@ -84,15 +86,18 @@ def test_half_precision(
     pads=st.tuples(*[st.sampled_from([0, 0, 1, 4])] * 3),
 )
 @few
+@pytest.mark.full
 def test_tf32(m: int, n: int, k: int, layout: str, beta: float, pads: tuple[int, ...]) -> None:
     check("float32", m, n, k, layout=layout, beta=beta, pads=pads, compute="tf32")
 
 
 @pytest.mark.parametrize("ops", ["nt", "tn"])
+@pytest.mark.full
 def test_transposed_half_precision(ops: str) -> None:
     check("float16", 136, 72, 80, ops=ops, beta=1)
 
 
+@pytest.mark.full
 def test_half_precision_into_float32() -> None:
     check("float16", 40, 24, 136, out="float32", beta=-1)
 
@@ -102,12 +107,13 @@ def ones(m: int, n: int, k: int, dtype: str, out: str) -> NDArray[Any]:
     return np.asarray(multiply(place("a", a), place("b", b), place("c", np.empty((m, n), numpy_dtype(out))), split_k=1))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", spread(["float16", "bfloat16"], 1))
 def test_sums_are_of_float32(dtype: str) -> None:
     """In half precision a sum of ones does not get beyond 2048, in bfloat16 not beyond 256."""
     assert (ones(8, 8, 4096, dtype, dtype) == 4096).all()
 
 
+@pytest.mark.full
 def test_tf32_is_used_only_on_request() -> None:
     """With tf32, operands keep 10 bits of their fraction, and otherwise all 23."""
     a, b, c = np.full((8, 8), 1 + 2.0**-12, np.float32), np.eye(8, dtype=np.float32), np.empty((8, 8), np.float32)
@@ -116,7 +122,7 @@ def test_tf32_is_used_only_on_request() -> None:
     assert (multiply(*given) == a).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", spread(["float16", "bfloat16"], 1))
 def test_nan_rules_hold(dtype: str) -> None:
     """beta 0 does not read C, alpha 0 neither A nor B, and ReLU keeps NaN."""
     kind = numpy_dtype(dtype)

@@ -61,6 +61,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, *picks: tuple[str, int]) -> None:
 # --- tune
 
 
+@pytest.mark.full
 def test_the_measured_choice_is_taken_from_then_on_and_by_other_processes(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_candidate_is_checked_against_the_product_in_any_layout(options: dict[
     assert tuned.best.seconds > 0
 
 
+@pytest.mark.full
 def test_a_candidate_that_is_wrong_or_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     offered(monkeypatch, (SMALL, 1), (LARGE, 1), ("sgemm_nn_128x64x8_4", 1))
     whole = gemms.gemm

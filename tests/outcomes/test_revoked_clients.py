@@ -113,6 +113,7 @@ def test_a_rotated_key_keeps_its_clients_rights_and_data(serve: Serve) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_files_of_keys_that_older_versions_have_made(serve: Serve) -> None:
     """They have no tenant."""
     server = serve()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 def test_the_demonstration_leaves_a_pool_of_the_default_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_command_with_a_rays_address_shows_no_pool_without_ray(
     assert words in ended.stderr
 
 
+@pytest.mark.full
 def test_tests_of_ctrl_c_in_a_job_in_the_background() -> None:
     """Like `make test &`: its processes ignore SIGINT."""
     command = [sys.executable, "-m", "pytest", "-x", "-k", "interrupt", "-p", "no:cacheprovider"]

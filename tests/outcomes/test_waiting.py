@@ -24,8 +24,8 @@ pytestmark = pytest.mark.processes
 
 Ask = Callable[..., kaas.Future]
 
-SHORT, LONG = 3_000_000, 3_000_000_000
-"""Steps of the kernel, about as many nanoseconds: the second is more than any test that cancels it takes before."""
+SHORT, LONG = 3_000_000, 1_000_000_000
+"""Steps of the kernel, of a few nanoseconds each: the second takes longer than any test before it cancels."""
 
 
 @pytest.fixture(scope="module", autouse=True)

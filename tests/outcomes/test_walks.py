@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests import walks
+from tests.lanes import spread
 from tests.map import CALL
 from tests.walks import Step, Walk
 
@@ -23,9 +25,14 @@ def drawn(title: str) -> list[tuple[str, Step]]:
     return [(process, Step(file, function)) for process, file, function in ROW.findall(section)]
 
 
+@cache
+def called(source: str) -> Walk:
+    return walks.call(source)
+
+
 @pytest.fixture(scope="module")
 def call() -> Walk:
-    return walks.call()
+    return called(walks.CALLS[0])
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,6 @@ def test_a_request_takes_the_walk_that_the_page_draws(
         assert [step for step in walk[process] if step in wanted] == wanted
 
 
-@pytest.mark.parametrize("source", walks.CALLS)
+@pytest.mark.parametrize("source", spread(walks.CALLS, 1))
 def test_a_call_passes_through_few_files(source: str) -> None:
-    assert len(walks.files_of_a_call(walks.call(source))) <= CALL
+    assert len(walks.files_of_a_call(called(source))) <= CALL

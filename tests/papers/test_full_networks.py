@@ -80,6 +80,7 @@ class TinyTestbed(FullTestbed):
 
 @pytest.mark.ray
 @pytest.mark.processes
+@pytest.mark.full
 def test_clients_of_a_server_get_a_network_s_answers_through_its_steps(tmp_path: Path) -> None:
     testbed, workload = TinyTestbed(1, "software", "sm_80", dict.fromkeys(WORKLOADS, TINY)), WORKLOADS["bert"]
     with (

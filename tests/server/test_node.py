@@ -90,6 +90,7 @@ def test_the_client_keeps_within_its_credit(node: Node, server: Server) -> None:
     assert node("flood.mjs", server.address, "difference", "2000", *last(server)) == "2000\n"
 
 
+@pytest.mark.full
 def test_a_wrong_key_or_port_is_a_sentence(node: Node, server: Server, tmp_path: Path) -> None:
     if server.insecure:
         pytest.skip("it has no keys")

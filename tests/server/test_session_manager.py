@@ -296,6 +296,7 @@ def test_a_disconnected_client_holds_no_credit_and_finds_its_reply_again(alice: 
     back.close()
 
 
+@pytest.mark.full
 def test_a_session_that_does_not_reconnect_is_forgotten(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     gone.invoke("double", ONES)

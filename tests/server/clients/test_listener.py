@@ -117,6 +117,7 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, connect: Connect, al
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_too_many_keys_that_are_not_known_shut_their_address(
     opened: Open, connect: Connect, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
         ("tests.server.running.etasks:nothing", "module 'tests.server.running.etasks' has no function 'nothing'"),
     ],
 )
+@pytest.mark.full
 def test_a_missing_etask_function_is_refused_and_the_pool_still_runs(
     target: str, said: str, alice: kaas.Client, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def stand_in(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> dict[s
     return {**settings(), "etasks": {"it": {**ETASKS["double"], "function": "stand_in:f"}}}
 
 
+@pytest.mark.full
 def test_a_module_that_ends_its_process_is_imported_once(
     alice: kaas.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_module_that_ends_its_process_is_imported_once(
     assert (alice.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
+@pytest.mark.full
 def test_a_signal_while_modules_are_imported(
     alice: kaas.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_client_does_not_see_an_etask_that_it_may_not_use(server: Server) -> N
         assert (bob.call("double", {"x": ONES}).result(TIMEOUT_S) == 2).all()
 
 
+@pytest.mark.full
 def test_an_error_of_an_etask_is_reported_without_the_servers_files(server: Server, alice: kaas.Client) -> None:
     with pytest.raises(errors.ETaskFailed) as caught:
         alice.call("fail", {"x": ONES}).result(TIMEOUT_S)

@@ -36,6 +36,7 @@ def gpu(request: pytest.FixtureRequest, runner: ctypes.CDLL, tmp_path_factory: p
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
 def test_random_programs(gpu: Any, program: Program) -> None:

@@ -29,8 +29,11 @@ print(any(map(any, objects + later)))
 """
 
 
+OTHERS = (100_000 // 512 * 512, 1 << 20)
+
+
 @pytest.mark.parametrize("kind", ["cuMemAlloc({})", "cuMemHostAlloc({}, 0)", "cuMemAllocManaged({}, 1)"])
-@pytest.mark.parametrize("nbytes", [(64 << 10) + 512, 100_000 // 512 * 512, 1 << 20])
+@pytest.mark.parametrize("nbytes", [(64 << 10) + 512, *(pytest.param(each, marks=pytest.mark.full) for each in OTHERS)])
 def test_a_kernel_that_takes_its_buffer_to_be_twice_as_long_is_stopped(kind: str, nbytes: int) -> None:
     said = run("-c", BEYOND.format(allocate=kind.format(nbytes), bytes=nbytes, beyond=2), SOFTGPU_MEMCHECK="0")
     first, harmed = said.splitlines()

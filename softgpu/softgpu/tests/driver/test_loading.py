@@ -179,6 +179,7 @@ def test_a_compiler_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_the_driver_compiles_without_warnings(tmp_path: Path) -> None:
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-c")
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
@@ -203,6 +204,7 @@ def toolkit_header() -> Path | None:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_prototypes_are_those_of_the_toolkit() -> None:
     """Every function of ours has the type that cuda.h gives it. Without a toolkit there is nothing to compare."""
     header = toolkit_header()

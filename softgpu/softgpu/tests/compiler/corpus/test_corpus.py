@@ -7,8 +7,13 @@ import pytest
 from softgpu.tests.compiler.corpus import device, printing
 from softgpu.tests.compiler.corpus.registry import CASES
 
+SAMPLE = {*[*CASES][::3]}
+"""Of `make test`, from all compilers."""
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+)
 @pytest.mark.usefixtures("softgpu")
 def test_kernels_of_real_compilers_give_numpys_results(name: str) -> None:
     case = CASES[name]()
