@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -34,7 +33,7 @@ def unknown(line: str) -> list[str]:
     """Return the words of a command line that are no known command, subcommand or option."""
     words = shlex.split(line.replace("…", ""), comments=True)[1:]
     command: Any = typer.main.get_command(app)
-    context = click.Context(command)
+    context = command.context_class(command)
     while words and hasattr(command, "get_command") and not words[0].startswith("-"):
         inner = command.get_command(context, words[0])
         if inner is None and isinstance(command, FileFirst):
