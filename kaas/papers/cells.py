@@ -32,9 +32,9 @@ SHORTEST_S, LONGEST_S = 1.2, 2.5
 """Bounds of a window's seconds."""
 STARTS_S = 2.5
 """Seconds of a window where nearly each request starts a process: it has fewer requests."""
-WINDOWS = 5
+WINDOWS = 4
 """The most windows of a cell; three that agree end it."""
-LEAST_EACH = 3
+LEAST_EACH = 2
 """The results that each replica has on average in three windows that end a cell."""
 DRAWS = 10_000
 """The number of random arrivals after which their clients repeat."""

@@ -29,9 +29,10 @@ ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
 FURTHER = [
     *(Cell("resnet50", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
     *(Cell("cgemm", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
+    Cell("resnet50", Side.KTASK_EXCLUSIVE, MOST_REPLICAS),
     Cell("cgemm", Side.KTASK, 24),
 ]
-"""Of which the paper's text speaks: single clients, and the fall of cGEMM from 20 replicas on."""
+"""Of which the paper's text speaks: single clients, the most clients, and the fall of cGEMM from 20 replicas on."""
 CROWDED = 5
 """Replicas of Figure 11: one more than devices."""
 

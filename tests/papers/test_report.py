@@ -18,7 +18,7 @@ from kaas.papers.small.testbed import SMALL
 def found(cell: Cell, state: Stability = Stability.STABLE) -> Found:
     """Return what a kTask gets at any number of replicas, and an eTask where it starts processes."""
     starts = cell.side is not Side.KTASK and cell.replicas > SMALL.devices
-    rate_per_s, latency_s = (4.0, 8.0) if starts else (200.0, 0.05)
+    rate_per_s, latency_s = (2.0, 8.0) if starts else (100.0, 0.05)
     cdf_s = tuple(latency_s * max(percent, 1) / 50 for percent in range(101))
     return Found(rate_per_s, state, 100, cdf_s, 5.0, 0.8 * rate_per_s)
 
@@ -56,9 +56,9 @@ def test_the_page_lays_the_ratios_of_a_workload_beside_the_papers(results: Resul
 def test_the_page_has_a_row_for_each_setting(results: Results) -> None:
     text = page(results, SMALL)
     assert line(text, "bert | 1300")[1:7] == ["1300", "1300", "6", "6.1", "92", "93"]
-    rates = ["200 (0.80), n=100", "4 (0.02), n=100", "4 (0.02), n=100"]
-    assert line(text, "resnet50 | 16 | 200")[2:] == rates
-    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 90 at 160/s, n=100", "-"]
+    rates = ["100 (0.80), n=100", "2 (0.02), n=100", "2 (0.02), n=100"]
+    assert line(text, "resnet50 | 16 | 100")[2:] == rates
+    assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 90 at 80/s, n=100", "-"]
     assert line(text, "Worker Start")[1:] == ["-", "-", "-", "500", "-"]
     assert "2026-11-01, KaaS at abc1234, load 0.5 at the beginning: 2 processors, a processor" in text
 
@@ -74,7 +74,7 @@ def test_a_queue_that_grew_has_no_latency_on_the_page(results: Results) -> None:
     results.add((cell, found(cell, Stability.UNSTABLE)))
     text = page(results, SMALL)
     assert line(text, "median latency of eTasks over kTasks, jacobi")[2] == "jacobi unstable"
-    assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 90 at 160/s, n=100", "unstable"]
+    assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 90 at 80/s, n=100", "unstable"]
 
 
 def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) -> None:
