@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cutlass_blas import gemms, records
+from tests.lanes import spread
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -22,7 +23,7 @@ def _own_records(tmp_path: Path) -> Iterator[None]:
     gemms.forget()
 
 
-@pytest.mark.parametrize("guide", ["docs/blas.md", "libraries/cutlass_blas/README.md"])
+@pytest.mark.parametrize("guide", spread(["libraries/cutlass_blas/README.md", "docs/blas.md"], 1))
 def test_the_programs_of_the_guide(guide: str, capsys: pytest.CaptureFixture[str]) -> None:
     programs = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
     assert programs
