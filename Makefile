@@ -81,7 +81,7 @@ peers: libs ## KaaS beside Ray Serve, ONNX Runtime, IREE and others, which this 
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/peers.txt
 	@$(BIN)/python -m benchmarks peers
 
-papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (15 minutes)
+papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (22 minutes on two slow cores)
 	@$(BIN)/kaas papers kaas --folder benchmarks/results/papers --report docs/evaluation.md $(ARGS)
 
 gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are
