@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,7 @@ def task_file(tmp_path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What a command left."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+Ended = subprocess.CompletedProcess[str]
 
 
 def bench(*arguments: str) -> Ended:
@@ -53,7 +46,7 @@ def bench(*arguments: str) -> Ended:
         try:
             main()
         except SystemExit as end:
-            return Ended(int(end.code or 0), stdout.getvalue(), stderr.getvalue())
+            return Ended(command, int(end.code or 0), stdout.getvalue(), stderr.getvalue())
     raise AssertionError("a command ends with its exit status")
 
 
@@ -61,8 +54,7 @@ def bench_by_itself(*arguments: str) -> Ended:
     """Run the command in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "kaas.cli", "bench", *arguments, "--window", "0.3", "--limit", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def measured(*arguments: str, run: Callable[..., Ended] = bench) -> list[dict[str, Any]]:

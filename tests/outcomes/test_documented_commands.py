@@ -1,9 +1,10 @@
-"""The `kaas` commands that a page names are known, with their options."""
+"""The commands of documentation pages are known, with their options, and do what the pages describe."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,17 @@ def test_an_unknown_command_or_option_would_be_noticed() -> None:
     assert unknown("kaas serve --configuration=kaas.yaml") == ["--configuration"]
     assert unknown("kaas keys new ada --to new.toml  # ada's") == []
     assert unknown("kaas bench task.json --rte 10") == ["--rte"]
+
+
+def _page(name: str) -> str:
+    return " ".join((ROOT / "docs" / name).read_text().split())
+
+
+def test_an_extra_is_added_to_a_clone_without_a_copy_of_it() -> None:
+    """`pip install '.[nvrtc]'` in a clone's .venv puts a copy of kaas in place of its sources."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in ("kernels.md", "installing.md"):
+        (told,) = re.findall(r"\.venv/bin/pip install (\S*) ?'\.\[(\w+)\]'", _page(page))
+        assert told[0] == "-e"
+        assert told[1] in extras
+    assert "pip install '.[" not in _page("kernels.md")

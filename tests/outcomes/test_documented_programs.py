@@ -22,13 +22,12 @@ import pytest
 
 from kaas.worker.sandbox import available
 from tests.compilers.onnx_cases import classifier
+from tests.outcomes.test_documented_commands import FENCE, PAGES
 from tests.timeouts import TIMEOUT_S
 from tests.wheels import ROOT, build, install, run
 
 pytestmark = pytest.mark.full
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVED = "tcp://10.0.0.5:7600"
 WITHOUT_RAY = "\nimport sys\nassert 'ray' not in sys.modules\n"
 RAY = """

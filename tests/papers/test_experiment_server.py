@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.processes
 _PARENT = """
 import subprocess, sys
 from kaas.papers.experiment_server import _end_with_parent
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, preexec_fn=_end_with_parent)
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=_end_with_parent)
 print(child.pid, flush=True)
 input()
 """
@@ -43,6 +44,8 @@ def test_a_server_ends_with_an_experiment_that_is_killed() -> None:
             parent.kill()
             assert select.select([child], [], [], TIMEOUT_S)[0]
         finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
             os.close(child)
 
 

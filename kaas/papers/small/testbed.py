@@ -42,9 +42,8 @@ class SmallTestbed(Testbed):
         shrink: what bytes and rates of copies are divided by, so that memory to device memory, and copy time to kernel
             time, stay those of Table 1.
         slow: what all modelled times are multiplied by: two cores, also slow ones, have to keep four devices busy. The
-            start of a
-            process is real: where it takes so many times the paper's 400 ms, a cold request is as long as it is there,
-            counted in warm ones; longer starts are kinder to kTasks, shorter ones to eTasks.
+            start of a process is real: where it takes so many times the paper's 400 ms, a cold request is as long as it
+            is there, counted in warm ones; longer starts are kinder to kTasks, shorter ones to eTasks.
     """
 
     scale: ClassVar[str] = "small"
