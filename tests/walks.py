@@ -23,6 +23,8 @@ RECEIVE = "MessageStream.read"
 """The first function of ours after a message has come over a Unix socket."""
 ARRIVE = "ServerListener._arrived"
 """The first function of ours after a client's message has come to a server."""
+ASK = "Invocations.ask"
+"""The first function of ours that only a call enters at a server: a client sends other messages, too."""
 PROGRAM, POOL, EXECUTOR, SERVER = "program", "pool", "executor", "server"
 _MODULES = {"kaas.pool.on_processes.process_pool": POOL, "kaas.worker.executor_process": EXECUTOR, "serve": SERVER}
 
@@ -140,8 +142,9 @@ def _read(folder: Path) -> Walk:
         process = next((name for word, name in _MODULES.items() if word in command.split()), PROGRAM)
         steps = (Step(*line.split(" ", 1)) for line in lines)
         ours = [step for step in steps if step.file.startswith("kaas/")]
-        if process == SERVER and ARRIVE in (step.function for step in ours):  # the end of an earlier message's way
-            ours = ours[_place(ours, ARRIVE) - 1 :]
+        if process == SERVER and ASK in (step.function for step in ours):  # earlier messages are no part of the way
+            came = [place for place, step in enumerate(ours[: _place(ours, ASK)]) if step.function == ARRIVE]
+            ours = ours[came[-1] :]
         ours = list(dict.fromkeys(ours))
         found[process] = max(ours, found.get(process, []), key=len)  # an executor without a run enters little
     return found
