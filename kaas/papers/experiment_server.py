@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 STEP_PROCESSES = 16
 """Enough for all steps that are under way at the highest rate: 10 of resnet50 (10 ms for each 1 ms of four devices)."""
 SLOTS = 2
+STORED_BYTES = 2 * max(each.constant_bytes for each in WORKLOADS.values())
+"""A client's quota: the constants of a replica, which a network's compiler may pad."""
+BUILD_S_PER_MINUTE = 600.0
+"""A client's quota: a provider may compile kernels on several processors at a time."""
 STOP_S = 60.0
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -191,7 +195,8 @@ def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:
         "state": str(folder / "state"),
         "keys": str(folder / "keys"),
         "pool": {"devices": [testbed.device()] * testbed.devices, "policy": policy, "slots": SLOTS},
-        "code": {"any": True},
+        "code": {"any": True, "providers": [*testbed.providers], "build": True},
+        "limits": {"quotas": {"stored_bytes": STORED_BYTES, "build_s_per_minute": BUILD_S_PER_MINUTE}},
         "steps": {each.step(end): testbed.step(each, end) for each in with_steps for end in ("before", "after")},
         "step_processes": STEP_PROCESSES,
         "etasks": {each.name: _etask(each, testbed) for each in WORKLOADS.values()},

@@ -25,13 +25,15 @@ class Testbed(ABC):
 
     Fields:
         scale: the testbed's name. modelled: False if kernels and copies take the time that they take. devices: their
-            number. shrink, slow: what bytes are divided by, and what modelled times are multiplied by.
+            number. shrink, slow: what bytes are divided by, and what modelled times are multiplied by. providers: of the
+            libraries that the kTasks name.
     """
 
     __test__ = False
     """It is no test of pytest's."""
     scale: ClassVar[str]
     modelled: ClassVar[bool]
+    providers: ClassVar[tuple[str, ...]] = ()
     devices: int
     shrink: int = 1
     slow: float = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,8 @@ class Network(Work):
             data: what a client sends, uint8.
             convert: makes the network's inputs of these bytes, as the step before it does.
         """
-        self._name, self._graph, self._data, self._convert = name, graph, data, convert
+        self._name, self._data, self._convert = name, data, convert
+        self._graph = cache(graph)  # three compilers read it, and the weights alone take seconds to draw
 
     def task(self) -> KTask:
         """Return the kTask that the compiler writes, with the output "y"."""

@@ -51,6 +51,7 @@ class FullTestbed(Testbed):
 
     scale: ClassVar[str] = "full"
     modelled: ClassVar[bool] = False
+    providers: ClassVar[tuple[str, ...]] = ("cutlass_blas",)
     devices: int
     gpu: str
     arch: str
