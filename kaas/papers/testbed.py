@@ -25,8 +25,8 @@ class Testbed(ABC):
 
     Fields:
         scale: the testbed's name. modelled: False if kernels and copies take the time that they take. devices: their
-            number. shrink, slow: what bytes are divided by, and what modelled times are multiplied by. providers: of the
-            libraries that the kTasks name.
+            number. shrink, slow: what bytes are divided by, and what modelled times are multiplied by. providers: of
+            the libraries that the kTasks name.
     """
 
     __test__ = False
