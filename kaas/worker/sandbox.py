@@ -81,6 +81,9 @@ class Sandbox:
         written = [cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ()))]
         written.append(_software_kernels())
         rules.allow_read_write(*visible(written, hidden))
+        # cuInit writes its threads' names; without the right it gives CUDA_ERROR_OPERATING_SYSTEM (found on an H200)
+        named = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.TRUNCATE
+        rules.add_path_rule(Path("/proc/self/task").resolve(), access=named)
         rules.apply()
         _drop_capabilities()
         unreadable()
