@@ -21,13 +21,15 @@ from kaas.papers.cells import Side
 from kaas.papers.experiment_server import serve
 from kaas.papers.full import etasks
 from kaas.papers.full import testbed as full
+from kaas.papers.full.matrices import Products
 from kaas.papers.full.networks import BIAS, Network
 from kaas.papers.full.steps import SIDE, picture, text
 from kaas.papers.full.testbed import FullTestbed
-from kaas.papers.full.works import FOLDER, TEXT
+from kaas.papers.full.works import FOLDER, MICRO, TEXT
 from kaas.papers.workloads import WORKLOADS
 
 DATA = np.frombuffer(TEXT[:100], np.uint8)
+LARGE = Products("cgemm", "complex64", 1, 12_000, 12_000)
 TINY = Network("bert", lambda: bert(hidden=32, heads=2, layers=1), DATA, text)
 
 
@@ -72,7 +74,7 @@ class TinyTestbed(FullTestbed):
     """The full scale on a software device, without eTasks."""
 
     def device(self) -> dict[str, Any]:
-        return {"kind": "software", "memory_bytes": 1 << 30}
+        return {"kind": "software", "memory_bytes": 2 << 30}
 
     def prepare(self, folder: Path) -> Mapping[str, str]:  # noqa: ARG002
         return {}
@@ -82,13 +84,17 @@ class TinyTestbed(FullTestbed):
 @pytest.mark.processes
 @pytest.mark.full
 def test_clients_of_a_server_get_a_network_s_answers_through_its_steps(tmp_path: Path) -> None:
-    testbed, workload = TinyTestbed(1, "software", "sm_80", dict.fromkeys(WORKLOADS, TINY)), WORKLOADS["bert"]
+    works = {**dict.fromkeys(WORKLOADS, TINY), "micro": MICRO, "cgemm": LARGE}
+    testbed, workload = TinyTestbed(1, "software", "sm_80", works), WORKLOADS["bert"]
     with (
         serve(tmp_path, Side.KTASK.policy, testbed, 2) as server,
         server.ktasks(workload, 2) as replicas,
     ):
         replicas.warm(4)
         assert replicas.answers[1] - replicas.answers[0] == pytest.approx(BIAS)
+        for name in ("micro", "cgemm"):  # by the BLAS library, the second with more constants than a client may store
+            with server.ktasks(WORKLOADS[name], 1) as replica:
+                replica.warm(1)
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
