@@ -2,9 +2,10 @@
 
 A kernel that breaks out of its buffers has the rights of the process around it. Landlock takes most of these away
 before the first kernel is loaded, for good: the process reads the system's and Python's files and no others, writes
-into the compile cache only, starts no program, makes no TCP connection, and neither traces another process nor signals
-one. Linux restricts files from 5.13 on, connections from 6.7 on, signals from 6.12 on. Landlock lets a process still
-list and open the open files of another one (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that.
+into the compile cache and its own threads' files (/proc/self/task) only, starts no program, makes no TCP connection,
+and neither traces another process nor signals one. Linux restricts files from 5.13 on, connections from 6.7 on, signals
+from 6.12 on. Landlock lets a process still list and open the open files of another one (/proc/PID/fd): `unreadable` and
+the loss of capabilities prevent that.
 `kaas.worker.seccomp` refuses system calls that Landlock does not cover.
 """
 
@@ -81,9 +82,9 @@ class Sandbox:
         written = [cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ()))]
         written.append(_software_kernels())
         rules.allow_read_write(*visible(written, hidden))
-        # cuInit writes its threads' names; without the right it gives CUDA_ERROR_OPERATING_SYSTEM (found on an H200)
-        named = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.TRUNCATE
-        rules.add_path_rule(Path("/proc/self/task").resolve(), access=named)
+        # cuInit writes a file there, probably a thread's name, or gives CUDA_ERROR_OPERATING_SYSTEM (found on an H200)
+        written_by_cuda = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.TRUNCATE
+        rules.add_path_rule(Path("/proc/self/task").resolve(), access=written_by_cuda)
         rules.apply()
         _drop_capabilities()
         unreadable()

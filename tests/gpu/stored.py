@@ -69,3 +69,10 @@ def assert_same(outputs: Arrays, expected: Arrays, rtol: float) -> None:
         else:
             largest = float(np.abs(other).max())
             np.testing.assert_allclose(value, other, rtol=0, atol=rtol * largest, err_msg=name)
+
+
+def assert_answer(found: Any, case: Stored) -> None:
+    """Check what a call of a case's kTask returned: an array, a tuple of arrays, or arrays by name."""
+    values = found if isinstance(found, tuple) else (found,)
+    outputs = found if isinstance(found, dict) else dict(zip(case.outputs, values, strict=True))
+    assert_same(outputs, case.outputs, case.rtol)
