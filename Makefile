@@ -15,8 +15,8 @@ LOCK   := uv pip compile pyproject.toml --no-emit-package softgpu --universal --
 export PYTHONUNBUFFERED = 1
 # with its default Ray leaves a token in the home folder
 demo test test-all bench: export RAY_AUTH_MODE ?= disabled
-# the tests start hundreds of processes: where this is set, each would compile KaaS anew
-test test-all: export PYTHONDONTWRITEBYTECODE =
+# where this is set, each of the hundreds of processes that tests start would compile KaaS anew, and pytest the tests
+quick test test-all: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help setup libs extras demo quick test test-all check fuzz bench wheel dist papers peers gpu gpu-expected kernels map tables lock clean
@@ -51,10 +51,9 @@ else
 	  $(BIN)/python -m pytest --lane test $(TWO) && wait $$built
 endif
 
-test-all: libs ## every test; a soak; images and programs by the thousand
+test-all: libs ## every test; images and programs by the thousand
 	@$(BIN)/python -m pytest $(TWO)
 	@$(MAKE) --no-print-directory fuzz
-	@$(BIN)/python -m benchmarks.soak --minutes 2
 
 wheel: $(VENV)/.run ## the wheels that an installation needs, in dist/: KaaS, and softgpu with its driver library, for machines without a C compiler
 	@$(BIN)/hatchling build -t wheel -d dist
@@ -81,7 +80,7 @@ peers: libs ## KaaS beside Ray Serve, ONNX Runtime, IREE and others, which this 
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/peers.txt
 	@$(BIN)/python -m benchmarks peers
 
-papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (22 minutes on two slow cores)
+papers: setup ## the experiments of the KaaS paper again, and docs/evaluation.md (15 minutes on two cores)
 	@$(BIN)/kaas papers kaas --folder benchmarks/results/papers --report docs/evaluation.md $(ARGS)
 
 gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,10 @@ for name in ("COLUMNS", "LINES"):
 if find_spec("hypothesis"):  # not on every machine whose GPU is tested
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("quick", settings.get_profile("any machine"), max_examples=25)
+    for name, examples in {"quick": 15, "test": 40, "all": 200}.items():
+        settings.register_profile(
+            name, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples
+        )
 
 SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
@@ -48,6 +51,14 @@ def nothing_refused(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     made = software.refused_calls()
     assert made == () or request.node.get_closest_marker("refusals")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_attached() -> Iterator[None]:
+    """Fails a module that leaves its process attached to a pool, which the modules after it would meet."""
+    yield
+    session = sys.modules.get("kaas.api.session")
+    assert session is None or session.HERE.session is None
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
     lane = config.getoption("lane")
     config.pluginmanager.register(Lane(lane))
     if find_spec("hypothesis"):
-        settings.load_profile("quick" if lane == "quick" else "any machine")
+        settings.load_profile(lane)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -88,7 +88,8 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
 
     Args:
         results: by benchmark, as `keep` stores them.
-        meanings: by benchmark and bar, or "*" for all bars of a benchmark without their own line.
+        meanings: by benchmark and bar, or "*" for all bars of a benchmark without their own line. A figure of the
+            detail with a meaning stands below the bars.
     """
     parts = [HEAD]
     for name in sorted({*results, *meanings}):
@@ -125,6 +126,8 @@ def _rows(result: Mapping[str, Any] | None, lines: Mapping[str, str]) -> Iterato
         shown = measured if isinstance(measured, str) else f"{measured:.3g}"
         sign = "≤" if comparison == "<=" else "≥"
         yield f"| {meaning} | {sign} {limit:g} | {shown} | {'' if met(bar) else 'missed'} |"
+    for name in filter(result["detail"].__contains__, lines):
+        yield f"| {lines[name]} | | {result['detail'][name]:.3g} | |"
 
 
 def _stages(detail: Mapping[str, Any]) -> Iterator[str]:

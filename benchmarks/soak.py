@@ -41,7 +41,10 @@ LOAD = 0.7
 MINUTES = 2.0
 EXECUTOR_EVERY_S, CLIENT_EVERY_S = 30.0, 10.0
 RESTART_AFTER_S = 60.0
-"""The latest time of the restart: a server keeps finished replies for ten minutes, and its memory grows as long."""
+"""The latest time of the restart."""
+REPLIES_SHARE, REPLIES_S = 1 / 8, 15
+"""Share of the run, and the least seconds, for which the server keeps finished replies. Its memory grows as long: by
+the default, ten minutes, it would grow in all of a short run, and hide growth that does not end."""
 PEAK_REQUESTS, IN_FLIGHT = 400, 4 * DEVICES
 TIMEOUT_S = 120.0
 
@@ -174,7 +177,14 @@ def main() -> None:
     seconds = 60 * given.minutes
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), [*CLIENTS, "peak"], devices=DEVICES, kernels_s={"step": KERNEL_S})
+        kept_s = max(round(REPLIES_SHARE * seconds), REPLIES_S)
+        server = Server(
+            Path(folder),
+            [*CLIENTS, "peak"],
+            devices=DEVICES,
+            kernels_s={"step": KERNEL_S},
+            limits={"answers_s": kept_s},
+        )
         server.start()
         try:
             rate = LOAD * peak(server)
@@ -190,7 +200,7 @@ def main() -> None:
             server.stop()
     bars, detail = judge(programs, charged, memory, seconds)
     detail |= {"requests_per_s": rate, "kernel_ms": KERNEL_S * 1e3, "devices": DEVICES, "minutes": given.minutes,
-               "outage_of_the_server_s": havoc.outage_s, **havoc.done}  # fmt: skip
+               "replies_kept_s": kept_s, "outage_of_the_server_s": havoc.outage_s, **havoc.done}  # fmt: skip
     report("soak", bars, detail, given.json)
 
 

@@ -8,11 +8,12 @@ fails there until it is marked.
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,6 +27,9 @@ SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "l
 """Folders that our packages stand in."""
 STARTS = {"os.posix_spawn", "subprocess.Popen"}
 """Audit events of a program that starts. A fork of the test's own process is cheap, and allowed."""
+LOOK_UPS = {"/sbin/ldconfig", "fc-list"}
+"""Programs that packages start while a first test imports them: cuda.pathfinder to find libraries, and matplotlib to
+find fonts where it has no cache of them yet. They are allowed."""
 
 
 def spread(cases: Iterable[Any], count: int) -> list[Any]:
@@ -43,17 +47,30 @@ def _full(case: Any) -> Any:
     return pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.full)
 
 
+class Head(NamedTuple):
+    """The parts of a file that decide its lane. The file is read and not imported, since its imports may be missing.
+
+    Fields:
+        imports: dotted names, imported at its top; imports in functions, or for types, are left out.
+        marks: the markers that a test file gives to all its tests.
+    """
+
+    imports: set[str]
+    marks: set[str]
+
+
 @cache
-def _imports(path: Path) -> frozenset[str]:
-    """Return the dotted names that a file imports at its top; imports in functions, or for types, are left out."""
-    found = set[str]()
+def _head(path: Path) -> Head:
+    imports, marks = set[str](), set[str]()
     for statement in ast.parse(path.read_text()).body:
         match statement:
             case ast.Import(names=names):
-                found |= {name.name for name in names}
+                imports |= {name.name for name in names}
             case ast.ImportFrom(module=str(module), names=names, level=0):
-                found |= {module, *(f"{module}.{name.name}" for name in names)}
-    return frozenset(found)
+                imports |= {module, *(f"{module}.{name.name}" for name in names)}
+            case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+                marks |= {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
+    return Head(imports, marks)
 
 
 @cache
@@ -68,7 +85,7 @@ def _packages(path: Path) -> set[str]:
     """Return the packages that a file imports at its top, and those that our files import that it imports so."""
     found, seen, left = set[str](), {path}, [path]
     while left:
-        for name in _imports(left.pop()):
+        for name in _head(left.pop()).imports:
             parts = name.split(".")
             found.add(parts[0])
             for length in range(1, len(parts) + 1):
@@ -79,27 +96,12 @@ def _packages(path: Path) -> set[str]:
     return found
 
 
-@cache
-def file_marks(path: Path) -> frozenset[str]:
-    """Return the markers that a test file gives to all its tests; `compilers` if it imports what is not installed.
-
-    The file is read and not imported, since what it imports may be missing.
-    """
-    marks = set[str]()
-    for statement in ast.parse(path.read_text()).body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
-                marks |= {node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute)}
-    if _packages(path) & NOT_INSTALLED:
-        marks.add("compilers")
-    return frozenset(marks)
-
-
 def is_outside(path: Path, lane: str) -> bool:
     """Return whether nothing of a test file, or of a folder with its conftest.py, is in the lane."""
-    outside = OUTSIDE[lane] | ({"compilers"} if lane == "quick" else set())
     read = path / "conftest.py" if path.is_dir() else path
-    return read.is_file() and read.suffix == ".py" and bool(file_marks(read) & outside)
+    if not read.is_file() or read.suffix != ".py" or lane == "all":
+        return False
+    return bool(_head(read).marks & OUTSIDE[lane] or (lane == "quick" and _packages(read) & NOT_INSTALLED))
 
 
 class Lane:
@@ -123,6 +125,11 @@ class Lane:
             config.hook.pytest_deselected(items=left)
             items[:] = [item for item in items if item not in set(left)]
 
+    def pytest_collection_finish(self) -> None:
+        """Keep what thousands of collected tests hold out of collections of garbage, of which tests ask for many."""
+        gc.collect()
+        gc.freeze()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """Know which test runs."""
@@ -133,7 +140,7 @@ class Lane:
             self._test = ""
 
     def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self._test and event in STARTS:
+        if self._test and event in STARTS and arguments[0] not in LOOK_UPS:
             message = f"{self._test} starts a program, {str(arguments)[:200]}: mark it pytest.mark.processes"
             raise RuntimeError(message)
 

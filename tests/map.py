@@ -74,11 +74,16 @@ def modules(package: str) -> dict[str, Path]:
 MODULES = {name: path for package in DISTRIBUTIONS for name, path in modules(package).items()}
 
 
+def tree(module: str) -> ast.Module:
+    """Return the syntax of a module."""
+    return ast.parse(MODULES[module].read_text())
+
+
 @cache
 def imports(module: str) -> frozenset[str]:
     """Return what a module imports anywhere in it, inside functions and for types too, as full dotted names."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_metadata(folder: Path, name: str, target: str) -> None:
-    """What, on the path, makes `target` (module:function) the entry point `name` of the group kaas.libraries."""
+    """Write metadata that make `target` (module:function) the entry point `name` of kaas.libraries, on the path."""
     metadata = folder / f"{name}_provider-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-provider\nVersion: 1\n")

@@ -26,6 +26,7 @@ from tests.map import (
     level,
     longest,
     page,
+    tree,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -115,17 +116,17 @@ TYPE = ast.Subscript | ast.BinOp | ast.Name
 ALIAS = re.compile(r"_*[A-Z]+[a-z]\w*")
 """A type's other name, as in `Matrix = np.ndarray[...]`; names of constants have no small letters."""
 
-OUR_MODULES = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("kaas", "softgpu")}
-OTHER_MODULES = {name: path for name, path in MODULES.items() if name not in OUR_MODULES}
+OUR_MODULES = [name for name in MODULES if name.split(".")[0] in ("kaas", "softgpu")]
+OTHER_MODULES = [name for name in MODULES if name not in OUR_MODULES]
 """Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as any program does, by its public names."""
 
 
 def class_names(package: str, *, aliases: bool = False) -> dict[str, list[str]]:
     """Return the files of each class name of a distribution, tests left out. aliases: types' other names, too."""
     found: dict[str, list[str]] = defaultdict(list)
-    for module, path in MODULES.items():
+    for module in MODULES:
         if within(module, {package}):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree(module)):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].append(module)
                 elif aliases and isinstance(node, ast.Assign) and isinstance(node.value, TYPE):
@@ -139,13 +140,16 @@ def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-@pytest.mark.parametrize("module", OUR_MODULES)
-def test_imports_point_down(module: str) -> None:
+def test_imports_point_down() -> None:
+    assert not {module: up for module in OUR_MODULES if (up := upward(module))}
+
+
+def upward(module: str) -> set[str]:
+    """Return the imports of a module that lie above it."""
     ours = {name for name in imports(module) if within(name, ("kaas", "softgpu"))}
     up = {name for name in ours if level(name) > level(module)}
-    if within(module, ("kaas.cli",)):
-        up.discard("kaas")  # the command line is written with the public names
-    assert not up
+    # the command line is written with the public names
+    return up - {"kaas"} if within(module, ("kaas.cli",)) else up
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -183,22 +187,22 @@ def test_the_table_of_folders_is_of_the_code() -> None:
     assert page(PAGE.read_text()) == PAGE.read_text(), "`make map` draws it again"
 
 
-@pytest.mark.parametrize("module", OUR_MODULES)
-def test_foreign_packages_have_few_importers(module: str) -> None:
-    wrong = {
-        name
+def test_foreign_packages_have_few_importers() -> None:
+    assert not {
+        (module, name)
+        for module in OUR_MODULES
         for name in imports(module)
         for package, importers in ALLOWED_IMPORTERS.items()
         if within(name, {package}) and not within(module, importers | PEERS)
     }
-    assert not wrong
 
 
-@pytest.mark.parametrize("module", [module for module in OUR_MODULES if within(module, DECIDERS)])
-def test_a_module_that_decides_is_pure(module: str) -> None:
-    assert not {name for name in imports(module) if within(name, NOT_FOR_DECIDERS)}
-    ours = {name for name in imports(module) if within(name, {"kaas"})}
-    assert all(within(name, (*DECIDERS, *PURE)) for name in ours)
+def test_modules_that_decide_are_pure() -> None:
+    deciders = [module for module in OUR_MODULES if within(module, DECIDERS)]
+    assert len(deciders) > len(DECIDERS)
+    uses = [(module, name) for module in deciders for name in imports(module)]
+    assert not [use for use in uses if within(use[1], NOT_FOR_DECIDERS)]
+    assert not [use for use in uses if within(use[1], {"kaas"}) and not within(use[1], (*DECIDERS, *PURE))]
 
 
 @pytest.mark.processes
@@ -222,10 +226,9 @@ def names_of_kaas(tree: ast.AST) -> Iterator[str]:
                 yield f"kaas.{attribute}"
 
 
-@pytest.mark.parametrize("module", OTHER_MODULES)
-def test_compilers_and_libraries_use_public_names(module: str) -> None:
+def test_compilers_and_libraries_use_public_names() -> None:
     public = {f"kaas.{name}" for name in kaas.__all__}
-    assert set(names_of_kaas(ast.parse(OTHER_MODULES[module].read_text()))) <= public
+    assert not {module: inside for module in OTHER_MODULES if (inside := {*names_of_kaas(tree(module))} - public)}
 
 
 @pytest.mark.processes

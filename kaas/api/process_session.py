@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -36,7 +35,8 @@ AT_ONCE = 32
 _ANY = Buffer("value", 1)
 
 STOP_S = 30.0
-"""A pool that has been stopped ends in this time; otherwise the program that started it ends it by SIGTERM."""
+"""A pool replies to being stopped in this time, and ends in it again; otherwise the program that started it ends its
+process by SIGTERM, and in the end by SIGKILL."""
 
 
 class _HeldStore:
@@ -146,14 +146,20 @@ class ProcessSession(Session):
         """Raise InvalidRequest: `kaas.invoke` needs Ray."""
         raise needs_ray("kaas.invoke", self.name)
 
-    def ask(self, what: str, frames: Sequence[bytes] = (), attached: Sequence[Any] = ()) -> list[Any]:
+    def ask(
+        self,
+        what: str,
+        frames: Sequence[bytes] = (),
+        attached: Sequence[Any] = (),
+        timeout_s: float | None = None,
+    ) -> list[Any]:
         """Send a query to the pool; return the frames of its reply.
 
         Raises:
-            PoolStopped, KaasError
+            PoolStopped, KaasError. TimeoutError: no reply came in timeout_s seconds.
         """
         self.check()
-        reply: list[Any] = self.calls.ask(what, frames, attached).result()
+        reply: list[Any] = self.calls.ask(what, frames, attached).result(timeout_s)
         return reply
 
     def prefetch(self, message: bytes, refs: list[Any]) -> Any:
@@ -182,19 +188,29 @@ class ProcessSession(Session):
 
     def shut_down(self) -> None:
         """Stop the pool, or leave it if it is a server's."""
-        why = "was shut down"
-        with suppress(PoolStopped):  # another program stopped it first
-            if self.ask("stop") == [b"0"]:
+        why, patience_s = "was shut down", STOP_S
+        try:
+            if self.ask("stop", timeout_s=STOP_S) == [b"0"]:
                 why = "was left: it is a server's, which goes on"
+        except PoolStopped:  # another program stopped it first
+            pass
+        except TimeoutError:
+            why, patience_s = f"has not replied for {STOP_S:g} s", 0.0
         self.gone = True
         self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         self.store.close()
         if self.child is not None:
-            try:
-                self.child.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.child.process.terminate()
-                self.child.process.wait()
+            _end(self.child.process, patience_s)
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait for the end of a stopped pool's process; after patience_s seconds, end it."""
+    for end in (process.terminate, process.kill):
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            end()
+    process.wait()
 
 
 # --- a pool is started or found

@@ -7,10 +7,12 @@ not from the sending, or else a stalled service would delay the requests that wo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, takewhile
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
@@ -20,6 +22,13 @@ from kaas.errors import KaasError
 
 TICK_S = 0.1
 """Longest time without a yield: the caller may want to stop while no request ends."""
+
+GLANCE_S = 0.01
+"""Longest time until an open loop takes in an end, which knows its own time: to be woken by each would cost more than
+all else that the generator does."""
+
+MOST_UNSENT = 100_000
+"""The most requests that are counted as due before they are sent; a service that is so far behind is overloaded."""
 
 FAILED_PAUSE_S = 0.01
 """Time without a new request of a closed loop after a failed one: a service that is gone fails at once, without end."""
@@ -68,19 +77,29 @@ class Load:
         """Take the function that sends a request, and one that checks its result."""
         self._send, self._check = send, check
         self._ends: SimpleQueue[Completion] = SimpleQueue()
-        self._began_s = self._next_s = 0.0  # of an open loop, and when its next request is due
+        self._began_s = 0.0  # of an open loop
+        self._arrivals: Iterator[float] = iter(())
+        self._ahead = deque[float]()  # arrivals that were read, and not sent
         self.under_way: dict[Future[Any], float] = {}
         self.sent = 0
         self.outstanding = 0
 
     def due(self, now_s: float) -> int:
-        """Return the number of requests that should be sent by now.
+        """Return the number of requests that should be sent by now; at most MOST_UNSENT more than were sent.
 
-        A service that takes no more requests blocks the sending; those that wait then are estimated, by the rate of
-        the arrivals so far.
+        A service that takes no more requests blocks the sending.
         """
-        late_s, took_s = now_s - self._next_s, self._next_s - self._began_s
-        return self.sent + (int(late_s * self.sent / took_s) if took_s > 0 and late_s > 0 else 0)
+        elapsed_s = now_s - self._began_s
+        while len(self._ahead) < MOST_UNSENT and (not self._ahead or self._ahead[-1] <= elapsed_s):
+            if (arrival_s := next(self._arrivals, None)) is None:
+                break
+            self._ahead.append(arrival_s)
+        return self.sent + len(self._ahead) - (1 if self._ahead and self._ahead[-1] > elapsed_s else 0)
+
+    def unsent(self, now_s: float) -> Iterator[float]:
+        """Yield when each request was due that should be sent by now, and is not."""
+        arrivals = chain(self._ahead, self._arrivals)
+        yield from takewhile(lambda due_s: due_s <= now_s, (self._began_s + each for each in arrivals))
 
     def closed(self, outstanding: int) -> Iterator[Completion | None]:
         """Be so many callers, each with one request outstanding. Yield each end, and None when none comes.
@@ -102,14 +121,26 @@ class Load:
 
         The loop ends with the last arrival; `drain` yields what is outstanding then.
         """
+        self._arrivals = arrivals
         began_s = self._began_s = perf_counter()
-        for number, arrival_s in enumerate(arrivals):
-            due_s = self._next_s = began_s + arrival_s
+        for number, arrival_s in enumerate(self._read()):
+            due_s = began_s + arrival_s
             while (left_s := due_s - perf_counter()) > 0:
-                yield self._end(min(left_s, TICK_S))
+                if self._ends.empty():
+                    sleep(min(left_s, GLANCE_S))
+                yield self._end(0)
             self._request(number, due_s)
             yield self._end(0)  # also if the loop is late, so that its caller can stop it
-        self._next_s = self._began_s  # no further one is due
+
+    def _read(self) -> Iterator[float]:
+        """Yield the arrivals that `due` has read, and the others."""
+        while True:
+            if self._ahead:
+                yield self._ahead.popleft()
+            elif (arrival_s := next(self._arrivals, None)) is not None:
+                yield arrival_s
+            else:
+                return
 
     def drain(self, timeout_s: float, stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kaas.bench.arrivals import constant, poisson_of, recorded
+from kaas.bench.arrivals import constant, poisson, recorded
 from kaas.bench.load import Completion, Load
 from kaas.errors import InvalidRequest
 
@@ -19,8 +19,6 @@ MOST_CALLERS = 10_000
 """The most requests outstanding: a closed loop sends all of them before it takes in a reply."""
 DRAIN_S = 30.0
 """Longest wait for the last replies of a trace."""
-BLOCK = 100
-"""So many random arrivals take exactly the time that the rate gives them: a short load has the rate that it names."""
 
 
 class Arrivals(Enum):
@@ -29,9 +27,9 @@ class Arrivals(Enum):
     POISSON = "poisson"
     CONSTANT = "constant"
 
-    def at(self, rate_per_s: float) -> Iterator[float]:
-        """Return the arrivals at a rate."""
-        return poisson_of(rate_per_s, BLOCK) if self is Arrivals.POISSON else constant(rate_per_s)
+    def at(self, rate_per_s: float, seed: int) -> Iterator[float]:
+        """Return the arrivals at a rate. seed: of random ones."""
+        return poisson(rate_per_s, seed) if self is Arrivals.POISSON else constant(rate_per_s)
 
 
 class Loop(NamedTuple):
@@ -50,7 +48,9 @@ class Loop(NamedTuple):
     whole: bool = False
 
 
-def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals) -> list[Loop]:
+def loops(
+    concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals, seed: int = 0
+) -> list[Loop]:
     """Return the loops, closed ones first; by default one of a single caller.
 
     Args:
@@ -58,6 +58,7 @@ def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrival
         rate: requests a second, as "100,1000"; "10:1000" doubles from 10 to 1000, "10:1000:90" adds 90 each time.
         trace: a file with a time in seconds on each line, in order; what follows a comma is left out.
         arrivals: of the rates.
+        seed: of random arrivals.
 
     Raises:
         InvalidRequest
@@ -72,7 +73,7 @@ def loops(concurrency: str | None, rate: str | None, trace: Path | None, arrival
         ends = _numbers(part.replace(":", ","), "--rate", float)
         series = ends if len(ends) == 1 else _range(part, *ends)
         for each in series:
-            begin = partial(_opened, partial(arrivals.at, each))
+            begin = partial(_opened, partial(arrivals.at, each, seed))
             found.append(Loop(f"rate {each:g}/s", True, begin, rising=len(series) > 1))
     if trace is not None:
         times = _times(trace)

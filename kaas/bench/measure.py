@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -57,6 +57,9 @@ class Drained(Protocol):
     def drain(self, timeout_s: float, stop: Callable[[], bool]) -> Iterator[Completion]:
         """Yield the ends of outstanding requests, for timeout_s seconds at most, or until `stop` returns True."""
 
+    def unsent(self, now_s: float) -> Iterable[float]:
+        """Return when each request was due that should be sent by now, and is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyFigures:
@@ -87,7 +90,7 @@ class LatencyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the callers of a service got.
+    """The results of a service for its callers.
 
     The figures are those of all windows; of a stable service, from the first on that agrees with the last ones. A load
     with an end of its own has those of all its requests.
@@ -154,6 +157,12 @@ class Measurement:
     @property
     def _keeps_up(self) -> bool:
         return self.open_loop and self.stability is Stability.STABLE
+
+    @property
+    def counted(self) -> int:
+        """Return the number of windows whose figures count: the last ones of a stable service."""
+        steady = self.stability is Stability.STABLE and not self.whole
+        return len(steady_part(self.windows) if steady else self.windows)
 
     @property
     def mean_s(self) -> float:
@@ -275,7 +284,7 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     waited, is SILENT.
 
     Args:
-        found: of a loop of the load.
+        found: of a loop of the load. Of a load with an end of its own, what was due and not sent is lost, too.
         load: the rest.
         timeout_s: the longest wait.
         stop: returns True to wait no longer, unless the measurement has been interrupted before.
@@ -292,12 +301,15 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     except KeyboardInterrupt:
         interrupted = True
     interrupted, now_s = interrupted or stop(), perf_counter()
+    ended_s = found.began_s + sum(each.seconds for each in found.windows)
+    unsent = [(due_s, now_s - due_s) for due_s in load.unsent(ended_s)] if found.whole and not interrupted else []
     waiting = [(due_s, now_s - due_s) for due_s in tuple(load.under_way.values())]  # a copy: other threads end requests
     slowest_s = max([found.slowest_s, *(latency_s for _, latency_s in ends)])
     oldest_s = max((age_s for _, age_s in (*failed, *waiting)), default=0.0)
-    silent = not ends and found.last_result_s > 0 and oldest_s > max(SILENT_S, 2 * slowest_s)
+    answered = found.last_result_s > 0 or not interrupted  # none within the whole load is as silent
+    silent = not ends and answered and oldest_s > max(SILENT_S, 2 * slowest_s)
     results = found.results + len(ends)
-    lost = failed if interrupted else [*failed, *waiting]
+    lost = failed if interrupted else [*failed, *waiting, *unsent]
     ends += lost
     return replace(
         found,

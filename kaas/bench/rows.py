@@ -34,6 +34,8 @@ FEWEST_WINDOWS = 6
 """Fewer do not show that a service becomes slower, or what it is like after its beginning."""
 LEAST_RESULTS = 30
 """The results that three windows have to have to agree: the mean of fewer says little."""
+LATE_SHARE = 0.05
+"""A larger share of a latency should not be the time by which the generator was late."""
 OWN_CORES = 0.1
 """With a larger share of a core the generator may be part of the latencies that it measures."""
 
@@ -78,17 +80,20 @@ def rows(
         own_cores = (process_time() - own_s) / taken_s
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
+        if loop.opened and found.late_s > LATE_SHARE * found.mean_s:
+            late = f"{found.late_s * 1e3:.2g} ms by which this program was late"
+            print(f"{loop.title}: latencies contain {late}", file=sys.stderr)
         found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
-        stages = None if load.outstanding else _since(before, service)
+        stages = None if load.outstanding else _since(before, service, began_s)
         row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
         if service.devices:
-            row["devices"] = service.devices
+            row |= {"devices": len(service.devices), "kinds": sorted(set(service.devices))}
         if stages and service.devices:
-            row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / service.devices
+            row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / len(service.devices)
         if len(calls) > 1:
             counts = {client: answered[number] for number, client in enumerate(service.functions)}
-            index = shares.fairness(counts, {client: service.weight(client) for client in counts})
-            row |= {"clients": counts, "jain": index}
+            weights = {client: service.weight(client) for client in counts}
+            row |= {"clients": counts, "weights": weights, "jain": shares.fairness(counts, weights)}
         yield row
         overloaded = not found.has_level
         if found.interrupted or found.stability is Stability.SILENT:
@@ -127,6 +132,7 @@ def scenario_row(
         "requests": found.queries,
         "rate_per_s": found.rate_per_s,
         **({percentile: found.latency_s * 1e3} if found.latency_s is not None else {}),
+        **({"bound_ms": bound_s * 1e3} if scenario is MlperfScenario.SERVER else {}),
         "errors": found.errors,
         "seconds": found.seconds,
     }
@@ -157,6 +163,8 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
         "slowest_ms": found.slowest_s * 1e3,
         "last_result_s": found.last_result_s,
         "seconds": sum(each.seconds for each in found.windows),
+        "windows": len(found.windows),
+        "counted_windows": found.counted,
         "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
     }
 
@@ -188,9 +196,14 @@ def _totals(service: LoadedService) -> StageTotals | None:
         return None
 
 
-def _since(before: StageTotals | None, service: LoadedService) -> StageTotals | None:
-    after = _totals(service) if before is not None else None
-    return after.since(before) if before is not None and after is not None else None
+def _since(before: StageTotals | None, service: LoadedService, began_s: float) -> StageTotals | None:
+    seconds, after = perf_counter() - began_s, _totals(service) if before is not None else None
+    if before is None or after is None:
+        return None
+    found = after.since(before, seconds)
+    if found is None:
+        print("no stages, hits and misses: the service has begun to count anew meanwhile", file=sys.stderr)
+    return found
 
 
 def _known(figure: str, requests: int) -> bool:
@@ -200,7 +213,8 @@ def _known(figure: str, requests: int) -> bool:
 
 def _tell(title: str, window: MeasurementWindow) -> None:
     """Show a window that has ended; only the results go to stdout."""
-    rate, latency = f"{window.rate_per_s:.4g} requests/s", f"{window.latency_s * 1e3:.3g} ms"
+    rate = f"{window.rate_per_s:.4g} requests/s"
+    latency = f"{window.latency_s * 1e3:.3g} ms" if window.answered else "no result"
     print(f"{title}: {rate}, {latency}, {window.queued} under way", file=sys.stderr)
 
 

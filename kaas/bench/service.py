@@ -26,14 +26,14 @@ class LoadedService:
     """Functions of one service.
 
     Fields:
-        functions: by client. stats: returns the service's figures, of each client. devices: their number; 0 if the
-            service does not say. weights: of clients whose weight is not 1. inputs: those that a caller gives, of a
+        functions: by client. stats: returns the service's figures, of each client. devices: the kind of each; none if
+            the service does not say. weights: of clients whose weight is not 1. inputs: those that a caller gives, of a
             model those of its first variant. scalars: kinds by name.
     """
 
     functions: Mapping[str, Any]
     stats: Callable[[], Sequence[Any]]
-    devices: int
+    devices: Sequence[str]
     weights: Mapping[str, float]
     inputs: Sequence[Buffer]
     scalars: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def at_server(
         }
         described = next(iter(functions.values())).tasks[0]
         stats, inputs = (lambda: [client.stats() for client in clients.values()]), tuple(described.taken.values())
-        yield LoadedService(functions, stats, 0, {}, inputs, described.scalars)
+        yield LoadedService(functions, stats, (), {}, inputs, described.scalars)
 
 
 def as_registered(made: KTask | CompiledModel | Function) -> Function:
@@ -110,9 +110,9 @@ def in_pool(
     try:
         function = as_registered(make())
         each_own = {each: function.options(client=each) for each in weights}
-        devices, functions = len(program.status().devices), each_own or {"": function}
+        kinds, functions = [each.kind for each in program.status().devices], each_own or {"": function}
         stats = lambda: [program.stats()]  # noqa: E731
-        yield LoadedService(functions, stats, devices, weights, function.inputs, function.task.scalars)
+        yield LoadedService(functions, stats, kinds, weights, function.inputs, function.task.scalars)
     finally:
         if opened:
             program.shutdown()

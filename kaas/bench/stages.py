@@ -19,6 +19,8 @@ BETWEEN = "messages"
 """The rest of what the pool or server takes: its own work, the way to the executor and back."""
 OUTSIDE = "outside"
 """The rest of a latency: the caller's own work, the way to the server and back."""
+SAME_COUNT_S = 1.0
+"""Figures of which more seconds are missing were counted anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class StageTotals:
 
     Fields:
         seconds, counts: by stage. hits, misses: input objects that were, and were not, in the device's memory. cold:
-            misses of objects that had never been there.
+            misses of objects that had never been there. ages_s: the seconds over which each client's, or the pool's,
+            were counted.
     """
 
     seconds: Counter[str]
@@ -35,6 +38,7 @@ class StageTotals:
     hits: int
     misses: int
     cold: int = 0
+    ages_s: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, figures: Iterable[Stats | Mapping[str, Any]]) -> Self:
@@ -51,10 +55,17 @@ class StageTotals:
             sum(tier.objects for tier in device),
             sum(tier.misses for tier in device),
             sum(tier.compulsory for tier in device),
+            tuple(each.since_s for each in known),
         )
 
-    def since(self, before: Self) -> StageTotals:
-        """Return the sums over the requests that ended after others were read."""
+    def since(self, before: Self, seconds: float) -> StageTotals | None:
+        """Return the sums over the requests that ended after others were read, so many seconds before.
+
+        None if the service has begun to count anew in between: after a restart, or `kaas.stats(reset=True)`.
+        """
+        pairs = zip(self.ages_s, before.ages_s, strict=True)
+        if not all(age_s >= earlier_s + seconds - SAME_COUNT_S for age_s, earlier_s in pairs):
+            return None
         return StageTotals(
             Counter({stage: total - before.seconds[stage] for stage, total in self.seconds.items()}),
             Counter({stage: count - before.counts[stage] for stage, count in self.counts.items()}),

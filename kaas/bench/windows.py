@@ -29,7 +29,7 @@ class Stability(Enum):
     """The state of a measurement by its last windows.
 
     UNSTABLE: the queue grows, so that latencies show only its length. SILENT: the service gave no more results, while
-        requests waited for them.
+        requests waited for them, or failed.
     """
 
     UNSETTLED = "unsettled"
@@ -89,13 +89,18 @@ def stability(
     if open_loop and _grows(windows) and (final or _overloaded(windows)):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
+    if len(last) == STABLE_WINDOWS and not _answered(last) and any(each.failed for each in last):
+        return Stability.SILENT
     too_few = len(windows) < max(fewest, STABLE_WINDOWS) or _answered(last) < least
     lengthens = open_loop and all(each.gain > 0 for each in last)
     if too_few or lengthens or not all(each.answered for each in last) or _fails(last) or _slows(windows):
         return Stability.UNSETTLED
     # random arrivals differ from window to window, so an open loop's rate is that of its arrivals
     level = _keeps_up(last) if open_loop else _agree([each.rate_per_s for each in last]) and _busy(windows, callers)
-    return Stability.STABLE if level and _agree([each.latency_s for each in last]) else Stability.UNSETTLED
+    agree = level and _agree([each.latency_s for each in last])
+    # some three windows of a service that varies agree by chance
+    mostly = 2 * len(steady_part(windows)) >= sum(each.answered > 0 for each in windows)
+    return Stability.STABLE if agree and mostly else Stability.UNSETTLED
 
 
 def mostly_waits(windows: Sequence[MeasurementWindow]) -> bool:
@@ -107,7 +112,7 @@ def mostly_waits(windows: Sequence[MeasurementWindow]) -> bool:
 def steady_part(windows: Sequence[MeasurementWindow]) -> Sequence[MeasurementWindow]:
     """Return the windows of a stable measurement without those at its beginning that differ from the last ones.
 
-    What differs later, as a stall, is part of it: a rule that leaves such windows out finds calm moments only.
+    Later windows that differ, as in a stall, are part of it: a rule without them finds calm moments only.
     """
     level_s = mean_s(windows[-STABLE_WINDOWS:])
     near = (abs(each.latency_s - level_s) <= STABLE_SHARE * level_s for each in windows)

@@ -30,7 +30,7 @@ COMMANDS = {
     "usage": "observe:usage",
     "pardon": "observe:pardon",
     "demo": "demo:demo",
-    "bench": "bench:app",
+    "bench": "bench.command:app",
     "keys": "keys:app",
     "code": "code:app",
     "papers": "papers:app",

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kaas.cli.observe import print_whole
+
 if TYPE_CHECKING:
     from kaas.papers.cells import Cell
     from kaas.papers.results import ResultLine, Results
@@ -165,12 +167,16 @@ def _figures(cell: Cell, results: Results, testbed: Testbed) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
-    table = Table("cell", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
+    from kaas.papers.experiments import is_met
+
+    table = Table("cell", "n", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
     for row in rows:
         figures = (row[name] for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
         numbers = ("-" if figure is None else f"{figure:.3g}" for figure in figures)
-        table.add_row(row["cell"], *numbers, row["state"])
+        table.add_row(row["cell"], str(row["requests"]), *numbers, row["state"])
     if rows:
-        console.print(table)
-    for name, (value, comparison, limit) in bars.items():
-        console.print(f"{name}: {value if isinstance(value, str) else f'{value:.3g}'} ({comparison} {limit:g})")
+        print_whole(table)
+    for name, bar in bars.items():
+        value, comparison, limit = bar
+        shown = value if isinstance(value, str) else f"{value:.3g}"
+        print(f"{name}: {shown} ({comparison} {limit:g}){'' if is_met(bar) else ', missed'}")

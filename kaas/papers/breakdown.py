@@ -46,7 +46,7 @@ OVERHEADS = "Overheads"
 
 
 class Warmth(Enum):
-    """What the system knows of a request.
+    """The figures that the system keeps of a request.
 
     COLD: nothing of the function, as in the paper; of an eTask each client's first request is one, as it starts a
     process. NEW_CLIENT: the function's kernels, but none of a client's constants. WARM: all.

@@ -12,8 +12,8 @@ import msgspec
 
 from kaas.bench.arrivals import poisson_of
 from kaas.bench.load import Load
-from kaas.bench.measure import PERCENTILES, complete, measure
-from kaas.bench.windows import Stability
+from kaas.bench.measure import PERCENTILES, Measurement, complete, measure
+from kaas.bench.windows import STABLE_WINDOWS, Stability
 from kaas.errors import WrongAnswer
 from kaas.papers.experiment_server import SLOTS
 from kaas.papers.workloads import WORKLOADS
@@ -27,13 +27,14 @@ PEAK_SHARE = 0.8
 """The rate of an online load, as a share of the offline load's (§5.3.2)."""
 DRAIN_S = 60.0
 WINDOW_REQUESTS = 40
-"""The number of requests that devices can run in a window."""
+"""The number of requests of a window that can agree with others: with fewer, one batch more or less is too much."""
 SHORTEST_S, LONGEST_S = 1.2, 2.5
-"""Bounds of a window's seconds."""
-STARTS_S = 2.5
-"""Seconds of a window where nearly each request starts a process: it has fewer requests."""
+"""Bounds of the seconds of a window with so many. One of random arrivals has LONGEST_S: a percentile takes many."""
+FEW_S = 2.0
+"""Seconds of a window with fewer: of long kernels, or where nearly each request starts a process."""
 WINDOWS = 4
-"""The most windows of a cell; three that agree end it."""
+"""The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
+but online four are the least that show a growing queue."""
 LEAST_EACH = 2
 """The results that each replica has on average in three windows that end a cell."""
 DRAWS = 10_000
@@ -134,14 +135,14 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
-    window_s = _window_s(cell, testbed, offered_per_s)
+    window_s, windows = _windows(cell, testbed, offered_per_s)
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
-        loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * WINDOWS * window_s))))
+        loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * windows * window_s))))
     else:
         load = Load(replicas.send, replicas.check)
         loop = load.closed(count)
-    limit_s, least = (WINDOWS + 0.5) * window_s, LEAST_EACH * cell.replicas
+    limit_s, least = (windows + 0.5) * window_s, LEAST_EACH * cell.replicas
     found = measure(
         load,
         loop,
@@ -163,22 +164,28 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     if found.errors or lost:
         raise WrongAnswer(f"{cell}: {found.errors or 'no request'} in time and {lost} at the end have no right result")
     latencies = found.latencies
-    answered, seconds = sum(each.answered for each in found.windows), sum(each.seconds for each in found.windows)
-    return Found(
-        answered / seconds if found.rate_per_s is None else found.rate_per_s,
-        found.stability,
-        latencies.count,
-        latencies.cdf,
-        seconds,
-        offered_per_s,
-    )
+    seconds = sum(each.seconds for each in found.windows)
+    return Found(_rate_per_s(cell, found), found.stability, latencies.count, latencies.cdf, seconds, offered_per_s)
 
 
-def _window_s(cell: Cell, testbed: Testbed, offered_per_s: float) -> float:
-    if cell.side.exclusive and cell.replicas > testbed.devices:
-        return STARTS_S
-    expected_per_s = offered_per_s or testbed.devices / testbed.kernels_s(WORKLOADS[cell.workload])
-    return min(max(WINDOW_REQUESTS / expected_per_s, SHORTEST_S), LONGEST_S)
+def _rate_per_s(cell: Cell, found: Measurement) -> float:
+    if not cell.online and found.stability is Stability.UNSETTLED and found.results:
+        # long kernels end in batches, of which the end of the last window would cut off a part
+        return found.results / found.last_result_s
+    if found.rate_per_s is None:
+        return sum(each.answered for each in found.windows) / sum(each.seconds for each in found.windows)
+    return found.rate_per_s
+
+
+def _windows(cell: Cell, testbed: Testbed, offered_per_s: float) -> tuple[float, int]:
+    """Return the seconds of a cell's windows, and the most windows."""
+    if cell.online:
+        return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else FEW_S, WINDOWS
+    crowded = cell.side.exclusive and cell.replicas > testbed.devices
+    enough_s = WINDOW_REQUESTS * testbed.kernels_s(WORKLOADS[cell.workload]) / testbed.devices
+    if crowded or enough_s > LONGEST_S:
+        return FEW_S, STABLE_WINDOWS
+    return max(enough_s, SHORTEST_S), WINDOWS
 
 
 def _random_clients(count: int, replicas: Replicas) -> Load:

@@ -82,7 +82,10 @@ class Replicas:
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
     def warm(self, least: int) -> None:
-        """Send a request of each replica, and `least` in all, at once: each device compiles, or starts a process."""
+        """Send a request of each replica, and `least` in all, at once: each device compiles, or starts a process.
+
+        Also of replicas that have run before: those of a larger cell may have driven out their constants.
+        """
         numbers = range(max(least, len(self.calls)))
         for number, each in zip(numbers, [self.send(number) for number in numbers], strict=True):
             self.check(number, each.result())

@@ -142,14 +142,14 @@ def _server_of(cell: Cell) -> tuple[bool, str, str]:
 
 
 def is_of(kept: ResultLine, figures: Sequence[str]) -> bool:
-    """Return True if a result is of one of the figures."""
+    """Return True if a result is of one of the figures, or at the rate of a cell of theirs."""
     match kept:
         case Breakdown():
             return "8" in figures
         case Properties():
             return "table1" in figures
         case cell, _:
-            return cell in cells_of(figures)
+            return not {cell, cell.offline}.isdisjoint(cells_of(figures))
     return False
 
 
@@ -197,6 +197,12 @@ def bars(results: Results, testbed: Testbed) -> dict[str, Bar]:
         stable = sixteen.steady and four.steady
         made["p90_16_over_4"] = sixteen.p90_s / four.p90_s if stable else "unstable", "<=", 1.5
     return made
+
+
+def is_met(bar: Bar) -> bool:
+    """Return True if a value is within its limit."""
+    value, comparison, limit = bar
+    return isinstance(value, float) and (value >= limit if comparison == ">=" else value <= limit)
 
 
 def efficiency(cell: Cell, results: Results, testbed: Testbed) -> float | None:

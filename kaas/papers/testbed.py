@@ -1,4 +1,4 @@
-"""What an experiment runs on: the devices, and the workloads in the form that they have there."""
+"""The place of an experiment: the devices, and the workloads in the form that they have there."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ class IdempotencyKeys:
             else:
                 self._join(session, message, run, digest)
         except Exception as error:  # noqa: BLE001 - any error is the reply
+            session.joining.pop(message.number, None)  # it has its reply: a cancellation finds no request
             session.channel.send(failure_of(message.number, error))
 
     def _joined(self, session: ClientSession, number: int, nbytes: int) -> None:

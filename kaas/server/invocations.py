@@ -316,8 +316,8 @@ class Invocations:
         except Exception as error:  # noqa: BLE001 - the error becomes the reply
             outcome = type(error).__name__
             _fail(run, error)
-        self._settle(run, request, outcome)
-        if run.failure is None and (run.store or remote.etask is not None):
+        self._settle(run, request, "cancelled" if run.cancelled else outcome)
+        if run.failure is None and not run.cancelled and (run.store or remote.etask is not None):
             named = [NewObject(stored, *found[name].kept()) for name, stored in run.store.items()]
             try:
                 await self._stores.objects.store(run.client.name, named, self._durable_reply(run))

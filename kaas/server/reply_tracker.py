@@ -100,6 +100,7 @@ class ReplyTracker:
         if waiting is not None:
             self.send(waiting)
         if alone is not None:
+            alone.cancelled = True
             _stop(alone)
 
     def lost(self, session: ClientSession) -> None:

@@ -61,6 +61,7 @@ class ClientRun(Run):
         bound: digest of the request, once it is known; only with a key. binding: the task that computes it for large
             inputs.
         moved_bytes: of the kTask's inputs, sent or made by a step, and of its outputs.
+        cancelled: its callers were told so: it stores nothing, and a request with its key is charged by itself.
         begun_s: arrival, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
 
@@ -85,6 +86,7 @@ class ClientRun(Run):
     steps_s: dict[str, float] = msgspec.field(default_factory=dict)
     bound: InvocationDigest | None = None
     binding: asyncio.Task[None] | None = None
+    cancelled: bool = False
 
     @property
     def caller(self) -> ConnectedClient:
@@ -116,7 +118,7 @@ class ClientRun(Run):
     @property
     def charge_key(self) -> str:
         """The key of its charge in the usage; "" for none."""
-        return "" if self.bound is None else self.bound.charge
+        return "" if self.bound is None or self.cancelled else self.bound.charge
 
 
 @dataclass(slots=True, eq=False)

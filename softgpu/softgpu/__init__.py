@@ -6,6 +6,7 @@ devices that run the PTX of ordinary CUDA kernels; code above the driver sees no
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import subprocess
@@ -277,8 +278,13 @@ def _library(*, force: bool) -> Path:
 def real_driver_present() -> bool:
     """Return True if a libcuda.so.1 other than ours can be loaded and initialised on this machine.
 
-    A process of its own tries it: this process could not replace a real driver once it is loaded.
+    A process of its own initialises it, if there is one: this process could not replace a driver that it uses.
     """
+    try:
+        found = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    _ctypes.dlclose(found._handle)  # ctypes has no public name for it
     probe = "import ctypes, sys; sys.exit(0 if ctypes.CDLL('libcuda.so.1').cuInit(0) == 0 else 1)"
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-c", probe],

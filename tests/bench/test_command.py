@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -224,12 +225,26 @@ def test_mlperfs_own_generator_drives_a_scenario(task_file: Path) -> None:
     assert row["p99_ms"] > 0
 
 
-def test_a_page_that_cannot_be_written_costs_no_figures(task_file: Path) -> None:
+def test_a_page_that_cannot_be_written_costs_neither_time_nor_figures_nor_an_earlier_page(
+    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
-    ended = bench(str(task_file), "--scalar", "factor=3", "--html", "/nowhere/page.html")
+    own = (str(task_file), "--scalar", "factor=3", "--html")
+    ended = bench(*own, "/nowhere/page.html")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[-1] == "InvalidRequest: /nowhere/page.html: there is no folder /nowhere"
+    page = tmp_path / "page.html"
+    page.write_text("earlier")
+
+    def full(file: Path, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    ended = bench(*own, str(page))
     assert ended.returncode == 1
     assert "concurrency 1" in ended.stdout
-    assert ended.stderr.splitlines()[-1] == "/nowhere/page.html: No such file or directory"
+    assert ended.stderr.splitlines()[-1] == f"{page}: No space left on device"
+    assert page.read_text() == "earlier"
 
 
 @pytest.mark.full  # the client waits some seconds for a server that is gone

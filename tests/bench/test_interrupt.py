@@ -57,7 +57,7 @@ def test_ctrl_c_ends_a_measurement_whose_first_request_has_no_result() -> None:
             signal.raise_signal(signal.SIGINT)
             return Future()
 
-    service = LoadedService({"": Silent()}, list, devices=0, weights={}, inputs=())
+    service = LoadedService({"": Silent()}, list, devices=(), weights={}, inputs=())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):

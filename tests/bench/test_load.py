@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -177,3 +178,14 @@ def test_a_service_that_takes_no_more_requests_is_overloaded(monkeypatch: pytest
     assert found.stability is Stability.UNSTABLE
     assert load.outstanding < 500
     assert found.windows[-1].queued > 1000
+
+
+def test_a_burst_is_due_as_a_whole() -> None:
+    """Its sender waits after the first request; the arrivals have no rate that could be carried on."""
+    load = Load(lambda _: Future())
+    loop = load.opened(iter([0.0] * 5 + [60.0]))
+    next(loop)
+    assert (load.sent, load.due(perf_counter())) == (1, 5)
+    assert len([*load.unsent(perf_counter())]) == 4
+    next(loop)
+    assert (load.sent, load.due(perf_counter())) == (2, 5)

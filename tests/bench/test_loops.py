@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -58,3 +60,16 @@ def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -
 def test_a_closed_loop_has_callers_within_reason() -> None:
     with pytest.raises(InvalidRequest, match="10000 at most"):
         titles("999999999")
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8, 0.9])
+def test_requests_at_a_rate_wait_as_queueing_theory_says(load: float) -> None:
+    """One server, a second for each request: the mean latency is 1 + load / (2 - 2 load) seconds (Pollaczek-Khinchine).
+
+    Arrivals that are more even than chance give shorter queues, above all where the server is almost busy.
+    """
+    end_s, latencies = 0.0, list[float]()
+    for due_s in islice(Arrivals.POISSON.at(load, seed=1), 300_000):
+        end_s = max(end_s, due_s) + 1
+        latencies.append(end_s - due_s)
+    assert mean(latencies) == pytest.approx(1 + load / (2 - 2 * load), rel=0.08)

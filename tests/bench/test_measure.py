@@ -138,10 +138,46 @@ def test_the_last_result_of_a_service_that_dies_has_its_time() -> None:
     assert found.errors["DeadlineExceeded"] > 0
 
 
+class Sent:
+    """The rest of a load of which all requests were sent."""
+
+    def unsent(self, _: float) -> Iterator[float]:
+        return iter(())
+
+
+def test_requests_of_a_trace_that_were_not_sent_in_time_are_lost() -> None:
+    class Rest:
+        under_way: ClassVar[dict[object, float]] = {}
+
+        def drain(self, *_: Any) -> Iterator[Completion]:
+            return iter(())
+
+        def unsent(self, now_s: float) -> Iterator[float]:
+            return iter([now_s - 2.0] * 7)
+
+    found, _ = Simulated(forever(0.03)).measured()
+    trace = complete(replace(found, whole=True), Rest(), 1.0)
+    assert trace.lost == 7
+    assert len(trace.latencies_s) == len(found.latencies_s) + 7
+    assert complete(found, Rest(), 1.0).lost == 0  # of a rate, whose end is the measurement's
+
+
+def test_a_service_that_has_no_result_for_a_load_is_silent() -> None:
+    class Rest(Sent):
+        under_way: ClassVar = {object(): perf_counter() - 10}
+
+        def drain(self, *_: Any) -> Iterator[Completion]:
+            return iter(())
+
+    found, _ = Simulated(forever(0.03)).measured()
+    nothing = replace(found, last_result_s=0.0, slowest_s=0.0, latencies_s=())
+    assert complete(nothing, Rest(), 1.0).stability is Stability.SILENT
+
+
 def test_requests_that_end_after_the_windows_count() -> None:
     """A request of a hundred gets its result after three seconds; nothing else would show it."""
 
-    class Rest:
+    class Rest(Sent):
         under_way: ClassVar = {object(): 102.0, object(): 90.0}
 
         def drain(self, *_: Any) -> Iterator[Completion]:
@@ -158,7 +194,7 @@ def test_requests_that_end_after_the_windows_count() -> None:
 
 
 def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
-    class Rest:
+    class Rest(Sent):
         under_way: ClassVar = {object(): 102.0}
 
         def drain(self, *_: Any) -> Iterator[Completion]:
@@ -175,7 +211,7 @@ def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
 def test_a_service_that_gives_no_more_results_has_no_figures(interrupted: bool) -> None:
     """Those of the time before its end would look like those of a service that lives."""
 
-    class Rest:
+    class Rest(Sent):
         under_way: ClassVar = {object(): perf_counter() - 10}
 
         def drain(self, *_: Any) -> Iterator[Completion]:

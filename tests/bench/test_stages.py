@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -35,10 +37,18 @@ def test_the_stages_and_the_rest_are_the_latency() -> None:
 def test_only_requests_of_the_measurement_count() -> None:
     hit = TierStats("f", "ann", 0, "device", objects=7, nbytes=0, compulsory=2, capacity=1)
     before = StageTotals.of([stats(10, queue=1.0, request=1.0)])
-    since = StageTotals.of([stats(30, (hit,), queue=1.0, request=1.0)]).since(before)
+    since = StageTotals.of([stats(30, (hit,), queue=1.0, request=1.0)]).since(before, 0.0)
+    assert since is not None
     assert since.counts["request"] == 20
     assert since.means_s(1.0) == {"queue": 1.0, BETWEEN: 0.0, OUTSIDE: 0.0}
     assert (since.hits, since.misses) == (7, 3)
+
+
+def test_figures_that_were_counted_anew_have_no_difference() -> None:
+    """After a restart, or a reset: the later ones may be larger all the same."""
+    before = StageTotals.of([stats(10, request=1.0)])
+    assert StageTotals.of([replace(stats(30, request=1.0), since_s=5.0)]).since(before, 6.0) is None
+    assert StageTotals.of([replace(stats(30, request=1.0), since_s=7.0)]).since(before, 6.0)
 
 
 def test_no_request_has_no_parts() -> None:

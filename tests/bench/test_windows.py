@@ -10,8 +10,7 @@ from random import Random
 
 import pytest
 
-from kaas.bench.arrivals import constant, poisson, poisson_of
-from kaas.bench.loops import BLOCK
+from kaas.bench.arrivals import constant, poisson
 from kaas.bench.rows import FEWEST_WINDOWS, LEAST_RESULTS
 from kaas.bench.windows import MeasurementWindow, Stability, stability, steady_part
 
@@ -38,6 +37,7 @@ STEADY = (100, 100, 0.01)
         ([STEADY] * 3, Stability.STABLE),
         ([(10, 1, 0.5), *[STEADY] * 3], Stability.STABLE),  # the first windows warm up
         ([STEADY, STEADY, (100, 100, 0.013)], Stability.UNSETTLED),  # the latency differs
+        ([(100, 100, ms / 1e3) for ms in (16, 10, 33, 49, 20, 41, 8, 4, 4, 4)], Stability.UNSETTLED),  # a calm moment
         ([(0, 0, 0.0)] * 4, Stability.UNSETTLED),  # no reply comes: equal windows of nothing are no measurement
     ],
 )
@@ -92,12 +92,12 @@ def test_a_service_with_too_little_capacity_is_not_called_stable(rate_per_s: int
     """So many requests a second come to four servers, 10 to 100 % more than they can serve, for thirty seconds."""
     states = list[Stability]()
     for seed in range(20 if random else 1):
-        arrivals = poisson_of(rate_per_s, BLOCK, seed) if random else constant(rate_per_s)
+        arrivals = poisson(rate_per_s, seed) if random else constant(rate_per_s)
         service_s = 4 * (1 + over) / rate_per_s
         states.append(judged(served(arrivals, 4, lambda: service_s, 30)))  # noqa: B023 - called at once
     assert states.count(Stability.STABLE) <= len(states) // (4 if rate_per_s * over < 10 else 10)
     if rate_per_s * over >= 10:  # else thirty seconds do not tell it from chance
-        assert states.count(Stability.UNSTABLE) >= 0.9 * len(states)
+        assert states.count(Stability.UNSTABLE) >= 0.75 * len(states)
 
 
 @pytest.mark.parametrize("rate_per_s", [20, 100, 1000])
@@ -176,6 +176,12 @@ def test_a_slow_service_has_a_long_queue_that_does_not_grow() -> None:
     for count in range(1, len(slow)):
         assert stability(windows(*slow[:count]), open_loop=True) is not Stability.UNSTABLE
     assert stability(windows(*slow), open_loop=True) is Stability.STABLE
+
+
+def test_a_service_of_which_each_request_fails_is_silent() -> None:
+    gone = MeasurementWindow(1.0, 4, 0, 0.0, 0, failed=4)
+    assert stability([*windows(*[STEADY] * 2), gone, gone], open_loop=False) is Stability.UNSETTLED
+    assert stability([*windows(*[STEADY] * 2), gone, gone, gone], open_loop=False) is Stability.SILENT
 
 
 def test_failures_are_no_steady_state() -> None:

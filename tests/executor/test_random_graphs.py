@@ -133,9 +133,7 @@ def check(result: RunResult, expected: dict[str, Any], when: str) -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_like_the_interpreter(executor: Executor, library: kaas.Library, data: st.DataObject) -> None:
     task = data.draw(tasks(library))
@@ -163,9 +161,7 @@ def crowded(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), strict=st.one_of(st.none(), st.integers(0, 2**32)))
 def test_side_by_side(crowded: Executor, library: kaas.Library, data: st.DataObject, strict: int | None) -> None:
     numbers = np.random.default_rng(data.draw(st.integers(0, 2**32)))

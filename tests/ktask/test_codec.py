@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
@@ -29,7 +29,6 @@ ROUND_TRIPS: dict[str, Callable[[kaas.KTask], kaas.KTask]] = {
 
 
 @pytest.mark.parametrize("way", ROUND_TRIPS)
-@settings(max_examples=60, deadline=None)
 @given(task=ktasks())
 def test_round_trip(way: str, task: kaas.KTask) -> None:
     back = ROUND_TRIPS[way](task)
@@ -209,7 +208,6 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_damage_gives_a_task_or_a_typed_error(data: st.DataObject) -> None:
     encoded = everything().to_dict()

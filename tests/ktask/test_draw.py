@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hypothesis import given, settings
+from hypothesis import given
 
 import kaas
 from kaas.ktask import draw
@@ -47,7 +47,6 @@ def test_text_names_kernels_and_buffers() -> None:
     assert sum("temporaries" in line for line in lines) == 3
 
 
-@settings(max_examples=50, deadline=None)
 @given(task=ktasks())
 def test_every_task_can_be_drawn(task: kaas.KTask) -> None:
     assert all(char.isprintable() or char == "\n" for char in draw.text(task))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import kaas
 from kaas.errors import DuplicateBuffer, InvalidGraph, OutputNotWritten, ScalarConflict, StructFieldOutside
@@ -87,7 +87,6 @@ def closure(pairs: set[tuple[int, int]], count: int) -> set[tuple[int, int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(task=ktasks())
 def test_edges_order_exactly_the_kernels_that_conflict(task: kaas.KTask) -> None:
     kernels = task.kernels
@@ -102,7 +101,6 @@ def test_edges_order_exactly_the_kernels_that_conflict(task: kaas.KTask) -> None
     assert closure(set(task.edges), len(kernels)) == closure(conflicts, len(kernels))
 
 
-@settings(max_examples=100, deadline=None)
 @given(task=ktasks())
 def test_every_buffer_has_its_roles(task: kaas.KTask) -> None:
     assert not set(task.inputs) & set(task.temporaries)

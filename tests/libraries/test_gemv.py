@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
@@ -102,7 +102,6 @@ def vector_in(rng: np.random.Generator, name: str, size: int, inc: int, offset: 
     return vector, memory, strided(memory, first, (entries, size), (stride, inc))
 
 
-@settings(max_examples=60, deadline=None)
 @given(calls())
 def test_any_vectors_in_any_memory(call: dict[str, Any]) -> None:
     rng = np.random.default_rng(call["seed"])
@@ -161,7 +160,7 @@ def test_batches_beyond_a_grid(dtype: str) -> None:
     np.testing.assert_allclose(wide(got), wide(a) @ wide(x), rtol=0, atol=4 * EPSILON[dtype])
 
 
-# --- what BLAS says of alpha, beta and NaN
+# --- alpha, beta and NaN, as in BLAS
 
 
 def small(dtype: str = "float32") -> list[kaas.Buffer]:
@@ -234,7 +233,7 @@ def test_infinities_of_complex_numbers_stay_infinities() -> None:
     assert got.imag == 0
 
 
-# --- what is refused
+# --- refused arguments
 
 Made = Callable[[], object]
 

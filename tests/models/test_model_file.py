@@ -26,7 +26,7 @@ from kaas.errors import CorruptModel, InvalidRequest
 from kaas.models import constants_file, model_file
 from tests.models.models import LIBRARY, constants, model, models, tensor_names
 
-once_a_function = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+once_a_function = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Entries = dict[str, bytes]
 Change = Callable[[Entries], Entries]
@@ -92,7 +92,7 @@ def test_a_saved_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "m.kaas").stat().st_mode & 0o777 == 0o640
 
 
-# --- what is wrong with a file
+# --- damaged files
 
 
 def entries_of(path: Path) -> Entries:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from kaas.cli.bench import FileFirst
+from kaas.cli.bench.command import FileFirst
 from kaas.cli.main import app
 
 ROOT = Path(__file__).parents[2]

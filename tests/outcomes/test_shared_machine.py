@@ -59,7 +59,7 @@ def test_a_command_with_a_rays_address_shows_no_pool_without_ray(
 def test_tests_of_ctrl_c_in_a_job_in_the_background() -> None:
     """Like `make test &`: its processes ignore SIGINT."""
     command = [sys.executable, "-m", "pytest", "-x", "-k", "interrupt", "-p", "no:cacheprovider"]
-    files = ["tests/api/test_opening.py", "tests/api/test_without_ray.py"]
+    files = ["tests/api/test_opening.py", "tests/api/test_process_pool.py"]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with subprocess.Popen([*command, *files], cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:

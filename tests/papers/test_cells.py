@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kaas.bench.measure import Measurement
+from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import WrongAnswer
 from kaas.papers import cells
 from kaas.papers.cells import Cell, Side, measured
@@ -54,7 +56,7 @@ class StandReplicas:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound in ("SHORTEST_S", "LONGEST_S", "STARTS_S"):
+    for bound in ("SHORTEST_S", "LONGEST_S", "FEW_S"):
         monkeypatch.setattr(cells, bound, 0.05)
     monkeypatch.setattr(cells, "DRAIN_S", 0.1)
 
@@ -66,6 +68,32 @@ def test_each_client_has_its_arrivals_at_random_and_its_own_results() -> None:
     assert replicas.clients[:8] != [0, 1, 2, 3, 0, 1, 2, 3]
     assert replicas.checked == len(replicas.clients)
     assert found.offered_per_s == 400
+
+
+@pytest.mark.parametrize(
+    ("workload", "side", "offered_per_s", "windows"),
+    [
+        ("resnet50", Side.KTASK, 0, (1.2, 4)),
+        ("jacobi", Side.KTASK, 0, (2.0, 3)),  # 20 requests a window, in batches of 4
+        ("resnet50", Side.ETASK_EXCLUSIVE, 0, (2.0, 3)),  # each request starts a process
+        ("resnet50", Side.KTASK, 96, (2.5, 4)),
+        ("jacobi", Side.KTASK, 7, (2.0, 4)),
+    ],
+)
+def test_windows_that_are_too_few_to_agree_are_short_and_not_made_more(
+    monkeypatch: pytest.MonkeyPatch, workload: str, side: Side, offered_per_s: float, windows: tuple[float, int]
+) -> None:
+    monkeypatch.undo()
+    assert cells._windows(Cell(workload, side, 16, online=offered_per_s > 0), SMALL, offered_per_s) == windows
+
+
+def test_a_part_of_a_batch_at_the_end_is_no_lower_rate() -> None:
+    """Four devices end four requests every second: eight in the first two seconds, and none in the rest."""
+    windows = (MeasurementWindow(1.3, 4, 4, 1.0, 4), MeasurementWindow(1.3, 4, 4, 1.0, 4))
+    found = Measurement(
+        Stability.UNSETTLED, windows, 0.0, (0.0, 2.6), (1.0,) * 8, {}, 0.0, False, results=8, last_result_s=2.0
+    )
+    assert cells._rate_per_s(Cell("bert", Side.KTASK, 4), found) == 4.0
 
 
 def test_an_exclusive_policy_is_warm_where_its_devices_are() -> None:

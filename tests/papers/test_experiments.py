@@ -166,6 +166,7 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     assert "another run measures into" in str(outcome.exception)
 
 
+@pytest.mark.processes  # git, for the commit
 def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
     cell = (Cell("bert", Side.KTASK, 4), found(8.0))
     right = msgspec.json.encode(cell).decode()
@@ -208,6 +209,7 @@ def test_a_run_that_was_killed_while_it_wrote_loses_that_line_only(tmp_path: Pat
         assert (tmp_path / "results").read_bytes() == whole
 
 
+@pytest.mark.processes  # git, for the commit
 def test_a_figure_that_is_measured_again_leaves_the_others(stand: Stand, tmp_path: Path) -> None:
     run(["8", "10", "12"], Results(tmp_path / "results"), SMALL, nothing, nothing)
     results = Results(tmp_path / "results")
@@ -236,6 +238,7 @@ def test_a_page_is_not_written_over_the_results_and_a_full_disk_leaves_the_old_o
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
+@pytest.mark.processes  # git, for the commit
 def test_a_file_knows_the_machines_that_measured(tmp_path: Path) -> None:
     here = Hardware.here()
     Results(tmp_path / "results").add(here)

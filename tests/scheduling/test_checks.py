@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
@@ -292,7 +292,6 @@ class Machine:
                 self.feed(RequestArrived(self.time_s, request, "c", "f", attempt=2))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 3))
 def test_fcfs_keeps_every_invariant_and_serves_every_request(data: st.DataObject, devices: int) -> None:
     machine = Machine(lambda n: data.draw(st.integers(0, n - 1)), devices)

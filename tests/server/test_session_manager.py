@@ -442,7 +442,7 @@ def test_a_message_that_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_message_disturbs_another_client(server: Server, data: st.DataObject) -> None:
     message = data.draw(st.sampled_from(MESSAGES))

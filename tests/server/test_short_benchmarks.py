@@ -1,4 +1,4 @@
-"""Half a minute of each benchmark of remote clients: results that do not depend on the machine's speed must hold."""
+"""Short runs of the benchmarks of remote clients: results that do not depend on the machine's speed must hold."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def broken(report: dict[str, Any], *bars: str) -> dict[str, Any]:
 
 
 def test_a_soak() -> None:
-    report = reported("soak", "--minutes", "0.5")
-    assert broken(report, "unanswered", "wrong", "twice") == {}, report
+    report = reported("soak", "--minutes", "2")
+    assert broken(report, "unanswered", "wrong", "twice", "memory_growth") == {}, report
     assert report["detail"]["charged"] == report["detail"]["requests"] > 0
-    assert report["detail"]["servers killed"] == report["detail"]["executors killed"] == 1
-    assert report["detail"]["clients killed"] == 2
+    killed = [report["detail"][f"{what} killed"] for what in ("servers", "executors", "clients")]
+    assert killed == [1, 4, 11]
 
 
 def test_hostile_clients() -> None:

@@ -94,7 +94,7 @@ def check(step: Step, before: Step | None, seen: np.ndarray[Any, Any]) -> None:
     assert rest <= {0} | own, f"{step} found {sorted(map(hex, rest))} after {before}"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 7), program=st.lists(steps(), min_size=2, max_size=12))
 def test_no_client_finds_bytes_that_another_left(
     opened: Open, library: kaas.Library, seed: int, program: list[Step]
@@ -107,7 +107,7 @@ def test_no_client_finds_bytes_that_another_left(
     executor.close()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 7), programs=st.lists(st.lists(steps(), min_size=2, max_size=8), min_size=2, max_size=2))
 def test_a_client_finds_no_bytes_that_another_leaves_in_parallel(
     opened: Open, library: kaas.Library, seed: int, programs: list[list[Step]]

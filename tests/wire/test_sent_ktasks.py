@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
@@ -98,7 +98,6 @@ def test_a_task_has_a_limit() -> None:
         decode_task(bytes(TASK_BYTES + 1))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_change_is_a_task_or_an_error_of_ours(data: st.DataObject) -> None:
     whole = bytearray(encode_task(data.draw(st.sampled_from([add_task(), both_task(), scale_task(name="x")]))))

@@ -19,7 +19,7 @@ import numpy as np
 
 from kaas.bench.inference.http import JsonServer
 from kaas.bench.service import LoadedService
-from kaas.errors import InferenceFailed, InvalidRequest
+from kaas.errors import InferenceFailed, InvalidRequest, Unreachable
 from kaas.ktask.arguments import Buffer
 
 DTYPES = {
@@ -36,6 +36,8 @@ DTYPES = {
 """The protocol's names of dtypes, but for strings and BF16, which JSON cannot carry as numbers."""
 CONNECTIONS = 64
 """The most requests under way; further ones wait for a connection, and their latencies count the wait."""
+METADATA_S = 60.0
+"""Longest wait for a model's description."""
 MOST_VALUES = 1 << 22
 """The most numbers of a request: JSON takes some 10 bytes for each."""
 
@@ -60,7 +62,7 @@ class InferenceEndpoint:
         self._threads, self._idle = list[Thread](), Semaphore(0)
 
     def _inputs(self, model: str) -> tuple[Buffer, ...]:
-        told = self._server.ask("GET", self._path)
+        told = self._metadata()
         try:
             inputs = tuple(_buffer(each) for each in told["inputs"])
         except (KeyError, TypeError, ValueError) as error:
@@ -72,6 +74,23 @@ class InferenceEndpoint:
                 f"{self._url}: {values:,} numbers are too many for JSON: the inputs of model {model!r}"
             )
         return inputs
+
+    def _metadata(self) -> Any:
+        """Ask in a thread: a server may drip an answer without end, each part of which comes in time."""
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._server.ask("GET", self._path))
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                answer.set_exception(error)
+
+        Thread(target=ask, name="kaas bench metadata", daemon=True).start()
+        try:
+            return answer.result(METADATA_S)
+        except TimeoutError as error:
+            why = f"it has not described the model in {METADATA_S:g} s"
+            raise Unreachable(f"{self._url}: {why}", address=self._url, reason=why) from error
 
     def call(self, /, **inputs: Any) -> Future[Mapping[str, Any]]:
         """Send a request, and return a future of the server's answer, decoded from JSON."""
@@ -141,6 +160,6 @@ def at_endpoint(url: str, model: str) -> Iterator[LoadedService]:
     """
     endpoint = InferenceEndpoint(url, model)
     try:
-        yield LoadedService({"": endpoint}, list, 0, {}, endpoint.inputs)
+        yield LoadedService({"": endpoint}, list, (), {}, endpoint.inputs)
     finally:
         endpoint.close()

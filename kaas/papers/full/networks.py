@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 BIAS = 10.0
-"""What a replica's scores are larger by than the scores of the replica before: more than the tolerance of results."""
+"""The distance of a replica's scores from the scores of the replica before: more than the tolerance of results."""
 
 
 class Network(Work):

@@ -28,9 +28,9 @@ PACKAGES = {
     "cutlass_blas": "'./libraries/cutlass_blas[build]'",
     "cupy": "cupy-cuda13x",
 }
-"""What the workloads need -> what installs it."""
+"""Packages that the workloads need -> the names that install them."""
 NOTES = """
-What differs from the paper's machine:
+Differences from the paper's machine:
 
 - GPUs are newer than the V100: kernels and copies are faster, starts of processes hardly.
 - Each GPU has as much memory for cached objects as a V100, so that memory fills up at as many replicas a device.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kaas.models.constants_file import Array
 
 MARK = 1e-6
-"""What the last numbers of constants differ by: a cache keeps equal contents once, and results stay as they are."""
+"""The distance of constants' last numbers: a cache keeps equal contents once, and results stay as they are."""
 
 
 class Work(ABC):

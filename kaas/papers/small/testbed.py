@@ -142,7 +142,8 @@ class SmallTestbed(Testbed):
         return (
             f"- {self.devices} software devices with modelled time. Bytes, and rates of copies, are those of the "
             f"paper's machine (V100 with {self.device_bytes / 1e9:g} GB each, {self.copy_bytes_per_s / 1e9:g} GB/s) "
-            f"divided by {self.shrink:g}; times of kernels, copies and steps are Table 1's times {self.slow:g}. All "
+            f"divided by {self.shrink:g}; times of kernels, copies and steps are Table 1's times {self.slow:g}: with "
+            "half of that, two processors did not keep four devices busy, and two of the bars below were missed. All "
             "else is real: processes and their starts, messages, scheduling, caches. Figures 8 and 10 to 13 are at "
             f"this scale; it is taken out of Table 1.\n{MODELLED}"
         )

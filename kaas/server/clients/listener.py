@@ -159,7 +159,6 @@ class ServerListener:
             message = f"{field}: no server can listen at {host}, port {port}: {error.strerror}"
             raise InvalidConfig(message, field=field) from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._connections.bound(self.endpoint)
 
     # --- admission
 

@@ -65,18 +65,19 @@ class TcpConnection(Generic[T]):
     """A connection.
 
     Fields:
-        fd: its descriptor. owner: set once it has sent a message. taken_bytes: of its taken messages, as sent over it.
+        fd: its descriptor. peer: address and port of its other end, which no other connection has; None if it ended at
+            once. owner: set once it has sent a message. taken_bytes: of its taken messages, as sent over it.
             suspect: True if the last check saw a violation. unfinished_bytes: as of the last check, the bytes since
             its last taken message, 0 if a message was taken between the last two checks.
     """
 
     __slots__ = (
         "_heard", "_progress", "_taken_then",
-        "fd", "owner", "since_s", "suspect", "taken_bytes", "unfinished_bytes",
+        "fd", "owner", "peer", "since_s", "suspect", "taken_bytes", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, fd: int, since_s: float) -> None:
-        self.fd, self.since_s = fd, since_s
+        self.fd, self.peer, self.since_s = fd, _peer(fd), since_s
         self.owner: T | None = None
         self.taken_bytes = self._taken_then = self.unfinished_bytes = 0
         self._progress = Progress(since_s)
@@ -104,6 +105,16 @@ class TcpConnection(Generic[T]):
             wrong = unfinished > UNAUTHENTICATED_BYTES or now_s - self.since_s > UNAUTHENTICATED_S
         end, self.suspect = wrong and self.suspect, wrong
         return end
+
+    def shut_down(self) -> None:
+        """End it. Another connection that has got its descriptor meanwhile stays: ZeroMQ's thread may close it and
+        accept the next one at any time."""
+        if self.peer is None:
+            return
+        with suppress(OSError), tcp.socket(fileno=os.dup(self.fd)) as copy:
+            if _peer(copy.fileno()) == self.peer:
+                copy.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _AT_ONCE)  # a sending peer notices it too
+                copy.shutdown(tcp.SHUT_RDWR)
 
 
 class TcpConnections(Generic[T]):
@@ -140,10 +151,6 @@ class TcpConnections(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._by_fd)
-
-    def bound(self, endpoint: str) -> None:
-        """Set the socket's address, which tells its connections from other files that may get their descriptors."""
-        self._port = int(endpoint.rpartition(":")[2])
 
     def close(self) -> None:
         """Close it before the socket: ZeroMQ's own thread would wait forever for a monitor that is gone."""
@@ -182,7 +189,7 @@ class TcpConnections(Generic[T]):
         """End a connection, unless it has ended: its descriptor may be another connection's by now."""
         if self._by_fd.get(connection.fd) is connection:
             self._unauthenticated.discard(connection.fd)
-            _shut_down(connection.fd, self._port)
+            connection.shut_down()
 
     def _catch_up(self) -> None:
         """Handle the events that ZeroMQ has sent so far."""
@@ -194,8 +201,8 @@ class TcpConnections(Generic[T]):
         event = parse_monitor_message(frames)
         fd = event["value"]
         if event["event"] == zmq.Event.ACCEPTED:
-            address = _address(fd)
             self._by_fd[fd] = accepted = TcpConnection[T](fd, self._loop.time())
+            address = accepted.peer[0] if accepted.peer else ""
             self._unauthenticated.add(fd, source_of(address))
             if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
                 self._end(accepted)
@@ -221,20 +228,13 @@ class TcpConnections(Generic[T]):
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
 
-def _shut_down(fd: int, port: int) -> None:
-    """Shut a connection of a port."""
-    # a copy, since ZeroMQ may close the descriptor of an ended connection at any time
+def _peer(fd: int) -> tuple[str, int] | None:
+    """Return the address and the port of a connection's other end; None if it has just ended."""
     with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
-        if connection.family in _FAMILIES and connection.getsockname()[1] == port:
-            connection.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _AT_ONCE)  # a sending peer notices it too
-            connection.shutdown(tcp.SHUT_RDWR)
-
-
-def _address(fd: int) -> str:
-    """Return the address of a connection's peer; "" if it has just ended."""
-    with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
-        return str(connection.getpeername()[0])
-    return ""
+        if connection.family in _FAMILIES:
+            address, port = connection.getpeername()[:2]
+            return str(address), int(port)
+    return None
 
 
 def _received(fd: int) -> int:

@@ -58,6 +58,20 @@ def test_constants_of_functions_out_of_use_are_like_the_rest() -> None:
     assert order(eviction, 3) == b"ayx"
 
 
+def test_models_that_replace_others_drive_out_those_and_not_each_other() -> None:
+    """Each of eight new models is loaded once, where eight fit and eight old ones were used often."""
+    eviction = after(*keys(b"abcdefgh") * 5, constants=b"abcdefgh")
+    there, loads = set(keys(b"abcdefgh")), 0
+    for key in keys(b"stuvwxyz") * 5:
+        if key not in there:
+            loads += 1
+            (victim,) = eviction.victims(10, SIZES, ()) or ()
+            eviction.removed(victim)
+            there = there - {victim} | {key}
+        eviction.used((key,), (key,))
+    assert loads == 8
+
+
 def test_an_object_that_is_loaded_again_counts_as_new() -> None:
     eviction = after(b"a", b"b", b"a", b"c")
     eviction.removed(b"a")

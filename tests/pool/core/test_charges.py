@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable
 from kaas.pool.core.core import Pool
-from kaas.pool.executors.transport import WorkerReply
+from kaas.pool.core.retry_alone import Case, Verdict, charged_s
+from kaas.pool.executors.transport import WorkerCall, WorkerReply
 from kaas.scheduling.events import Decision, Event, RequestDone, WorkerGone
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from tests.pool.core.careful import careful
 from tests.pool.fake_workers import LOST, RECORD, FakeWorkers, begin, call, failure_of, play, settle
 
 HEARD: list[RequestDone] = []
@@ -134,3 +139,58 @@ def test_a_device_whose_worker_was_stopped_is_unused() -> None:
         assert [device.state for device in pool.status().devices] == ["unused", "unused"]
 
     play(scenario, devices=2, policy="exclusive")
+
+
+# --- charges of failed work
+
+
+def charged(pool: Pool, each: WorkerCall) -> tuple[asyncio.Task[Any], list[float]]:
+    """Return a running request, and the device seconds of it after its end."""
+    request, found = pool.begin(each), list[float]()
+
+    async def end() -> Any:
+        try:
+            return await request.answer
+        finally:
+            found.append(-1.0 if request.record is None else request.record.device_s)
+
+    return asyncio.get_running_loop().create_task(end()), found
+
+
+def test_the_request_that_lost_the_device_is_charged_and_its_neighbour_only_for_its_own_run() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        (good, good_s), (bad, bad_s) = charged(pool, call("good")), charged(pool, call("bad"))
+        await settle()
+        workers.reply(WorkerReply(error=LOST))
+        await settle()
+        workers.reply()
+        assert await good == "value"
+        await settle()
+        workers.reply(WorkerReply(error=LOST))
+        assert await failure_of(bad) is LOST
+        assert good_s == [RECORD.device_s]
+        assert bad_s[0] > 0
+
+    careful(scenario)
+
+
+def test_a_request_that_fails_or_runs_too_long_is_charged_its_time() -> None:
+    too_long = DeadlineExceeded("ran longer than the run limit", kernels=("spin",))
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for reply in (WorkerReply(error=DeviceUnavailable("no")), WorkerReply(error=too_long, lost="ran for too long")):
+            task, took_s = charged(pool, call())
+            await settle()
+            workers.reply(reply)
+            assert await failure_of(task) is reply.error
+            assert took_s[0] > 0
+            await settle()
+
+    careful(scenario)
+
+
+def test_a_request_is_charged_for_a_process_that_died_only_if_it_ran_alone_or_was_abandoned() -> None:
+    case = Case(others=1, reported=False, alone=True, pure=True, retries=0)
+    assert charged_s(case, Verdict.DIED, 2.0, 1.0, abandoned=False) == 0.0
+    assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, abandoned=True) == 2.0
+    assert charged_s(replace(case, others=0), Verdict.DIED, 2.0, 1.0, abandoned=False) == 3.0

@@ -261,7 +261,6 @@ def had(world: World, client: str, costs: list[float], first: int = 0) -> float:
 COSTS = st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(1, 3),
@@ -319,7 +318,6 @@ def test_weights_two_to_one_give_two_to_one(devices: int, slots: int, double: li
     assert ratio == pytest.approx(2.0, rel=0.05)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.floats(0.0, 500.0), st.booleans(), st.integers(1, 3))
 def test_a_client_that_returns_gains_nothing_from_its_absence(
     devices: int, absence_s: float, known_before: bool, slots: int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.scheduling.events import ObjectUse, PolicyFactory
@@ -80,7 +80,6 @@ class Chaos:
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), devices=st.integers(1, 5), slots=st.integers(1, 3), etask_workers=st.integers(1, 3))
 def test_every_request_is_answered_once(
     name: str, data: st.DataObject, devices: int, slots: int, etask_workers: int

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.scheduling.events import (
@@ -280,7 +280,6 @@ def _flow(request: RequestArrived) -> Flow:
 FUNCTIONS = [("a", "f"), ("a", "g"), ("b", "f"), ("c", "f"), ("d", "f")]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 3))
 def test_exclusive_in_any_order(data: st.DataObject, devices: int, slots: int) -> None:
     """The policy never livelocks, no two functions share a worker, and devices come from the largest groups that can

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
@@ -78,7 +78,6 @@ def test_max_share_holds_a_request_back_until_its_time() -> None:
     assert second in world.running
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(sorted(SHARING)),
     st.integers(1, 5),

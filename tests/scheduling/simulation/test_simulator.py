@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -379,7 +379,6 @@ def scenarios(draw: st.DrawFn, policy: str) -> Told:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_is_dispatched_once_or_rejected_and_all_is_the_same_twice(
     policy: str, data: st.DataObject
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import (
@@ -91,7 +91,6 @@ def test_a_full_but_unverified_upload_waits_for_its_last_byte_after_a_restart(tm
     asyncio.run(restart_scenario())
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_complete_upload_is_right_after_any_chunks(data: st.DataObject) -> None:
     """In any order, over each other, beyond the end: right or refused."""

@@ -173,10 +173,11 @@ def test_a_peer_that_does_not_finish_the_handshake_is_disconnected(
     said: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.1)
     peer = plain()
     peer.socket.sendall(said)
-    assert peer.disconnected()
+    with monkeypatch.context() as patch:  # a client's handshake may take longer on a busy machine
+        patch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.0)
+        assert peer.disconnected()
     echoes(connect(alice))
 
 
@@ -185,9 +186,9 @@ def test_a_client_that_sends_nothing_after_the_handshake_is_disconnected(
     alice: OwnKeys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.5)
     silent = connect(alice)
     assert silent.happened() & zmq.Event.HANDSHAKE_SUCCEEDED
+    monkeypatch.setattr(tcp_connections, "UNAUTHENTICATED_S", 0.0)
     assert silent.disconnected()
 
 

@@ -107,14 +107,15 @@ def test_nearest_neighbours_through_curve(elsewhere: Elsewhere, server: Server, 
     np.testing.assert_allclose(answer, nearest_neighbours.reference(a, x, STEPS), rtol=1e-3, atol=1e-5)
 
 
-def test_resnet50_through_curve(elsewhere: Elsewhere, server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["convnet", pytest.param("resnet50", marks=pytest.mark.full)])
+def test_a_network_through_curve(elsewhere: Elsewhere, server: Server, tmp_path: Path, name: str) -> None:
     pytest.importorskip("tvm")
     pytest.importorskip("onnx")
     from benchmarks.models import MODELS, relative_error, same_top1
 
-    model = MODELS["resnet50"]
-    model.compiled((1,), target="ptx").save(tmp_path / "resnet50.kaas")
-    scores = ask(elsewhere, server, tmp_path, tmp_path / "resnet50.kaas", model.inputs())
+    model = MODELS[name]
+    model.compiled((1,), target="ptx").save(tmp_path / "model.kaas")
+    scores = ask(elsewhere, server, tmp_path, tmp_path / "model.kaas", model.inputs())
     (expected,) = model.answers().values()
     assert relative_error(scores, expected) <= 1e-3
     assert same_top1(scores, expected)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QuotaExceeded, UnknownObject, WrongSize
@@ -268,7 +268,6 @@ CONTENTS = [bytes([value]) * size for value, size in ((1, 10), (2, GRAIN_BYTES),
 STEPS = st.tuples(st.sampled_from(["put", "upload", "delete", "again"]), st.sampled_from("ab"), st.integers(0, 2))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=15))
 def test_names_and_counts_are_right_after_any_puts_and_deletes(steps: list[tuple[str, str, int]]) -> None:
     quota = 3 * GRAIN_BYTES

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -52,6 +55,13 @@ def ask(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> tuple[prot
     answer = speaker.receive()
     speaker.received([number])
     return answer
+
+
+def until(reached: Callable[[], bool]) -> None:
+    ends_s = monotonic() + TIMEOUT_S
+    while not reached():
+        assert monotonic() < ends_s
+        sleep(0.01)
 
 
 def failure(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> protocol.Failure:
@@ -135,6 +145,36 @@ def test_a_cancelled_request_can_be_sent_again_at_once(alice: Speaker) -> None:
     assert result == protocol.Result(second, ("y",))
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
     alice.received((waits, first, second))
+
+
+def test_what_is_cancelled_in_the_step_after_is_charged_each_time_and_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve
+) -> None:
+    """A key runs for nothing only where no reply was sent."""
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("STEP_BEGUN", str(begun))
+    server = serve({"steps": {"later": "tests.server.steps.functions:total_later"}})
+    with closing(server.speaker("alice")) as alice:
+        alice.register(scaled())
+        chain(alice, after="later")
+        for _ in range(3):
+            number = alice.number()
+            message = protocol.Invoke(number, "chain", {"x": protocol.Input(frame=1)}, key="K", store={"total": "kept"})
+            alice.send(message, bytes(4 * WIDTH))
+            until(begun.exists)
+            alice.send(protocol.Cancel(number))
+            answer, _ = alice.receive()
+            begun.unlink()
+            assert isinstance(answer, protocol.Failure)
+            assert answer.error == "Cancelled"
+            alice.received([number])
+
+        def charged() -> dict[str, int]:
+            outcomes = [each["outcomes"] for each in alice.ask("usage")["flows"] if each["function"] == "chain"]
+            return dict(outcomes[0]) if outcomes else {}
+
+        until(lambda: charged() == {"cancelled": 3})
+        assert all(each["what"] != "objects" or not each["nbytes"] for each in alice.ask("usage")["holdings"])
 
 
 def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve) -> None:

@@ -227,7 +227,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=operations)
 def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]], tmp_path: Path) -> None:
     """Requests have keys and are repeated where the reply was lost; the process ends between any two steps of the

@@ -217,7 +217,7 @@ def test_memory_is_shared_where_the_pool_can_read_it(
     outbox.close()
 
 
-# --- what makes no sense
+# --- malformed messages
 
 
 def test_malformed_messages_are_dropped(pool: Running, connection: Connection, raw: Callable[[], Raw]) -> None:
@@ -302,7 +302,7 @@ def test_no_peer_is_accepted_while_no_descriptor_is_left_and_then_again(process:
     assert type(messages.decode_to_peer(waiting.receive()[0])) is PoolWelcome
 
 
-# --- who is slow
+# --- slow peers
 
 
 def test_a_peer_that_takes_nothing_delays_no_other(pool: Running, connection: Connection) -> None:

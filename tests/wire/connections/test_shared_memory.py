@@ -170,7 +170,7 @@ def test_a_number_that_means_another_file_now() -> None:
     assert bytes(seen) == b"first"
 
 
-# --- what is no block
+# --- descriptors that are no block
 
 
 def test_files_that_are_no_sealed_memory_are_not_read(tmp_path: Path) -> None:

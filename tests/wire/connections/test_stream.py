@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.wire.connections.connection import LARGE_BYTES
@@ -42,7 +42,6 @@ def moved(source: MessageStream, sink: MessageStream, count: int) -> list[list[A
 SIZES = st.integers(0, 100) | st.sampled_from([LARGE_BYTES - 1, LARGE_BYTES, CHUNK_BYTES * 3 + 1, 1 << 20])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(SIZES, min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_messages_arrive_as_they_were_sent(sizes: list[list[int]], seed: int) -> None:
     one, other = (MessageStream(each) for each in socket.socketpair())
@@ -66,7 +65,6 @@ def content_of(file: int) -> memoryview:
     return memoryview(os.pread(file, 100, 0))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.lists(SIZES, max_size=3), st.integers(0, 3)), min_size=1, max_size=6))
 def test_files_arrive_with_their_message(plan: list[tuple[list[int], int]]) -> None:
     files_before = memory_files()
@@ -178,7 +176,6 @@ def test_a_malformed_head_is_refused(head: bytes) -> None:
     end.close()
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_received_bytes_do_harm(data: bytes) -> None:
     near, far = socket.socketpair()

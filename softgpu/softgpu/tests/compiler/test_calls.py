@@ -30,6 +30,7 @@ def first(a: int, b: int) -> int:
     return second(a + 1, b) - second(b, a)
 
 
+@pytest.mark.slow
 def test_functions_that_call_functions(gpu: Any, numbers: Any) -> None:
     a, b = numbers
     out = np.zeros(64, np.int32)

@@ -148,9 +148,7 @@ def check(gpu: Any, program: tuple[Node, ...], block: int) -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(program=programs(), block=st.sampled_from([32, 20, 48]))
 def test_random_programs(gpu: Any, program: tuple[Node, ...], block: int) -> None:
     check(gpu, program, block)

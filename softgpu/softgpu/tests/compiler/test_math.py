@@ -95,7 +95,12 @@ TWO: dict[str, tuple[Reference, Range, int, int]] = {
     "atan2": (np.arctan2, ALL, 3, 2), "hypot": (np.hypot, (-1e15, 1e15), 3, 2), "fdim": (long("fdim"), ALL, 0, 0),
     "fmin": (np.fmin, ALL, 0, 0), "fmax": (np.fmax, ALL, 0, 0),
 }  # fmt: skip
-CASES = [(name, *row) for name, row in (ONE | TWO).items()]
+LONG = {"j0", "j1", "y0", "y1"}
+"""Functions whose kernels take a second or more to compile."""
+CASES = [
+    pytest.param(name, *row, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+    for name, row in (ONE | TWO).items()
+]
 
 
 def operands(limits: Range, kind: str, count: int, seed: int) -> Any:
@@ -112,7 +117,7 @@ def operands(limits: Range, kind: str, count: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize(("name", "reference", "limits", "single", "double"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(("name", "reference", "limits", "single", "double"), CASES)
 def test_functions(
     gpu: Any, name: str, reference: Reference, limits: Range, single: int, double: int, kind: str
 ) -> None:

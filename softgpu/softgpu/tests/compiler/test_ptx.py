@@ -156,7 +156,9 @@ def test_recursion_is_refused_by_name() -> None:
         examine(entry("call.uni f, ();", before=before))
 
 
-@pytest.mark.parametrize("name", ["divergence", "memory", "warp"])
+@pytest.mark.parametrize(
+    "name", ["warp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("divergence", "memory"))]
+)
 def test_damaged_text_never_crashes(name: str) -> None:
     """Cut off anywhere, or with a piece missing: either it still reads, or it is a PtxError."""
     text = (KERNELS / f"{name}.ptx").read_text()

@@ -139,9 +139,7 @@ def ptx(program: tuple[Op, ...]) -> str:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     program=programs(), block=st.sampled_from([(32, 1), (64, 1), (16, 4), (8, 8), (48, 2), (24, 3), (4, 16), (1, 40)])
 )

@@ -61,7 +61,7 @@ def copied(
     return expected
 
 
-@pytest.mark.parametrize("who", ["all", "guarded", "branched"])
+@pytest.mark.parametrize("who", ["all", pytest.param("guarded", marks=pytest.mark.slow), "branched"])
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(sorted(SIZES)),

@@ -210,7 +210,7 @@ for _bits, _kind in ((32, "r"), (64, "d")):
         for _type, _real, _dtype in (("f32", "f", np.float32), ("f64", "g", np.float64)):
             define(f"cvt.rn.{_type}.{_t}", _real, _kind, lambda a, s=_seen, t=_dtype: s(a).astype(t))
             for _name, _whole in _WHOLE.items():
-                # what no number becomes differs from type to type
+                # NaN becomes another value in each type
                 _zero, _temp = ("0f00000000", "%ff") if _real == "f" else ("0d0000000000000000", "%gg")
                 define(f"cvt.{_name}.{_t}.{_type} {{d}}, {_temp};", _kind, _real,
                     lambda a, n=_bits, s=_sign, w=_whole: _to_integer(_number(a), n, s, w),

@@ -89,6 +89,7 @@ def test_random_programs(gpu: Any, program: Program) -> None:
     check(gpu, program)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
 def test_programs_whose_variables_stay_in_memory(gpu: Any, tmp_path_factory: Any, program: Program) -> None:

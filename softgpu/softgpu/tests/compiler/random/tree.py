@@ -189,7 +189,7 @@ class Program:
     seed: int
 
 
-# --- what a program has
+# --- parts of a program
 
 
 def walk(body: Body) -> Iterator[Statement]:

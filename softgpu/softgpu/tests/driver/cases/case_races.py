@@ -172,7 +172,7 @@ def test_wrong_programs_fail(
     assert failure_message(library).startswith("a race: ")
 
 
-# --- what is no race
+# --- unordered work that is no race
 
 
 def test_streams_that_touch_different_bytes_of_one_allocation(strict: Callable[[int], None]) -> None:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 import cutlass_blas
 import kaas
 from kaas import errors
-from tests.api.conftest import numbers
+from tests.api.conftest import numbers, pool
+
+__all__ = ["pool"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("pool")]
 

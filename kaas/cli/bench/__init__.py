@@ -1,0 +1,1 @@
+"""`kaas bench`, and `kaas bench peers`."""
