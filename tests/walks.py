@@ -23,10 +23,15 @@ RECEIVE = "MessageStream.read"
 """The first function of ours after a message has come over a Unix socket."""
 ARRIVE = "ServerListener._arrived"
 """The first function of ours after a client's message has come to a server."""
-ASK = "Invocations.ask"
-"""The first function of ours that only a call enters at a server: a client sends other messages, too."""
 PROGRAM, POOL, EXECUTOR, SERVER = "program", "pool", "executor", "server"
 _MODULES = {"kaas.pool.on_processes.process_pool": POOL, "kaas.worker.executor_process": EXECUTOR, "serve": SERVER}
+_WAYS = {
+    POOL: (RECEIVE, "ProgramSessions._submit"),
+    EXECUTOR: (RECEIVE, "ExecutorWorker._run"),
+    SERVER: (ARRIVE, "Invocations.ask"),
+}
+"""Where a call's message comes in, and the first function of ours that only a call enters: on a loaded machine an
+earlier message is taken while the flag is up."""
 
 _TASK = """
 import mmap, os, sys
@@ -82,7 +87,7 @@ def call(source: str = CALLS[0]) -> Walk:
     """Record one warm call on a pool without Ray, with one constant and one input. source: one of CALLS."""
     with tempfile.TemporaryDirectory() as folder:
         _run(Path(folder), _TASK + _CALL.format(call=source), f"walk-{os.getpid()}")
-        return _read(Path(folder))
+        return read(Path(folder))
 
 
 def remote() -> Walk:
@@ -100,7 +105,7 @@ def remote() -> Walk:
             finally:
                 server.send_signal(signal.SIGTERM)
                 server.communicate()
-        return _read(folder)
+        return read(folder)
 
 
 def files_of_a_call(walk: Walk) -> list[str]:
@@ -135,19 +140,25 @@ def _run(folder: Path, program: str, argument: str) -> None:
     subprocess.run([sys.executable, "-c", program, argument], env=_environment(folder), check=True)
 
 
-def _read(folder: Path) -> Walk:
+def read(folder: Path) -> Walk:
+    """Read what the processes of one request wrote into a folder."""
     found: Walk = {}
     for path in folder.glob("*.walk"):
         command, *lines = path.read_text().splitlines()
         process = next((name for word, name in _MODULES.items() if word in command.split()), PROGRAM)
         steps = (Step(*line.split(" ", 1)) for line in lines)
         ours = [step for step in steps if step.file.startswith("kaas/")]
-        if process == SERVER and ASK in (step.function for step in ours):  # earlier messages are no part of the way
-            came = [place for place, step in enumerate(ours[: _place(ours, ASK)]) if step.function == ARRIVE]
-            ours = ours[came[-1] :]
-        ours = list(dict.fromkeys(ours))
+        ours = list(dict.fromkeys(_way(ours, *_WAYS[process]) if process in _WAYS else ours))
         found[process] = max(ours, found.get(process, []), key=len)  # an executor without a run enters little
     return found
+
+
+def _way(steps: list[Step], comes: str, only: str) -> list[Step]:
+    """Return the steps from a call's message on, with the one that took it off the connection, without earlier ones."""
+    if only not in (step.function for step in steps):
+        return steps
+    came = [place for place, step in enumerate(steps[: _place(steps, only)]) if step.function == comes]
+    return steps[max(came[-1] - 1, 0) :]
 
 
 def main() -> None:

@@ -62,3 +62,21 @@ def test_a_request_takes_the_walk_that_the_page_draws(
 @pytest.mark.parametrize("source", spread(walks.CALLS, 1))
 def test_a_call_passes_through_few_files(source: str) -> None:
     assert len(walks.files_of_a_call(called(source))) <= CALL
+
+
+def test_an_earlier_message_is_no_part_of_a_call(tmp_path: Path) -> None:
+    lines = [
+        "python -m kaas.worker.executor_process",
+        "kaas/wire/connections/unix_sockets.py UnixConnection._read",
+        "kaas/wire/connections/stream.py MessageStream.read",
+        "kaas/wire/connections/adaptive_poll.py AdaptivePoll.wait",
+        "kaas/wire/connections/unix_sockets.py UnixConnection._read",
+        "kaas/wire/connections/stream.py MessageStream.read",
+        "kaas/worker/executor_worker.py ExecutorWorker._run",
+    ]
+    (tmp_path / "1.walk").write_text("\n".join(lines))
+    assert [step.function for step in walks.read(tmp_path)[walks.EXECUTOR]] == [
+        "UnixConnection._read",
+        "MessageStream.read",
+        "ExecutorWorker._run",
+    ]
