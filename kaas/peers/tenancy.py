@@ -3,7 +3,8 @@
 A model is a vector of 16 MB, and its answer the sum of 4 KB of input and the vector's first 4 KB. KaaS keeps the
 vectors as constants of 64 functions; Serve's replica keeps at most 16 models, and loads others from a file each, as
 Serve's documentation shows it. Both find all models in the host's memory: KaaS in its host cache, Serve in the page
-cache. `hot_per_s` is the rate for one model that is loaded: what is left without misses.
+cache. KaaS's device has two slots, so that a model is copied to it while another runs; Serve's replica, too, begins
+requests while others run. `hot_per_s` is the rate for one model that is loaded: what is left without misses.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ MODEL_BYTES = 16 << 20
 ELEMENTS = 1024
 EXPONENT = 1.1
 OUTSTANDING = 4
+SLOTS = 2
 TURN = 50
 """Requests of one side before the other side's turn."""
 HOT_TURNS = 3
@@ -170,7 +172,8 @@ def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str,
 @contextmanager
 def _kaas() -> Iterator[TenantSide]:
     x = np.ones(ELEMENTS, np.float32)
-    program.init(config=Config(devices=(DEVICE,), host_cache_bytes=2 * MODELS * MODEL_BYTES))
+    config = Config(devices=(DEVICE,), slots=SLOTS, host_cache_bytes=2 * MODELS * MODEL_BYTES)
+    program.init(config=config)
     task = addition()
     functions = [register(task, constants={"w": weights_of(model)}) for model in range(MODELS)]
 
