@@ -91,6 +91,29 @@ def test_many_copies_at_once(source: Any) -> None:
     fails(BAD, driver.cuMemcpyBatchAsync, to, sources, [4, 97], 2, [attributes], [0], 1, stream)
 
 
+LARGE = (4 << 20) + 130
+"""Bytes of a copy that goes past the caches, and has a first and a last line in parts."""
+
+
+@pytest.mark.parametrize(("source_at", "target_at"), [(0, 0), (1, 0), (0, 1), (63, 64), (7, 33)])
+def test_large_copies_at_any_address(source_at: int, target_at: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, LARGE + 64, np.uint8)
+    target, seen = device_array(np.zeros(LARGE + 128, np.uint8))
+    ok(driver.cuMemcpyHtoD(int(target) + target_at, data[source_at:].ctypes.data, LARGE))
+    np.testing.assert_array_equal(seen[target_at : target_at + LARGE], data[source_at : source_at + LARGE])
+    assert not seen[:target_at].any()
+    assert not seen[target_at + LARGE :].any()
+
+
+@pytest.mark.parametrize("shift", [-64, -1, 1, 64, 4 << 20])
+def test_large_copies_whose_ends_overlap(shift: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, LARGE + abs(shift), np.uint8)
+    base, seen = device_array(data)
+    source, target = max(0, -shift), max(0, shift)
+    ok(driver.cuMemcpyDtoD(int(base) + target, int(base) + source, LARGE))
+    np.testing.assert_array_equal(seen[target : target + LARGE], data[source : source + LARGE])
+
+
 @pytest.mark.parametrize(("bits", "later"), [(8, False), (8, True), (16, False), (16, True), (32, False), (32, True)])
 def test_sets_of_rows(bits: int, *, later: bool) -> None:
     kind = np.dtype(f"u{bits // 8}")
