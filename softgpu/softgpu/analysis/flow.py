@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from softgpu.analysis import watching
 from softgpu.analysis.block_order import in_order
 from softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
+from softgpu.analysis.live_ranges import split
 from softgpu.codegen.family import Operation
 from softgpu.ptx import limits
 from softgpu.ptx.kernel import Kernel
@@ -28,7 +29,10 @@ from softgpu.ptx.model import (
 
 @dataclass(slots=True)
 class Flow:
-    """Blocks in order, the bit of each register, and for each block the registers that live at its start and end."""
+    """Blocks in order, the bit of each register, and for each block the registers that live at its start and end.
+
+    The bit of a register that only one block knows is 0: it lives at no start and no end.
+    """
 
     blocks: list[Block]
     register_bit: dict[str, int]
@@ -45,14 +49,17 @@ def build(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> Flow
     """
     blocks = in_order(_thread_exits(_split(kernel, operation)))
     watching.stretch(blocks)
+    local = split(blocks, kernel.registers)
     register_bit: dict[str, int] = {}
     for block in blocks:
         for step in block.steps:
             for name in (*step.writes, *step.reads):
-                register_bit.setdefault(name, 1 << len(register_bit))
+                if name not in local:
+                    register_bit.setdefault(name, 1 << len(register_bit))
         if not isinstance(block.end, Jump):
             register_bit.setdefault(block.end.register, 1 << len(register_bit))
     limits.check_flow(len(blocks), len(register_bit))
+    register_bit |= dict.fromkeys(local, 0)
     live_in, live_out = _liveness(blocks, register_bit)
     return Flow(blocks, register_bit, live_in, live_out)
 
