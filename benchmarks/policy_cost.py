@@ -29,7 +29,8 @@ import kaas
 from kaas.api.attached import current_session
 from kaas.api.ray_session import RaySession
 from kaas.peers.overhead import ELEMENTS, subtraction
-from kaas.scheduling.events import Decision, Event, PhysicalDevice, Policy
+from kaas.scheduling.decisions import Decision, Policy
+from kaas.scheduling.events import Event, PhysicalDevice
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate

@@ -17,7 +17,7 @@ from kaas.import_target import modules_here
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
 if TYPE_CHECKING:
-    from kaas.scheduling.events import PolicyFactory
+    from kaas.scheduling.decisions import PolicyFactory
     from kaas.scheduling.simulation.scenario import Scenario
 
 console = Console(emoji=False)

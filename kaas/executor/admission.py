@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
 import msgspec
@@ -30,12 +30,14 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
         gather: looks up the inputs.
         layout: gives the arena's layout, for masks of the inputs in the arena and of the outputs outside it
             (`Plan.layout`).
+        victims: keys of objects that leave first, as in `RunRequest`.
     """
 
     gather: Gather
     task: KTask | None = None
     slot: int | None = None
     layout: Callable[[int, int], Layout] | None = None
+    victims: Sequence[bytes] = ()
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -138,7 +140,7 @@ class Admission:
         if inputs.made and not self._forget_earlier(inputs.made):
             return None
         arena_bytes = request.layout(inputs.resident, inputs.kept_mask).nbytes if request.layout is not None else 0
-        lease = self._memory.take(inputs, request.slot, arena_bytes)
+        lease = self._memory.take(inputs, request.slot, arena_bytes, request.victims)
         if not isinstance(lease, Shortage):
             return lease
         if lease.lasting_bytes:

@@ -18,10 +18,11 @@ from kaas.executor.device.host_to_device import HostToDevice
 from kaas.executor.device.monitor import DeviceContext, DeviceMonitor, Watchdog, Watched
 from kaas.executor.failures import Failures
 from kaas.executor.inputs import CachedObject, HostObject, InputSource, gather, gather_whole, stage
+from kaas.executor.measuring import measured, of_load
 from kaas.executor.plan.graph_cache import GraphCache
 from kaas.executor.plan.plan import Plan
 from kaas.executor.run import RunRequest, RunResult, RunStats
-from kaas.executor.slots import Slot, Slots, chosen_values, occupied, run_in_slot, tiers_of
+from kaas.executor.slots import Slot, Slots, chosen_values, run_in_slot, tiers_of
 from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "InputSource", "RunRequest", "RunResult", "RunStats"]
@@ -126,18 +127,19 @@ class Executor:
             self._failures.complete(error, task)
             raise
 
-    def load(self, sources: Sequence[InputSource], *, pin: bool = False) -> RunStats:
+    def load(self, sources: Sequence[InputSource], *, pin: bool = False, victims: Sequence[bytes] = ()) -> RunStats:
         """Load objects to the device before their use: all of them, or none.
 
         Args:
             sources: the objects.
             pin: the objects stay on the device until `unpin` or `close`.
+            victims: objects that leave first, as in `RunRequest`.
 
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
         with self._context:
-            stats = self._load(sources, pin)
+            stats = self._load(sources, pin, victims)
             self._tidy()
             return stats
 
@@ -169,6 +171,20 @@ class Executor:
                 left = self._memory.flush(named)
                 self._monitor.notify()
             self._tidy()
+            return left
+
+    def to_host(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Let objects leave the device that page-locked memory holds too; return the keys of those that have left.
+
+        Objects in use, pinned ones and kept outputs stay.
+
+        Raises:
+            DeviceLost
+        """
+        with self._context, self._monitor.lock:
+            self._monitor.check()
+            left = self._memory.to_host(keys)
+            self._monitor.notify()
             return left
 
     def write_back(self, keys: Iterable[bytes]) -> None:
@@ -296,21 +312,7 @@ class Executor:
                 self._give_back(admitted.lease)
             raise
         self._commit(admitted, saved=request.copy_kept)
-        ended = perf_counter()
-
-        waited_s = ended - done.copied_at_s - done.kernels_s
-        stages = {  # copies that were still on their way when the launch was queued count as copying in
-            "plan": planned - started,
-            "fetch": admitted.at_s - planned - admitted.memory_s,
-            "memory": admitted.memory_s,
-            "copy_in": done.copied_at_s - admitted.at_s + min(waited_s, done.travel_s),
-            "kernels": done.kernels_s,
-            "copy_out": max(0.0, waited_s - done.travel_s),
-            "total": ended - started,
-        }
-        loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
-        occupied_s = occupied(admitted, done, planned - started, ended)
-        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes, occupied_s)
+        stats = measured(admitted, done, self._memory, self.cached_bytes, started, planned, perf_counter())
         return RunResult(request.task, done.outputs, stats, self._take_printed(request.client) if plan.prints else "")
 
     def _take_printed(self, client: str) -> str:
@@ -319,22 +321,22 @@ class Executor:
             self._on_printed(client, printed)
         return printed
 
-    def _load(self, sources: Sequence[InputSource], pin: bool) -> RunStats:
+    def _load(self, sources: Sequence[InputSource], pin: bool, victims: Sequence[bytes]) -> RunStats:
         memory = self._memory
         look_up = partial(gather_whole, sources, memory.find, memory.ranges)
-        admitted = self._admit(AdmissionRequest(look_up))
+        admitted = self._admit(AdmissionRequest(look_up, victims=victims))
         lease = admitted.lease
         try:
             for copy in (*lease.copies.values(), *lease.awaited):
                 copy.events.synchronize()
-            tiers, _ = tiers_of(admitted)
+            tiers, load_s = tiers_of(admitted)
         except DeviceLost:
             raise
         except BaseException:
             self._give_back(lease)
             raise
         self._commit(admitted, pin)
-        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0, (), self.cached_bytes)
+        return of_load(lease, memory, self.cached_bytes, tiers, load_s)
 
     def _admission_request(
         self, slot: Slot, graphs: GraphCache, request: RunRequest, kept: Mapping[int, bytes]
@@ -342,7 +344,7 @@ class Executor:
         plan, memory = graphs.plan, self._memory
         by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
         look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
-        return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout)
+        return AdmissionRequest(look_up, plan.task, slot.number, graphs.layout, request.victims)
 
     def _admit(self, wanted: AdmissionRequest) -> Admitted:
         """Reserve all memory of a request; return once its objects are on the device or on their way."""
@@ -393,8 +395,3 @@ class Executor:
         with self._monitor.lock:
             self._memory.give_back(lease)
             self._monitor.notify()
-
-
-def _loaded(lease: MemoryLease, memory: TieredMemory) -> tuple[bytes, ...]:
-    new = (*lease.loaded, *lease.made)
-    return tuple(dict.fromkeys(map(memory.object_of, new))) if new else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,8 @@ class RunRequest(msgspec.Struct, frozen=True):
         keep: names of outputs that stay on the device, with the keys under which later requests find them. An object
             that is there under such a key is replaced. The executor writes them back on demand, or before they leave.
         copy_kept: kept outputs are also in the result, and are never written back.
+        victims: keys of objects that leave the device first, in this order, as far as the request needs room; then
+            follow those that the cache's own rule chooses. Objects in use or pinned stay.
     """
 
     task: KTask
@@ -42,6 +44,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     limit_s: float | None = None
     keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
+    victims: Sequence[bytes] = ()
 
 
 class RunResult(msgspec.Struct, frozen=True):

@@ -24,6 +24,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
         cached_bytes: bytes of the objects on the device and in host memory after the request.
         occupied_s: seconds for which the request occupied the device: its plan, its own loads, kernels and copies,
             without waiting; None if device_s is the whole.
+        load_s: the part of occupied_s in which the request's own loads came: fetched, and copied to the device.
+        hosted: those of `evicted` that page-locked memory still holds.
     """
 
     stages: dict[str, float]
@@ -34,6 +36,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
     kernels: tuple[KernelTime, ...] = ()
     cached_bytes: tuple[int, ...] = ()
     occupied_s: float | None = None
+    load_s: float = 0.0
+    hosted: Sequence[bytes] = ()
 
     @property
     def charged_s(self) -> float:

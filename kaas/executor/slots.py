@@ -352,17 +352,6 @@ def run_in_slot(
     return SlotWork(outputs, copied, slot.stream.kernels.seconds(), kernels, *tiers_of(admitted))
 
 
-def occupied(admitted: Admitted, done: SlotWork, planning_s: float, ended_s: float) -> float:
-    """Return the seconds for which a request occupied the device. `ended_s` is a time of `perf_counter`.
-
-    Copies of other requests' objects count for those requests: if this one waited for them, only its own parts count.
-    """
-    seconds = ended_s - admitted.at_s
-    if admitted.lease.awaited:
-        seconds = min(seconds, done.kernels_s + done.travel_s + admitted.lease.hosting_s)
-    return planning_s + admitted.own_s + seconds
-
-
 def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
     """Return the use of each tier, and the seconds of copies to the device, which must have ended."""
     lease = admitted.lease

@@ -120,7 +120,7 @@ class RegisteredFunction:
             if len(self.constants) == KNOWN_CONSTANTS:
                 self.constants.clear()
             uses = tuple(
-                ObjectUse(constant_key(ref, binding.entry), self.input_bytes[binding.buffer])
+                ObjectUse(constant_key(ref, binding.entry), self.input_bytes[binding.buffer], constant=True)
                 for binding in self.spec.bindings
             )
             self.constants[identity] = f"{self.key}@{identity.hex()}", uses

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import (
-    ClientGone,
-    ClientKnown,
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
-    Event,
     Evict,
-    InputsReady,
-    PhysicalDevice,
     Policy,
     Prefetch,
     Reject,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
+from kaas.scheduling.events import (
+    ClientGone,
+    ClientKnown,
+    Event,
+    FunctionKnown,
+    InputsReady,
+    Ordered,
+    PhysicalDevice,
     RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
-    StartWorker,
-    StopWorker,
     Tick,
     Utilisation,
-    WakeAt,
     WorkerAdopted,
     WorkerGone,
     WorkerKind,
@@ -53,6 +57,8 @@ class _Worker:
     free: set[int] = field(default_factory=set)
     alone: bool = False
     """It runs a request that must run alone."""
+    orders: list[int] = field(default_factory=list)
+    """The numbers of the Prefetches and Evicts that are not answered yet."""
 
     @property
     def busy(self) -> bool:
@@ -74,7 +80,7 @@ class CheckedPolicy:
     and have one executor or at most their number of eTask workers, of which one runs. Rejected requests were queued.
     For a policy with `work_conserving = True` also: no slot stays free while a ready request waits that it could run,
     but for requests that limits hold back, as the policy's method `holds` says, and for slots that are being cleared
-    for requests that must run alone.
+    for requests that must run alone. Each Prefetch and Evict has one answer, or its worker ends.
 
     Raises:
         PolicyError: with the last events and decisions in `story`, from `handle`.
@@ -84,6 +90,7 @@ class CheckedPolicy:
         self._policy = policy
         self.name = name or type(policy).__name__
         self._work_conserving = bool(getattr(policy, "work_conserving", False))
+        self.utilisation_every_s = _period(getattr(policy, "utilisation_every_s", None), self.name)
         self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
         self._etask_workers = {device.index: device.etask_workers for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
@@ -162,8 +169,14 @@ class CheckedPolicy:
             case Residency(worker=worker):
                 up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"got the objects of unknown worker {worker}")
+            case Ordered(worker=worker, order=order):
+                open_ = self._workers[worker].orders if worker in self._workers else []
+                self._require(order in open_, f"got the answer of worker {worker} to unknown order {order}")
+                open_.remove(order)
             case Utilisation(device=device):
                 self._require(device in self._on_device, f"got the utilisation of unknown device {device}")
+            case FunctionKnown():
+                pass
             case ClientKnown(client=client):
                 self._max_running.pop(client, None)
                 if event.max_running is not None:
@@ -239,8 +252,10 @@ class CheckedPolicy:
             case Prefetch(worker=worker) | Evict(worker=worker):
                 up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"changed the cache of unknown worker {worker}")
-                keys = all(isinstance(key, bytes) for key in decision.keys)
-                self._require(keys, f"named keys that are no bytes: {decision!r}")
+                self._require(_are_keys(decision.keys), f"named keys that are no bytes: {decision!r}")
+                if isinstance(decision, Prefetch):
+                    self._check_victims(decision)
+                self._workers[worker].orders.append(decision.order)
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
                 self._require(decision.time_s < math.inf, "asked to be woken never")
@@ -268,11 +283,16 @@ class CheckedPolicy:
         limit = self._max_running.get(queued.client)
         if limit is not None and self._runs(queued.client) >= limit:
             self._fail(f"ran {_named(queued)}, though its client runs {limit} already")
+        if decision.victims:
+            self._check_victims(decision)
         worker.free.remove(decision.slot)
         worker.alone = queued.alone
         self._running[decision.request] = (number, decision.slot, queued.client)
         if queued.alone or not worker.free:
             del self._usable[number]
+
+    def _check_victims(self, decision: Dispatch | Prefetch) -> None:
+        self._require(_are_keys(decision.victims), f"named victims that are no keys: {decision!r}")
 
     def _runs(self, client: str) -> int:
         """Return the number of running requests of a client."""
@@ -330,6 +350,23 @@ class CheckedPolicy:
     def _error(self, broken: str) -> PolicyError:
         story = tuple(str(entry) for entry in self._story)
         return PolicyError(f"policy {self.name!r} {broken}", policy=self.name, story=story)
+
+
+def _period(given: object, name: str) -> float | None:
+    """Return the seconds between a policy's Utilisation events; None if it wants none.
+
+    Raises:
+        PolicyError: it is neither.
+    """
+    if given is None:
+        return None
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0.001 <= given < math.inf:
+        return given
+    raise PolicyError(f"policy {name!r}: utilisation_every_s is seconds, at least 0.001, not {given!r}", policy=name)
+
+
+def _are_keys(keys: Iterable[object]) -> bool:
+    return all(isinstance(key, bytes) for key in keys)
 
 
 def _flow(request: RequestArrived) -> Flow:

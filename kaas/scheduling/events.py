@@ -1,4 +1,4 @@
-"""The events that a policy gets and the decisions that it makes: immutable values with all times and sizes.
+"""The events that a policy gets: immutable values with all times and sizes. `decisions` has what it makes of them.
 
 Times are seconds on the pool's own monotonic clock. A request, a worker and a slot are small integers: requests count
 up as they arrive, workers are numbered by the policy that starts them, slots by the worker from 0.
@@ -8,10 +8,8 @@ Values that each request needs are Structs, which take a tenth of the time of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
@@ -47,11 +45,17 @@ class PhysicalDevice:
     """eTask workers that may be on it at a time; one of them runs."""
 
 
-class ObjectUse(msgspec.Struct, frozen=True):
-    """An object that a request reads. key: its name in caches; None for a plain value, which no cache keeps."""
+class ObjectUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An object that a request reads.
+
+    Fields:
+        key: its name in caches; None for a plain value, which no cache keeps. constant: the function binds it, so that
+            all requests of the function read it: it is part of the function's memory.
+    """
 
     key: bytes | None
     nbytes: int
+    constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,6 @@ class Running:
     client: str
     function: str
     ends_s: float | None = None
-
-
-# --- events
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,29 @@ class ClientKnown:
     mean_s: float | None = None
     devices: tuple[int, ...] = ()
     present: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionKnown:
+    """The measured times and memory of a function on one kind of device, from before this epoch of the pool.
+
+    The event counts as `observations` requests. Functions without such an event are known by their requests.
+
+    Fields:
+        kind: of the device, as `PhysicalDevice.kind`. run_s: device seconds of a request without loads. load_s: device
+            seconds to load the function's memory, which has nbytes. family, batch: functions of one family differ in
+            the batch size only.
+    """
+
+    time_s: float
+    function: str
+    kind: str
+    run_s: float
+    load_s: float
+    nbytes: int
+    observations: int
+    family: str = ""
+    batch: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +167,8 @@ class RequestDone(msgspec.Struct, frozen=True):
         device_s: seconds that the request had the device. For a kTask these are its plan, its own loads, kernels
             and copies, for an eTask the whole call; and the start of the worker, if the worker was started for the
             request.
+        run_s: the part of device_s without loads and without the start of the worker.
+        load_s: the part of device_s in which its own loads brought loaded_bytes to the device.
     """
 
     time_s: float
@@ -151,6 +177,9 @@ class RequestDone(msgspec.Struct, frozen=True):
     slot: int
     outcome: Outcome
     device_s: float
+    run_s: float = 0.0
+    load_s: float = 0.0
+    loaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +232,35 @@ class WorkerGone:
 class Residency:
     """Objects that were loaded to a worker's device, and those that left it.
 
-    The event comes before the RequestDone of the request that moved the objects.
+    The event comes just before the RequestDone or Ordered of what moved the objects. Objects on their way are the
+    policy's own state.
+
+    Fields:
+        evicted: all that left the device. host: those of them that page-locked memory still holds.
     """
 
     time_s: float
     worker: int
     loaded: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
+    host: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The answer to a Prefetch or an Evict, whatever came of it. WorkerGone answers all that are open on its worker.
+
+    Fields:
+        order: the number in the decision. loaded: objects that it has loaded, or moved away. refused: objects of the
+            decision that are not where it wanted them. seconds: device seconds of its loads.
+    """
+
+    time_s: float
+    worker: int
+    order: int
+    loaded: tuple[bytes, ...] = ()
+    refused: tuple[bytes, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +281,7 @@ class Tick:
 
 Event = (
     ClientKnown
+    | FunctionKnown
     | ClientGone
     | RequestArrived
     | InputsReady
@@ -239,92 +291,7 @@ Event = (
     | WorkerAdopted
     | WorkerGone
     | Residency
+    | Ordered
     | Utilisation
     | Tick
 )
-
-
-# --- decisions
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Start a worker on a device, under an id never used before.
-
-    An eTask worker serves one client and function, of which a request is queued. For an executor both are only a
-    remark for people.
-    """
-
-    worker: int
-    kind: WorkerKind
-    device: int
-    client: str = ""
-    function: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """End a worker; a busy one first finishes its requests. WorkerGone follows."""
-
-    worker: int
-
-
-class Dispatch(msgspec.Struct, frozen=True):
-    """Run a request, whose inputs are ready, in a free slot."""
-
-    request: int
-    worker: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """Load objects into a worker's cache ahead of their use: all of them, or none. Residency follows.
-
-    keys: inputs of queued or running requests, since these carry the references. A key that no such request with ready
-    inputs reads is skipped.
-    """
-
-    worker: int
-    keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Drop objects from a worker's cache, but for those in use or pinned. Residency names the dropped ones."""
-
-    worker: int
-    keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """End a queued request with an error: it will not run."""
-
-    request: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a Tick at this time."""
-
-    time_s: float
-
-
-Decision = StartWorker | StopWorker | Dispatch | Prefetch | Evict | Reject | WakeAt
-
-
-class Policy(Protocol):
-    """Decides when each request runs, and where. A policy does no I/O and reads no clock."""
-
-    def handle(self, event: Event) -> list[Decision]:
-        """Take in an event, and return the decisions that follow.
-
-        Raises:
-            PolicyError: the event names an unknown id.
-        """
-        ...
-
-
-PolicyFactory = Callable[[Sequence[PhysicalDevice]], Policy]

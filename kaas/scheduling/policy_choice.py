@@ -10,7 +10,8 @@ from typing import Any
 from kaas.errors import InvalidConfig, PolicyError
 from kaas.import_target import check_target, find_target
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.events import PhysicalDevice, PolicyFactory
+from kaas.scheduling.decisions import PolicyFactory
+from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
 
 

@@ -17,11 +17,13 @@ import msgspec
 
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.events import Decision, Event, PhysicalDevice, PolicyFactory
+from kaas.scheduling.decisions import Decision, PolicyFactory
+from kaas.scheduling.events import Event, PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
 
-VERSION = 1
+VERSION = 2
+"""Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
 
 
@@ -248,8 +250,8 @@ def _cut_off(rest: Sequence[bytes]) -> bool:
 def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None]:
     if line.startswith(b'{"version"'):
         epoch = msgspec.json.decode(line, type=PoolEpoch)
-        if epoch.version != VERSION:
-            raise msgspec.ValidationError(f"version {epoch.version}, not {VERSION}")
+        if not 1 <= epoch.version <= VERSION:
+            raise msgspec.ValidationError(f"version {epoch.version}, not 1 to {VERSION}")
         return epoch
     entry = msgspec.json.decode(line, type=_RecordedEvent)
     decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)

@@ -199,7 +199,8 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """Run an invocation. Frames: the encoded Invocation, then those that `attached` points to.
 
     `keep` has keys of outputs that stay on the device, as the Invocation lists them. With `deferred` the outputs do not
-    come in frames but as a deferred result, which is collected.
+    come in frames but as a deferred result, which is collected. `victims` has keys of objects that leave the device
+    first, as far as the invocation needs room.
     """
 
     number: int
@@ -207,6 +208,7 @@ class RunInvocation(msgspec.Struct, frozen=True, array_like=True, tag=31):
     keep: Sequence[bytes] = ()
     deferred: bool = False
     attached: Sequence[ExecutorAttachment] = ()
+    victims: Sequence[bytes] = ()
 
 
 class CacheCommand(msgspec.Struct, frozen=True, array_like=True, tag=32):

@@ -106,10 +106,16 @@ class KeyedObject(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheDecisionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A decision of the policy about one device's cache: objects to load, and keys of objects to drop."""
+    """A decision of the policy about one device's cache: objects to load, or keys of objects that leave.
+
+    victims: keys of objects that leave first, as far as the loads need room. to_host: objects leave the device only if
+    page-locked memory has them; else they leave both.
+    """
 
     loads: list[KeyedObject]
-    drops: list[bytes]
+    leaving: list[bytes]
+    victims: list[bytes] = []
+    to_host: bool = False
 
 
 RunRecord = RunStats

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import StartWorker
 from kaas.wire.connections.connection import Connection, ConnectionLost
 from kaas.wire.messages import FromPeer, RequestObjects, RunInvocation
 from kaas.wire.specs import decode_invocation

@@ -208,7 +208,13 @@ class ExecutorWorker:
         record = None
         try:
             result = self._work.run(
-                run.invocation, message.attached, objects, message.slot, message.keep, not message.deferred
+                run.invocation,
+                message.attached,
+                objects,
+                message.slot,
+                message.keep,
+                not message.deferred,
+                message.victims,
             )
         except Exception as error:  # noqa: BLE001 - any error is the reply to this request
             done, outputs = self._failure(message.number, error)

@@ -88,19 +88,21 @@ class InvocationRunner:
         slot: int,
         keep: Sequence[bytes] = (),
         copy: bool = False,
+        victims: Sequence[bytes] = (),
     ) -> RunResult:
         """Run an invocation.
 
-        `keep` has keys of the outputs that stay on the device. With `copy` they come back too.
+        `keep` has keys of the outputs that stay on the device. With `copy` they come back too. `victims` are those of
+        `RunRequest`.
 
         Raises:
             The errors of `Executor.run`, and KaasError for an unknown function.
         """
         try:
-            return self._attempt(invocation, attached, objects, slot, keep, copy)
+            return self._attempt(invocation, attached, objects, slot, keep, copy, victims)
         except InputFailed as failed:
             lost = _lost(failed)
-        again = partial(self._attempt, invocation, attached, objects, slot, keep, copy)
+        again = partial(self._attempt, invocation, attached, objects, slot, keep, copy, victims)
         return self._with_inputs(again, objects, slot, lost)
 
     def _attempt(
@@ -111,6 +113,7 @@ class InvocationRunner:
         slot: int | None,
         keep: Sequence[bytes] = (),
         copy: bool = False,
+        victims: Sequence[bytes] = (),
     ) -> RunResult:
         began_s = None if invocation.function in self._functions else perf_counter()
         spec, task = self._function(invocation.function)
@@ -131,6 +134,7 @@ class InvocationRunner:
             invocation.profile,
             keep=kept,
             copy_kept=copy,
+            victims=victims,
         )
         result = self.executor.run(request, slot)
         if registered_s:  # decoding a kTask of many kernels takes long, too
@@ -190,12 +194,16 @@ class InvocationRunner:
         """Carry out a decision of the policy about the cache.
 
         Raises:
-            The errors of `Executor.load` and `flush`.
+            The errors of `Executor.load`, `to_host` and `flush`.
         """
+        executor, keys = self.executor, decided.leaving
+        if decided.to_host:
+            left = executor.to_host(keys)
+            return evicted(executor, left, hosted=left)
         if not decided.loads:
-            return evicted(self.executor, self.executor.flush(decided.drops))
+            return evicted(executor, executor.flush(keys))
         sources = unpack_keyed(decided.loads, attached, objects)
-        return self._with_inputs(lambda: self.executor.load(sources), objects, None)
+        return self._with_inputs(lambda: executor.load(sources, victims=decided.victims), objects, None)
 
 
 def _lost(failed: InputFailed) -> InputLost:
@@ -205,9 +213,9 @@ def _lost(failed: InputFailed) -> InputLost:
     return failed.__cause__
 
 
-def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
+def evicted(executor: Executor, keys: Sequence[bytes] = (), *, hosted: Sequence[bytes] = ()) -> wire.RunRecord:
     """Return the record of a command that runs no kernels and loads nothing."""
-    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)
+    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes, hosted=hosted)
 
 
 # --- the objects of a request

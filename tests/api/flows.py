@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kaas.scheduling.decisions import Decision, Dispatch, StartWorker, StopWorker
 from kaas.scheduling.events import (
-    Decision,
-    Dispatch,
     Event,
     InputsReady,
     PhysicalDevice,
     RequestArrived,
     RequestCancelled,
     RequestDone,
-    StartWorker,
-    StopWorker,
     WorkerGone,
     WorkerKind,
     WorkerReady,

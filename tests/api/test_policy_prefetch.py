@@ -10,7 +10,8 @@ import pytest
 import ray
 
 import kaas
-from kaas.scheduling.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency, WorkerReady
+from kaas.scheduling.decisions import Decision, Evict, Prefetch
+from kaas.scheduling.events import Event, RequestArrived, Residency, WorkerReady
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.wire.status.stats import TierStats
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task

@@ -20,7 +20,8 @@ from kaas import errors
 from kaas.api.session import HERE
 from kaas.cache_folders import cache_root
 from kaas.pool.on_ray.cluster import NAMESPACE
-from kaas.scheduling.events import Decision, Dispatch, Event, RequestArrived
+from kaas.scheduling.decisions import Decision, Dispatch
+from kaas.scheduling.events import Event, RequestArrived
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.timeouts import TIMEOUT_S

@@ -44,13 +44,13 @@ def test_no_request_overtakes_one_that_waits_for_room(
     admitted: list[int | None] = []
     take = executor._memory.take
 
-    def watched(inputs: Any, slot: int | None, arena_bytes: int) -> Any:
-        lease = take(inputs, slot, arena_bytes)
+    def watched(inputs: Any, slot: int | None, *more: Any) -> Any:
+        lease = take(inputs, slot, *more)
         if hasattr(lease, "reservation"):
             admitted.append(slot)
         return lease
 
-    executor._memory.take = watched  # type: ignore[method-assign]
+    executor._memory.take = watched  # type: ignore[method-assign,assignment]
     stop.go_on()
     for future, expected in zip(futures, (3, 7, 3, 3), strict=True):
         check(future, expected)

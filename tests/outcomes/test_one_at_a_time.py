@@ -10,14 +10,13 @@ from functools import partial
 
 import pytest
 
+from kaas.scheduling.decisions import Dispatch, StartWorker
 from kaas.scheduling.events import (
-    Dispatch,
     Event,
     Outcome,
     PhysicalDevice,
     RequestArrived,
     RequestDone,
-    StartWorker,
     Tick,
     WorkerReady,
 )

@@ -19,7 +19,8 @@ import softgpu
 from benchmarks import placement, temporaries
 from benchmarks.tenants import N, X, copier, holder, pool
 from kaas.errors import DeadlineExceeded
-from kaas.scheduling.events import Dispatch, RequestArrived, RequestDone
+from kaas.scheduling.decisions import Dispatch
+from kaas.scheduling.events import RequestArrived, RequestDone
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.recording import PoolEpoch, read
 from kaas.scheduling.simulation.scenario_file import read as scenario_of

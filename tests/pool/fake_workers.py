@@ -15,7 +15,7 @@ from kaas.executor.cache.tiers import TierUse
 from kaas.pool.core import core, runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
 from tests.timeouts import TIMEOUT_S
@@ -38,7 +38,8 @@ class FakeWorkers:
         self.stopped: list[int] = []
         self.trouble = ""
         self.orders: list[tuple[int, Any]] = []
-        self.decided: list[tuple[int, Any]] = []
+        self.decided: list[tuple[Any, ...]] = []
+        self.victims: list[Sequence[bytes]] = []
         self.refuses: KaasError | None = None
         self.slow: dict[int, asyncio.Future[None]] = {}
         self.refuse_to_start: Exception | None = None
@@ -52,9 +53,10 @@ class FakeWorkers:
             raise WorkerLost(await asyncio.shield(self.ends[start.worker]))
         return self.info
 
-    async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:
+    async def run(self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()) -> WorkerReply:
         answer: asyncio.Future[WorkerReply] = asyncio.get_running_loop().create_future()
         self.slots.append(slot)
+        self.victims.append(victims)
         self.runs.append((worker, call.label, answer))
         return await answer
 
@@ -64,12 +66,17 @@ class FakeWorkers:
             await self.slow[worker]
         return self.upkept(worker, order.payload)
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
+    async def prefetch(
+        self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
+    ) -> WorkerReply:
         self.decided.append((worker, {key: call.label for key, call in named.items()}))
+        self.victims.append(victims)
         return self.upkept(worker)
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        self.decided.append((worker, keys))
+    async def evict(self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING) -> WorkerReply:
+        self.decided.append((worker, keys) if to is EvictTo.NOTHING else (worker, keys, to))
+        if worker in self.slow:
+            await self.slow[worker]
         return self.upkept(worker, WorkerReply(record=RunRecord({}, {}, [], list(keys), 0.0)))
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:

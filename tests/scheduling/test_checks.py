@@ -12,23 +12,25 @@ from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
 from kaas.scheduling.checks import STORY_LENGTH, CheckedPolicy
-from kaas.scheduling.events import (
-    ClientKnown,
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
-    Event,
     Evict,
+    Reject,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
+from kaas.scheduling.events import (
+    ClientKnown,
+    Event,
     InputsReady,
     Outcome,
     PhysicalDevice,
-    Reject,
     RequestArrived,
     RequestCancelled,
     RequestDone,
-    StartWorker,
-    StopWorker,
     Tick,
-    WakeAt,
     WorkerGone,
     WorkerKind,
     WorkerReady,

@@ -15,7 +15,7 @@ object leaves only after the caller has called `saved`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from kaas.executor.cache.eviction import Eviction
@@ -98,6 +98,7 @@ class ObjectCache(Generic[D, H]):
         arena_bytes: int,
         replaced: Collection[bytes] = (),
         made: Collection[bytes] = (),
+        victims: Sequence[bytes] = (),
     ) -> Reservation | Shortage | Unsaved:
         """Reserve room for objects (key -> bytes) and an arena of at least arena_bytes, for an idle slot.
 
@@ -111,6 +112,8 @@ class ObjectCache(Generic[D, H]):
             replaced: keys of objects that the new ones replace.
             made: keys of those objects that the request makes on the device. No tier has them, and they do not come
                 through host memory.
+            victims: keys of objects that leave the device first, in this order, as far as room is needed; then follow
+                those of the eviction rule.
         """
         there = self.device.values
         if any(key in there or key in self.host.values for key in made):
@@ -118,7 +121,7 @@ class ObjectCache(Generic[D, H]):
         reservation = self.hit(objects, slot, arena_bytes)
         if reservation is None:
             arena_bytes = granules(arena_bytes) if arena_bytes else 0
-            room = self._make_room(objects, slot, arena_bytes, replaced, made)
+            room = self._make_room(objects, slot, arena_bytes, replaced, made, victims)
             if not isinstance(room, Reservation):
                 return room
             self._pin(objects, slot)
@@ -238,6 +241,17 @@ class ObjectCache(Generic[D, H]):
         leaving = [key for key in dict.fromkeys(keys) if key not in self._pins and key not in self.unsaved]
         return self.device.drop(leaving), self.host.drop(leaving)
 
+    def to_host(self, keys: Iterable[bytes]) -> dict[bytes, D]:
+        """Let these objects leave the device, except pinned and unsaved ones and those that host memory lacks.
+
+        Return the objects to free. They count as evicted.
+        """
+        if self._open is not None:
+            raise ValueError("a reservation is still open")
+        kept = self._pins.keys() | self.unsaved
+        leaving = [key for key in dict.fromkeys(keys) if key not in kept and key in self.host.values]
+        return self.device.evict(leaving)
+
     # --- room
 
     def _make_room(
@@ -247,6 +261,7 @@ class ObjectCache(Generic[D, H]):
         arena_bytes: int,
         replaced: Collection[bytes],
         made: Collection[bytes],
+        named: Sequence[bytes],
     ) -> Reservation | Shortage | Unsaved:
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
         load_bytes = sum(loads.values())
@@ -257,7 +272,7 @@ class ObjectCache(Generic[D, H]):
         replacing = sum(key in self.device.sizes for key in first)
         for arena, freed in self._arenas_to_try(slot, before, arena_bytes):
             needed_bytes = load_bytes + arena + others_bytes - sum(self.arenas[other] for other in freed)
-            victims = self.device.victims(needed_bytes, kept, first)
+            victims = self.device.victims(needed_bytes, kept, first, named)
             if victims is not None and len(victims) == replacing:  # no object must leave to make room
                 break
         if victims is None:

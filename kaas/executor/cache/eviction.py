@@ -34,6 +34,19 @@ class Eviction(Protocol):
         """
 
 
+def named_first(
+    rule: Eviction, needed_bytes: int, sizes: Mapping[bytes, int], kept: Collection[bytes], named: Iterable[bytes]
+) -> tuple[bytes, ...] | None:
+    """Return victims as `Eviction.victims` does: those that are named, in their order, then those of the rule."""
+    leaving: dict[bytes, int] = {}
+    for key in named:
+        if needed_bytes > 0 and key in sizes and key not in kept and key not in leaving:
+            leaving[key] = sizes[key]
+            needed_bytes -= sizes[key]
+    others = rule.victims(needed_bytes, sizes, {*kept, *leaving} if leaving else kept)
+    return None if others is None else (*leaving, *others)
+
+
 class SegmentedLru:
     """Least recently used, in three segments.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,13 @@ import msgspec
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache.cache import ObjectCache
+from kaas.executor.cache.inflight import InflightCopies, InflightCopy
 from kaas.executor.cache.ranges import Ranges
 from kaas.executor.cache.reservation import Reservation, Shortage, Unsaved
 from kaas.executor.cache.tiers import TierUse
 from kaas.executor.device.device import OpenDevice
 from kaas.executor.device.device_memory import HostMemory
 from kaas.executor.device.page_locked import PageLockedBuffers
-from kaas.executor.device.streams import EventPair
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 
 
@@ -91,10 +91,17 @@ class TieredMemory:
         part = self.ranges.part(entry)
         return entry if part is None else part.key
 
-    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> MemoryLease | Shortage | Unsaved:
+    def is_hosted(self, key: bytes) -> bool:
+        """Return True if page-locked memory has at least a part of an object."""
+        return any(entry in self.cache.host.values for entry in self._entries(key))
+
+    def take(
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, victims: Sequence[bytes] = ()
+    ) -> MemoryLease | Shortage | Unsaved:
         """Return a lease of all memory that a request needs, or the obstacle; then nothing has changed.
 
-        Requests for an object whose copy failed get a Shortage of 0 bytes until the object is dropped.
+        Objects in victims leave first, in this order, as far as the request needs room. Requests for an object whose
+        copy failed get a Shortage of 0 bytes until the object is dropped.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
@@ -105,7 +112,8 @@ class TieredMemory:
             return Shortage(0)
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
         if reservation is None:
-            lease = self._make(inputs, slot, arena_bytes, awaited)
+            entries = [entry for key in victims for entry in self._entries(key)]
+            lease = self._make(inputs, slot, arena_bytes, entries, awaited)
             if not isinstance(lease, MemoryLease):
                 return lease
         else:
@@ -150,6 +158,18 @@ class TieredMemory:
             self.buffers.trim(0)
         return left
 
+    def to_host(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Free these objects on the device, except pinned and unsaved ones and those that page-locked memory lacks.
+
+        Return the keys of the objects that have left the device whole.
+        """
+        entries = [[entry for entry in self._entries(key) if entry in self.cache.device.values] for key in keys]
+        hosted = [each for each in entries if each and all(entry in self.cache.host.values for entry in each)]
+        cached = self.cache.to_host([entry for each in hosted for entry in each])
+        left = tuple(dict.fromkeys(self.object_of(each[0]) for each in hosted if cached.keys() >= {*each}))
+        self._free(cached, {})
+        return left
+
     def close(self) -> None:
         """Free everything. No lease may be in use."""
         for cached in self.cache.device.values.values():
@@ -185,11 +205,16 @@ class TieredMemory:
                 self.ranges.remove(entry)
 
     def _make(
-        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
+        self,
+        inputs: Inputs,
+        slot: int | None,
+        arena_bytes: int,
+        victims: Sequence[bytes],
+        awaited: list[InflightCopy],
     ) -> MemoryLease | Shortage | Unsaved:
         """Reserve room and allocate it. If the driver refuses, correct the budget and try once more."""
         try:
-            return self._try(inputs, slot, arena_bytes, awaited)
+            return self._try(inputs, slot, arena_bytes, victims, awaited)
         except OutOfDeviceMemory:
             # Other users of the device, or code with large globals, take memory: plan with the driver's real memory.
             # The idle memory that the pool cannot give back lies in pieces between objects: it makes no room.
@@ -197,16 +222,21 @@ class TieredMemory:
             tier = self.cache.device
             tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + self._device.free_bytes())
         try:
-            return self._try(inputs, slot, arena_bytes, awaited)
+            return self._try(inputs, slot, arena_bytes, victims, awaited)
         except OutOfDeviceMemory as error:
             if not self.leases:
                 raise
             return Shortage(error.needed_bytes)
 
     def _try(
-        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[InflightCopy]
+        self,
+        inputs: Inputs,
+        slot: int | None,
+        arena_bytes: int,
+        victims: Sequence[bytes],
+        awaited: list[InflightCopy],
     ) -> MemoryLease | Shortage | Unsaved:
-        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
+        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made, victims)
         if not isinstance(reservation, Reservation):
             return reservation
         lease = MemoryLease(reservation, self.cache.device.values, awaited=awaited)
@@ -300,9 +330,7 @@ class TieredMemory:
         there = self.cache.device.values
         keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
         self._forget_parts((*lease.evicted, *lease.host_evicted))
-        return tuple(
-            key for key in keys if key not in there and not any(p.entry in there for p in self.ranges.parts(key))
-        )
+        return tuple(key for key in keys if not any(entry in there for entry in self._entries(key)))
 
     def _uses(self, lease: MemoryLease, inputs: Inputs) -> dict[str, TierUse]:
         reservation, cache = lease.reservation, self.cache
@@ -347,54 +375,3 @@ class TieredMemory:
 def _hits(inputs: Inputs) -> dict[str, TierUse]:
     """Return the tiers' use of a request that found everything on the device."""
     return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
-
-
-class InflightCopy:
-    """The copy of one object to the device.
-
-    Fields:
-        events: around the copy. submitted: the copy is in its stream. failed: it will never be there.
-    """
-
-    __slots__ = ("events", "failed", "submitted")
-
-    def __init__(self, events: EventPair) -> None:
-        self.events = events
-        self.submitted = False
-        self.failed = False
-
-
-class InflightCopies:
-    """All copies under way, by entry of the cache. For one thread at a time."""
-
-    def __init__(self) -> None:
-        self._under_way: dict[bytes, InflightCopy] = {}
-        self._idle_events: list[EventPair] = []  # kept, since making events takes longer than recording them
-
-    def expect(self, entries: Iterable[bytes]) -> dict[bytes, InflightCopy]:
-        """Add and return copies of these entries, which are still to be submitted."""
-        made = {entry: InflightCopy(self._idle_events.pop() if self._idle_events else EventPair()) for entry in entries}
-        self._under_way.update(made)
-        return made
-
-    def among(self, entries: Iterable[bytes]) -> list[InflightCopy]:
-        """Return the copies under way of these entries."""
-        if not self._under_way:
-            return []
-        return [copy for entry in entries if (copy := self._under_way.get(entry)) is not None]
-
-    def ended(self, copies: Mapping[bytes, InflightCopy]) -> None:
-        """Remove ended copies. Failed ones stay until the cache has dropped the object."""
-        self.forget([entry for entry, copy in copies.items() if not copy.failed])
-
-    def forget(self, entries: Iterable[bytes]) -> None:
-        """Remove the copies of these entries."""
-        for entry in entries:
-            copy = self._under_way.pop(entry, None)
-            if copy is not None:
-                self._idle_events.append(copy.events)
-
-    def close(self) -> None:
-        """Free the events. No copy may be under way."""
-        while self._idle_events:
-            self._idle_events.pop().close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from kaas.executor.cache.eviction import Eviction, SegmentedLru
+from kaas.executor.cache.eviction import Eviction, SegmentedLru, named_first
 
 T = TypeVar("T")
 
@@ -60,18 +60,17 @@ class Tier(Generic[T]):
         self._left: dict[bytes, None] = {}
 
     def victims(
-        self, needed_bytes: int, kept: Collection[bytes], first: Iterable[bytes] = ()
+        self, needed_bytes: int, kept: Collection[bytes], first: Iterable[bytes] = (), named: Iterable[bytes] = ()
     ) -> tuple[bytes, ...] | None:
         """Return the objects that must leave for needed_bytes more; None if even all that may leave are too few.
 
-        Objects in `first` leave in any case, if they are here. Objects in `kept` stay.
+        Objects in `first` leave in any case, if they are here. Those in `named` follow in their order, as far as room
+        is needed, and then those that the eviction rule chooses. Objects in `kept` stay.
         """
         excess = self.reserved_bytes + needed_bytes - self.capacity_bytes
         leaving = tuple(key for key in first if key in self.sizes)
-        if not leaving:
-            return self._eviction.victims(excess, self.sizes, kept)
         excess -= sum(self.sizes[key] for key in leaving)
-        others = self._eviction.victims(excess, self.sizes, {*kept, *leaving})
+        others = named_first(self._eviction, excess, self.sizes, {*kept, *leaving} if leaving else kept, named)
         return None if others is None else leaving + others
 
     def returning(self, keys: Iterable[bytes]) -> int:
@@ -93,12 +92,18 @@ class Tier(Generic[T]):
 
     def drop(self, keys: Iterable[bytes]) -> dict[bytes, T]:
         """Forget these objects and their room. Return the values of those that were here."""
-        dropped = {key: self.values[key] for key in keys if key in self.values}
+        dropped = self.evict(keys)
         for key in dropped:
-            self.reserved_bytes -= self.sizes[key]
-            self.forget(key)
             del self._left[key]  # it was not evicted
         return dropped
+
+    def evict(self, keys: Iterable[bytes]) -> dict[bytes, T]:
+        """Forget these objects and their room, as evicted ones. Return the values of those that were here."""
+        evicted = {key: self.values[key] for key in keys if key in self.values}
+        for key in evicted:
+            self.reserved_bytes -= self.sizes[key]
+            self.forget(key)
+        return evicted
 
     def retract(self, keys: Iterable[bytes]) -> dict[bytes, T]:
         """Drop objects that no request has used, as if they had never been here. Return their values."""

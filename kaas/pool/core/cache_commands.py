@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +14,9 @@ from kaas.pool.core.runs import Runs
 from kaas.pool.core.workers import WorkerRecord
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply, WorkerTransport
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
-from kaas.scheduling.events import Evict, Prefetch, WorkerKind
+from kaas.scheduling.decisions import Evict, Prefetch
+from kaas.scheduling.events import WorkerKind
+from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import PinStatus
 
 SendCommand = Callable[[int], Coroutine[Any, Any, WorkerReply]]
@@ -119,8 +121,10 @@ class CacheCommands:
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
         """Let a worker forget outputs that it kept: no request will ask for them."""
         if worker in self._workers:
-            forget = self._try(self._workers[worker], lambda number: self._transport.discard(number, keys))
-            self._background.run(forget)
+            self._background.run(self._forget(self._workers[worker], keys))
+
+    async def _forget(self, worker: WorkerRecord, keys: Sequence[bytes]) -> None:
+        await self._try(worker, lambda number: self._transport.discard(number, keys))
 
     def _executors(self) -> Iterator[WorkerRecord]:
         return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
@@ -133,8 +137,8 @@ class CacheCommands:
 
     async def _send(
         self, worker: WorkerRecord, function: str, client: str, send: SendCommand, limit_s: float | None = None
-    ) -> None:
-        """Send a command to a worker, and take in the worker's reply.
+    ) -> RunRecord | None:
+        """Send a command to a worker, take in the worker's reply, and return its record.
 
         Raises:
             KaasError: the worker's error. DeviceUnavailable: the worker ended; or it did not reply, and was ended; or
@@ -160,6 +164,7 @@ class CacheCommands:
         if reply.record is not None and reply.record.tiers:
             self._ledger.write(LedgerEntry(function, client, worker.device.index, None, tiers=reply.record.tiers))
         self._runs.tell_residency(worker, reply.record)
+        return reply.record
 
     # --- pins
 
@@ -222,30 +227,46 @@ class CacheCommands:
     # --- the policy's decisions
 
     def decided(self, decision: Prefetch | Evict, requests: Iterable[Request]) -> None:
-        """Carry out a decision of the policy as far as possible; a Residency event reports the outcome to the policy.
+        """Carry out a decision of the policy as far as possible; an Ordered event tells the policy what came of it.
 
         requests: all that are queued or running.
         """
-        worker = self._workers[decision.worker]
-        if worker.kind is not WorkerKind.EXECUTOR:
-            return
+        worker, keys = self._workers[decision.worker], decision.keys
         if isinstance(decision, Evict):
-            self._background.run(self._try(worker, lambda number: self._transport.evict(number, decision.keys)))
+            send: SendCommand = lambda number: self._transport.evict(number, keys, decision.to)  # noqa: E731
+            self._background.run(self._follow(worker, decision, keys, send))
             return
         references = self.references
         if references is None:
             references = self.references = RequestsByObject()
             for request in requests:
                 references.add(request)
-        named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
-        if named:
-            self._background.run(self._try(worker, lambda number: self._transport.prefetch(number, named)))
+        named = {key: call for key in keys if (call := references.find(key)) is not None}
+        send = lambda number: self._transport.prefetch(number, named, decision.victims)  # noqa: E731
+        self._background.run(self._follow(worker, decision, tuple(named), send))
 
-    async def _try(self, worker: WorkerRecord, send: SendCommand) -> None:
+    async def _follow(
+        self, worker: WorkerRecord, decision: Prefetch | Evict, keys: Sequence[bytes], send: SendCommand
+    ) -> None:
+        """Carry out a decision as far as it concerns these keys, and tell the policy what came of it."""
+        record = None
+        if keys and worker.kind is WorkerKind.EXECUTOR:
+            record = await self._try(worker, send)
+        moved: Collection[bytes] = ()
+        there: Collection[bytes] = ()
+        if record is not None:
+            moved, there = (record.evicted,) * 2 if isinstance(decision, Evict) else (record.loaded, keys)
+        loaded = tuple(key for key in decision.keys if key in moved)
+        refused = tuple(key for key in decision.keys if key not in there)
+        self._runs.ordered(worker, decision.order, loaded, refused, 0.0 if record is None else record.load_s)
+
+    async def _try(self, worker: WorkerRecord, send: SendCommand) -> RunRecord | None:
+        """Send a command that no caller waits for: only the statistics report its error. Return the worker's record."""
         try:
-            await self._send(worker, "", "", send)
-        except KaasError as error:  # no caller waits for this command: only the statistics report its error
+            return await self._send(worker, "", "", send)
+        except KaasError as error:
             self._ledger.write(LedgerEntry("", "", worker.device.index, type(error).__name__))
+            return None
 
     def ended(self, request: Request) -> None:
         """Take in that a request is ENDED."""

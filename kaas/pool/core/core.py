@@ -25,21 +25,23 @@ from kaas.pool.executors.transport import Survivor, WorkerCall, WorkerReply, Wor
 from kaas.pool.observing import event_log
 from kaas.pool.observing.ledger import LedgerEntry
 from kaas.pool.observing.reports import Reports
-from kaas.scheduling.events import (
-    ClientGone,
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
-    Event,
     Evict,
-    InputsReady,
-    PhysicalDevice,
     Prefetch,
     Reject,
-    RequestCancelled,
     StartWorker,
     StopWorker,
-    Tick,
     WakeAt,
+)
+from kaas.scheduling.events import (
+    ClientGone,
+    Event,
+    InputsReady,
+    PhysicalDevice,
+    RequestCancelled,
+    Tick,
     WorkerKind,
 )
 from kaas.scheduling.policy_choice import make_policy
@@ -309,7 +311,8 @@ class Pool:
             for decision in self._decide(event):
                 match decision:
                     case Dispatch():
-                        self._runs.dispatch(requests[decision.request], self._workers[decision.worker], decision.slot)
+                        worker = self._workers[decision.worker]
+                        self._runs.dispatch(requests[decision.request], worker, decision.slot, decision.victims)
                     case Reject():
                         error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
                         self.end(requests[decision.request], error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
@@ -17,7 +18,16 @@ from kaas.pool.executors.transport import WorkerLost, WorkerReply, WorkerTranspo
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing import event_log
 from kaas.pool.observing.event_log import EventLog
-from kaas.scheduling.events import Event, Outcome, RequestCancelled, RequestDone, Residency, WorkerGone, WorkerKind
+from kaas.scheduling.events import (
+    Event,
+    Ordered,
+    Outcome,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    WorkerGone,
+    WorkerKind,
+)
 from kaas.wire.specs import RunRecord
 
 TIMED_OUT = 702
@@ -71,17 +81,17 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self.limits = RunLimits(run_limit_s, self._workers, self._overrun, self._loop)
 
-    def dispatch(self, request: Request, worker: WorkerRecord, slot: int) -> None:
-        """Run a request in a slot of a worker."""
+    def dispatch(self, request: Request, worker: WorkerRecord, slot: int, victims: Sequence[bytes] = ()) -> None:
+        """Run a request in a slot of a worker. victims: as in `Dispatch`."""
         self._requests.move(request, RequestState.RUNNING)
         request.worker, request.device, request.slot = worker.id, worker.device.index, slot
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self.run(request, worker)
+        self.run(request, worker, victims)
 
-    def run(self, request: Request, worker: WorkerRecord) -> None:
+    def run(self, request: Request, worker: WorkerRecord, victims: Sequence[bytes] = ()) -> None:
         """Send a request to its worker, or wait for the reply of a request that an adopted worker runs already."""
-        run = self._transport.run(worker.id, request.slot, request.call)
+        run = self._transport.run(worker.id, request.slot, request.call, victims)
         self.limits.begun(request)
         if not isinstance(run, ImmediateFuture):
             run = ImmediateFuture.of(self._background.begin(run))
@@ -124,12 +134,26 @@ class Runs:
         record = request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
         self._host.end(request, reply.error or reply)
         outcome = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
-        device_s = worker.start_s + record.charged_s
+        charged_s = record.charged_s
+        device_s = worker.start_s + charged_s
+        load_s = min(record.load_s, charged_s)
         worker.start_s = 0.0
         self.tell_residency(worker, reply.record)
         was_last = worker.stopping and not worker.running
         outcome = Outcome.ABANDONED if abandoned else outcome
-        self._host.handle(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
+        self._host.handle(
+            RequestDone(
+                self._loop.time(),
+                request.id,
+                worker.id,
+                request.slot,
+                outcome,
+                device_s,
+                charged_s - load_s,
+                load_s,
+                record.miss_bytes,
+            )
+        )
         self._host.charge(request, device_s, abandoned=abandoned)
         if was_last:
             self._manager.end(worker)
@@ -139,7 +163,20 @@ class Runs:
         if record is not None:
             worker.cached_bytes = record.cached_bytes
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
-            self._host.handle(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
+            loaded, evicted, hosted = tuple(record.loaded), tuple(record.evicted), tuple(record.hosted)
+            self._host.handle(Residency(self._loop.time(), worker.id, loaded, evicted, hosted))
+
+    def ordered(
+        self,
+        worker: WorkerRecord,
+        order: int,
+        loaded: tuple[bytes, ...],
+        refused: tuple[bytes, ...],
+        seconds: float,
+    ) -> None:
+        """Tell the policy what came of its Prefetch or Evict. The end of the worker tells it too."""
+        if worker.id in self._workers:
+            self._host.handle(Ordered(self._loop.time(), worker.id, order, loaded, refused, seconds))
 
     # --- the end of a worker
 

@@ -11,11 +11,11 @@ from typing import Protocol
 from kaas.pool.background import Background
 from kaas.pool.core.requests import Request, Requests
 from kaas.pool.executors.transport import Survivor, WorkerTransport
+from kaas.scheduling.decisions import StartWorker
 from kaas.scheduling.events import (
     PhysicalDevice,
     Residency,
     Running,
-    StartWorker,
     WorkerAdopted,
     WorkerKind,
     WorkerReady,

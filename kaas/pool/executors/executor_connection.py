@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import StartWorker
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, open_file
 from kaas.wire.connections.stream import FILES_AT_MOST, close_all

@@ -16,7 +16,7 @@ from kaas.pool.executors.residents import Placed, Residents
 from kaas.pool.executors.transport import CacheOrder, Survivor, WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import EvictTo, StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.error_codec import decode_error, encode_error
@@ -173,7 +173,7 @@ class Executors:
     # --- calls
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall
+        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
         """Send a run to its executor, before this returns."""
         connection, payload = self._connections.get(worker), call.payload
@@ -192,7 +192,7 @@ class Executors:
         number = next(self._numbers)
         deferred = not (function.inline or payload.direct)
         header = messages.RunInvocation(
-            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, attached
+            number, slot, tuple(payload.keep.values()) if payload.keep else (), deferred, attached, victims
         )
         if deferred:
             return self._collected(
@@ -236,8 +236,9 @@ class Executors:
             worker, messages.CacheCommand(next(self._numbers), attached), [orders.message], orders.refs
         )
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
-        """Load objects, by key; each call has a reference to its object."""
+    async def prefetch(
+        self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
+    ) -> WorkerReply:
         positions: dict[Any, int] = {}
         loads = []
         for call, keys in _by_call(named):
@@ -246,10 +247,10 @@ class Executors:
             for key in keys:
                 ref, entry = places[key]
                 loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
-        return await self._decide(worker, specs.CacheDecisionSpec(loads, []), list(positions))
+        return await self._decide(worker, specs.CacheDecisionSpec(loads, [], list(victims)), list(positions))
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        return await self._decide(worker, specs.CacheDecisionSpec([], list(keys)))
+    async def evict(self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING) -> WorkerReply:
+        return await self._decide(worker, specs.CacheDecisionSpec([], list(keys), to_host=to is EvictTo.HOST))
 
     async def _decide(self, worker: int, decided: specs.CacheDecisionSpec, refs: Sequence[Any] = ()) -> WorkerReply:
         header = messages.CacheDecision(next(self._numbers), [Named(ref.binary()) for ref in refs])

@@ -10,7 +10,8 @@ import msgspec
 
 from kaas.errors import KaasError
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.events import ObjectUse, StartWorker, WorkerKind
+from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.events import ObjectUse, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
 
@@ -94,9 +95,9 @@ class WorkerTransport(Protocol):
         ...
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall
+        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        """Run a call; fail with WorkerLost if the worker ends first.
+        """Run a call; fail with WorkerLost if the worker ends first. victims: as in `Dispatch`.
 
         An ImmediateFuture ends in the turn of the loop in which the reply arrives.
         """
@@ -106,11 +107,13 @@ class WorkerTransport(Protocol):
         """Carry out a cache command. Raises WorkerLost as above."""
         ...
 
-    async def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> WorkerReply:
+    async def prefetch(
+        self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
+    ) -> WorkerReply:
         """Load objects, by key; each call has a reference to its object. Raises WorkerLost as above."""
         ...
 
-    async def evict(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
+    async def evict(self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING) -> WorkerReply:
         """Evict objects. Raises WorkerLost as above."""
         ...
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerReply, WorkerTransport
 from kaas.pool.immediate_future import ImmediateFuture
-from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.scheduling.decisions import EvictTo, StartWorker
+from kaas.scheduling.events import WorkerKind
 from kaas.wire.status.status import WorkerInfo
 
 
@@ -41,9 +42,11 @@ class WorkerTransports:
         return self._transport_of(start.worker).start(start)
 
     def run(
-        self, worker: int, slot: int, call: WorkerCall
+        self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()
     ) -> ImmediateFuture[WorkerReply] | Coroutine[Any, Any, WorkerReply]:
-        return self._transport_of(worker).run(worker, slot, call)
+        if worker in self._etask_ids:
+            return self._etask_workers.run(worker, slot, call)
+        return self._executors.run(worker, slot, call, victims)
 
     def ended(self, worker: int) -> Coroutine[Any, Any, str]:
         return self._transport_of(worker).ended(worker)
@@ -63,11 +66,15 @@ class WorkerTransports:
     def cache_command(self, worker: int, order: CacheOrder) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.cache_command(worker, order)
 
-    def prefetch(self, worker: int, named: Mapping[bytes, WorkerCall]) -> Coroutine[Any, Any, WorkerReply]:
-        return self._executors.prefetch(worker, named)
+    def prefetch(
+        self, worker: int, named: Mapping[bytes, WorkerCall], victims: Sequence[bytes] = ()
+    ) -> Coroutine[Any, Any, WorkerReply]:
+        return self._executors.prefetch(worker, named, victims)
 
-    def evict(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, WorkerReply]:
-        return self._executors.evict(worker, keys)
+    def evict(
+        self, worker: int, keys: Sequence[bytes], to: EvictTo = EvictTo.NOTHING
+    ) -> Coroutine[Any, Any, WorkerReply]:
+        return self._executors.evict(worker, keys, to)
 
     def write_back(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, WorkerReply]:
         return self._executors.write_back(worker, keys)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.config import EXECUTOR_OPTIONS, Config, Device
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
 from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo

@@ -16,7 +16,7 @@ from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.hosts import Resources, one_line
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import StartWorker
 from kaas.wire import specs
 from kaas.wire.outputs import Packed, StoredOutput, unpacked
 from kaas.wire.status.status import WorkerInfo

@@ -19,7 +19,7 @@ from kaas.pool.on_processes.objects import HeldObject
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.on_ray.fetching import fetched
 from kaas.pool.on_ray.readiness import Readiness
-from kaas.scheduling.events import StartWorker
+from kaas.scheduling.decisions import StartWorker
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.messages import Address, Block, Framed, ObjectParts
 from kaas.wire.outputs import StoredOutput

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kaas.errors import InvalidConfig
-from kaas.scheduling.events import PolicyFactory
+from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed

@@ -11,15 +11,8 @@ import heapq
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import (
-    Decision,
-    StartWorker,
-    StopWorker,
-    WorkerAdopted,
-    WorkerGone,
-    WorkerKind,
-    WorkerReady,
-)
+from kaas.scheduling.decisions import Decision, StartWorker, StopWorker
+from kaas.scheduling.events import WorkerAdopted, WorkerGone, WorkerKind, WorkerReady
 from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.reclaiming import Reclaiming, leaving_workers
 from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest, Rank, Serves, WorkerGroup, WorkerState

@@ -10,23 +10,22 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from kaas.errors import PolicyError
+from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
 from kaas.scheduling.events import (
     ClientGone,
     ClientKnown,
-    Decision,
-    Dispatch,
     Event,
+    FunctionKnown,
     InputsReady,
+    Ordered,
     Outcome,
     PhysicalDevice,
-    Reject,
     RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
     Tick,
     Utilisation,
-    WakeAt,
     WorkerAdopted,
     WorkerGone,
     WorkerKind,
@@ -142,7 +141,7 @@ class Scheduler:
                 self._open = True
                 self._wake_s = None
                 self._mark_dirty_all()
-            case Utilisation():
+            case FunctionKnown() | Ordered() | Utilisation():
                 pass
         return self._decide()
 

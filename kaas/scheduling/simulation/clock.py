@@ -34,6 +34,11 @@ class Clock:
         """The present time in seconds."""
         return seconds(self.now_ps)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the agenda is empty."""
+        return not self._agenda
+
     def at(self, time_ps: int, turn: Turn, order: tuple[int, int], action: Callable[[], None]) -> None:
         """Put an action on the agenda; within a turn `order` decides, and then the order of these calls."""
         heapq.heappush(self._agenda, (time_ps, turn, *order, next(self._entries), action))

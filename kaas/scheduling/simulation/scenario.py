@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from kaas.errors import InvalidScenario, KaasError
-from kaas.scheduling.events import PhysicalDevice, Policy, WorkerKind
+from kaas.scheduling.decisions import Policy
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies import POLICIES
 
 ETASK_POLICY = "exclusive"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kaas.executor.cache.eviction import SegmentedLru
+from kaas.executor.cache.eviction import SegmentedLru, named_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,19 @@ class SimulatedMemory:
         self._eviction.used((key,))
         self._eviction.used((key,))
 
-    def place(self, key: bytes, size: int, now_ps: int, load_ps: int) -> FunctionPlace | None:
+    def place(
+        self, key: bytes, size: int, now_ps: int, load_ps: int, named: Sequence[bytes] = ()
+    ) -> FunctionPlace | None:
         """Make sure that a function's memory is there, as the one used last.
 
-        Return None if the running functions leave no room now.
+        Functions in named leave first, in this order, as far as room is needed. Return None if the running functions
+        leave no room now.
         """
         evicted: tuple[bytes, ...] = ()
         loaded = key not in self._sizes
         if loaded:
-            victims = self._eviction.victims(self._used_bytes + size - self.size_bytes, self._sizes, +self._running)
+            excess_bytes = self._used_bytes + size - self.size_bytes
+            victims = named_first(self._eviction, excess_bytes, self._sizes, +self._running, named)
             if victims is None:
                 return None
             evicted = victims
@@ -57,14 +61,15 @@ class SimulatedMemory:
         self._eviction.used((key,))
         return FunctionPlace(max(now_ps, self._ready_ps[key]), loaded, evicted)
 
-    def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
+    def make_room(self, sizes: Mapping[bytes, int], named: Sequence[bytes] = ()) -> tuple[bytes, ...] | None:
         """Drop the memory that must leave for all of these functions, some of which may be there.
 
-        Return None, and drop nothing, if the running functions leave no room.
+        Functions in named leave first. Return None, and drop nothing, if the running functions leave no room.
         """
         needed_bytes = sum(size for key, size in sizes.items() if key not in self._sizes)
         kept = {*sizes, *+self._running}
-        victims = self._eviction.victims(self._used_bytes + needed_bytes - self.size_bytes, self._sizes, kept)
+        excess_bytes = self._used_bytes + needed_bytes - self.size_bytes
+        victims = named_first(self._eviction, excess_bytes, self._sizes, kept, named)
         if victims is not None:
             self.drop(victims)
         return victims

@@ -11,23 +11,28 @@ from functools import partial
 
 from kaas.errors import PolicyError
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.events import (
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
-    Event,
     Evict,
-    Outcome,
+    EvictTo,
     PolicyFactory,
     Prefetch,
     Reject,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
+from kaas.scheduling.events import (
+    Event,
+    Ordered,
+    Outcome,
     RequestCancelled,
     RequestDone,
     Residency,
     Running,
-    StartWorker,
-    StopWorker,
     Tick,
-    WakeAt,
+    Utilisation,
     WorkerAdopted,
     WorkerGone,
     WorkerReady,
@@ -76,11 +81,15 @@ class _Simulation:
     def run(self) -> Simulated:
         for client in start.clients(self._scenario):
             self._send(client)
+        for function in start.functions(self._scenario):
+            self._send(function)
         for worker in start.adopted(self._scenario) if self._adopts else ():
             self._adopt(worker)
         self._send(Tick(0.0))
         for request in self._requests:
             self._clock.at(request.arrived_ps, Turn.ARRIVAL, (request.index, 0), partial(self._arrive, request))
+        if self._policy.utilisation_every_s:
+            self._measure_later(0)
         while (turn := self._clock.step()) is not None:
             self._wakes = self._wakes + 1 if turn is Turn.WAKE else 0
         if self._open:
@@ -90,12 +99,12 @@ class _Simulation:
 
     # --- events
 
-    def _send(self, event: Event) -> None:
-        """Send an event to the policy, and the events that follow at once from its decisions."""
-        events = deque([event])
-        while events:
-            for decision in self._policy.handle(events.popleft()):
-                events.extend(self._apply(decision))
+    def _send(self, *events: Event) -> None:
+        """Send events to the policy, and then those that follow at once from its decisions."""
+        queue = deque(events)
+        while queue:
+            for decision in self._policy.handle(queue.popleft()):
+                queue.extend(self._apply(decision))
 
     def _arrive(self, request: SimulatedRequest) -> None:
         if request.nbytes > max(device.memory.size_bytes for device in self._devices):
@@ -112,11 +121,11 @@ class _Simulation:
             return
         self._reject(request, "deadline")
         self._send(RequestCancelled(self._clock.now_s, request.arrival.request))
-        if request.place is None:
+        if request.dispatch is None:
             self._open -= 1
-        elif not request.began:
-            self._devices[self._workers[request.worker].device].entering.remove(request)
-            self._leave(request, Outcome.ABANDONED, 0)
+        elif request.memory is None:
+            self._device_of(request).entering.remove(request)
+            self._leave(request, Outcome.ABANDONED)
 
     def _wake(self) -> None:
         if not self._open:
@@ -125,33 +134,63 @@ class _Simulation:
             raise self._error("does nothing but ask to be woken")
         self._send(Tick(self._clock.now_s))
 
-    def _complete(self, request: SimulatedRequest, charged_ps: int) -> None:
+    def _measure_later(self, since_ps: int) -> None:
+        """Tell the policy the devices' utilisation after its period, as long as something else is to come."""
+        assert self._policy.utilisation_every_s, "the policy asks for it"
+        at_ps = since_ps + picoseconds(self._policy.utilisation_every_s)
+
+        def measure() -> None:
+            for device in self._devices:
+                busy = device.busy_share(since_ps, at_ps)
+                self._send(Utilisation(self._clock.now_s, device.index, busy))
+            if not self._clock.is_idle:
+                self._measure_later(at_ps)
+
+        self._clock.at(at_ps, Turn.DEADLINE, (0, 0), measure)
+
+    def _complete(self, request: SimulatedRequest) -> None:
         if not request.replied:
             latency_s = seconds(self._clock.now_ps - request.arrived_ps)
             self._completed.append(Completed(request.arrival.client, latency_s))
         outcome = Outcome.ABANDONED if request.replied else Outcome.SUCCEEDED
         request.replied = True
-        self._devices[self._workers[request.worker].device].memory.end(request.key)
-        self._leave(request, outcome, charged_ps)
+        device, memory = self._device_of(request), request.memory
+        device.memory.end(request.key)
+        if memory is not None and memory.loaded:
+            self._send(self._moved(request.dispatched.worker, (request.key,), memory.evicted))
+        self._leave(request, outcome)
 
-    def _leave(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> None:
+    def _device_of(self, request: SimulatedRequest) -> SimulatedDevice:
+        return self._devices[self._workers[request.dispatched.worker].device]
+
+    def _moved(self, worker: int, loaded: tuple[bytes, ...], evicted: tuple[bytes, ...]) -> Residency:
+        """Return the event of objects that moved. Host memory has all that left the device."""
+        return Residency(self._clock.now_s, worker, loaded, evicted, evicted)
+
+    def _leave(self, request: SimulatedRequest, outcome: Outcome) -> None:
         """Take a request off its device: others may enter."""
-        device = self._devices[self._workers[request.worker].device]
-        self._send(self._left(request, outcome, charged_ps))
-        for event in self._enter(device):
-            self._send(event)
+        device = self._device_of(request)
+        self._send(self._left(request, outcome))
+        self._enter(device)
 
-    def _left(self, request: SimulatedRequest, outcome: Outcome, charged_ps: int) -> RequestDone:
+    def _left(self, request: SimulatedRequest, outcome: Outcome) -> RequestDone:
         """Free the slot of a request; a stopping worker ends with its last request."""
-        assert request.place is not None, "only what was dispatched leaves a slot"
-        worker_id, slot = request.place
+        worker = self._workers[request.dispatched.worker]
         self._open -= 1
-        self._charged_ps[request.arrival.client] += charged_ps
-        worker = self._workers[worker_id]
+        self._charged_ps[request.arrival.client] += request.charged_ps
         worker.running -= 1
         self._end_if_stopping(worker)
-        id_ = request.arrival.request
-        return RequestDone(self._clock.now_s, id_, worker_id, slot, outcome, seconds(charged_ps))
+        return RequestDone(
+            self._clock.now_s,
+            request.arrival.request,
+            worker.id,
+            request.dispatched.slot,
+            outcome,
+            seconds(request.charged_ps),
+            seconds(request.ran_ps),
+            seconds(request.loaded_ps),
+            request.nbytes if request.loaded_ps else 0,
+        )
 
     def _reject(self, request: SimulatedRequest, reason: str) -> None:
         request.replied = True
@@ -173,75 +212,107 @@ class _Simulation:
                 self._workers[id_].stopping = True
                 self._end_if_stopping(self._workers[id_])
             case Prefetch():
-                return self._prefetch(decision)
-            case Evict(worker=id_):
-                memory = self._devices[self._workers[id_].device].memory
-                evicted = memory.idle(decision.keys)
-                memory.drop(evicted)
-                return [Residency(self._clock.now_s, id_, (), evicted)] if evicted else []
+                self._prefetch(decision)
+            case Evict():
+                return self._evict(decision)
             case WakeAt():
                 self._clock.at(no_earlier_ps(decision.time_s), Turn.WAKE, (0, 0), self._wake)
         return []
 
     def _dispatch(self, decision: Dispatch) -> list[Event]:
         request, worker = self._requests[decision.request], self._workers[decision.worker]
-        request.place = (worker.id, decision.slot)
+        request.dispatch = decision
         worker.running += 1
         device = self._devices[worker.device]
         if request.nbytes > device.memory.size_bytes:
             self._reject(request, "memory")
-            return [self._left(request, Outcome.FAILED, 0)]
+            return [self._left(request, Outcome.FAILED)]
         device.entering.append(request)
-        return self._enter(device)
+        self._enter(device)
+        return []
 
-    def _enter(self, device: SimulatedDevice) -> list[Event]:
+    def _enter(self, device: SimulatedDevice) -> None:
         """Begin the requests dispatched to a device, in their order, while the memory of running ones leaves room."""
-        events: list[Event] = []
         while device.entering:
             request = device.entering[0]
-            place = device.memory.place(request.key, request.nbytes, self._clock.now_ps, request.load_ps)
+            victims = request.dispatched.victims
+            place = device.memory.place(request.key, request.nbytes, self._clock.now_ps, request.load_ps, victims)
             if place is None:
                 break
             device.entering.popleft()
             self._begin(request, device, place)
-            if place.loaded:
-                events.append(Residency(self._clock.now_s, request.worker, (request.key,), place.evicted))
-        return events
 
     def _begin(self, request: SimulatedRequest, device: SimulatedDevice, place: FunctionPlace) -> None:
-        assert request.place is not None, "only what was dispatched begins"
-        worker_id, slot = request.place
-        worker = self._workers[worker_id]
-        request.began = True
+        worker, slot = self._workers[request.dispatched.worker], request.dispatched.slot
+        request.memory = place
         device.memory.begin(request.key)
-        used_ps = device.run_ps(request) + (request.load_ps if place.loaded else 0)
-        device.busy_ps += used_ps
+        request.ran_ps = device.run_ps(request)
+        device.busy_ps += request.ran_ps + request.loaded_ps
         how: Start = "load" if place.loaded else "hit"
         if worker.cold_ps is not None:
             how = "cold"
-            used_ps += worker.cold_ps
+            request.started_ps = worker.cold_ps
             worker.cold_ps = None
         evicted = tuple(key.decode() for key in place.evicted)
         self._dispatches.append(Dispatched(request.index, device.index, self._clock.now_s, how, evicted))
-        ends_ps = place.ready_ps + device.run_ps(request)
-        self._clock.at(ends_ps, Turn.COMPLETION, (device.index, slot), partial(self._complete, request, used_ps))
+        ends_ps = place.ready_ps + request.ran_ps
+        if self._policy.utilisation_every_s:
+            device.runs.append((place.ready_ps, ends_ps))
+        self._clock.at(ends_ps, Turn.COMPLETION, (device.index, slot), partial(self._complete, request))
 
-    def _prefetch(self, decision: Prefetch) -> list[Event]:
+    def _prefetch(self, decision: Prefetch) -> None:
         """Load the memory of all functions, or of none, one after the other and while others run."""
-        device = self._devices[self._workers[decision.worker].device]
-        named = ((key, self._scenario.functions.get(key.decode(errors="replace"))) for key in decision.keys)
-        functions = {key: function for key, function in named if function is not None}
+        device, now_ps = self._devices[self._workers[decision.worker].device], self._clock.now_ps
+        named = {key: self._scenario.functions.get(key.decode(errors="replace")) for key in decision.keys}
+        functions = {key: function for key, function in named.items() if function is not None}
+        unknown = tuple(key for key in named if key not in functions)
         sizes = {key: start.to_bytes(function.memory_mb) for key, function in functions.items()}
-        evicted = device.memory.make_room(sizes)
+        evicted = device.memory.make_room(sizes, decision.victims)
         if evicted is None:
-            return []
-        loaded = [key for key in functions if key not in device.memory.held]
+            self._answer(decision, now_ps, (), (), tuple(named), 0)
+            return
+        loaded = tuple(key for key in functions if key not in device.memory.held)
         took_ps = 0
         for key in loaded:
             took_ps += picoseconds(functions[key].load_s)
-            device.memory.place(key, sizes[key], self._clock.now_ps, took_ps)
+            device.memory.place(key, sizes[key], now_ps, took_ps)
+            device.memory.begin(key)
         device.busy_ps += took_ps
-        return [Residency(self._clock.now_s, decision.worker, tuple(loaded), evicted)] if loaded else []
+        self._answer(decision, now_ps + took_ps, loaded, evicted, unknown, took_ps)
+
+    def _answer(
+        self,
+        decision: Prefetch,
+        at_ps: int,
+        loaded: tuple[bytes, ...],
+        evicted: tuple[bytes, ...],
+        refused: tuple[bytes, ...],
+        took_ps: int,
+    ) -> None:
+        """Tell the policy at a later time what came of a prefetch. Until then its functions stay."""
+        worker = self._workers[decision.worker]
+        device = self._devices[worker.device]
+
+        def tell() -> None:
+            for key in loaded:
+                device.memory.end(key)
+            if worker.id not in self._workers:
+                return
+            if loaded or evicted:
+                self._send(self._moved(worker.id, loaded, evicted))
+            self._send(Ordered(self._clock.now_s, worker.id, decision.order, loaded, refused, seconds(took_ps)))
+            self._enter(device)
+
+        self._clock.at(at_ps, Turn.COMPLETION, (device.index, device.slots), tell)
+
+    def _evict(self, decision: Evict) -> list[Event]:
+        memory, now_s = self._devices[self._workers[decision.worker].device].memory, self._clock.now_s
+        evicted = memory.idle(decision.keys)
+        memory.drop(evicted)
+        refused = tuple(key for key in decision.keys if key not in evicted)
+        hosted = evicted if decision.to is EvictTo.HOST else ()
+        answer = Ordered(now_s, decision.worker, decision.order, evicted, refused)
+        return [Residency(now_s, decision.worker, (), evicted, hosted), answer] if evicted else [answer]
 
     # --- workers
 
@@ -252,8 +323,7 @@ class _Simulation:
         for running in event.running:
             order = (event.device, running.slot)
             self._clock.at(device.free_ps, Turn.COMPLETION, order, partial(self._release, worker, running))
-        self._send(event)
-        self._send_residency(worker)
+        self._send(event, *self._held(worker))
 
     def _release(self, worker: SimulatedWorker, earlier: Running) -> None:
         """End a request that kept a device busy from the start."""
@@ -275,12 +345,13 @@ class _Simulation:
         device = self._devices[worker.device]
         device.busy_ps += worker.cold_ps or 0
         memory_bytes = device.memory.size_bytes
-        self._send(WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes))
-        self._send_residency(worker)
+        ready = WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes)
+        self._send(ready, *self._held(worker))
 
-    def _send_residency(self, worker: SimulatedWorker) -> None:
-        if worker.id in self._workers and (held := self._devices[worker.device].memory.held):
-            self._send(Residency(self._clock.now_s, worker.id, held, ()))
+    def _held(self, worker: SimulatedWorker) -> list[Event]:
+        """Return the event of the objects that a worker's device has when the worker comes up, if it has any."""
+        held = self._devices[worker.device].memory.held
+        return [Residency(self._clock.now_s, worker.id, held, ())] if held else []
 
     def _end_if_stopping(self, worker: SimulatedWorker) -> None:
         if worker.stopping and not worker.running:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import (
     ClientKnown,
+    FunctionKnown,
     ObjectUse,
     PhysicalDevice,
     RequestArrived,
@@ -18,7 +20,7 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.simulation.clock import picoseconds, seconds
 from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario
-from kaas.scheduling.simulation.simulated_memory import SimulatedMemory
+from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
 
 MEGABYTE = 1 << 20
 
@@ -39,16 +41,31 @@ class SimulatedRequest:
     load_ps: int
     run_ps: int
     deadline_ps: int | None
-    place: tuple[int, int] | None = None
-    """Worker and slot, once the policy dispatched it."""
-    began: bool = False
+    dispatch: Dispatch | None = None
+    """The policy's decision, once it was made."""
+    memory: FunctionPlace | None = None
+    """Its function's memory, once it began."""
+    started_ps: int = 0
+    """The start of its worker, if that was for the request."""
+    ran_ps: int = 0
+    """Its run on its device, once it began."""
     replied: bool = False
 
     @property
-    def worker(self) -> int:
-        """The worker that runs the request."""
-        assert self.place is not None, "only what was dispatched has a worker"
-        return self.place[0]
+    def loaded_ps(self) -> int:
+        """The load of its function's memory, if the request began with one."""
+        return self.load_ps if self.memory is not None and self.memory.loaded else 0
+
+    @property
+    def charged_ps(self) -> int:
+        """The time that the request had its device: start, load and run."""
+        return self.started_ps + self.loaded_ps + self.ran_ps
+
+    @property
+    def dispatched(self) -> Dispatch:
+        """The decision that gave the request a slot."""
+        assert self.dispatch is not None, "only what was dispatched has a slot"
+        return self.dispatch
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +88,7 @@ class SimulatedDevice:
 
     Fields:
         free_ps: no worker starts before. entering: dispatched requests that wait for room in memory.
+        runs: the times from which, and to which, requests run, as far as `busy_share` needs them.
     """
 
     index: int
@@ -81,11 +99,23 @@ class SimulatedDevice:
     busy_ps: int = 0
     workers: set[int] = field(default_factory=set)
     entering: deque[SimulatedRequest] = field(default_factory=deque)
+    runs: list[tuple[int, int]] = field(default_factory=list)
 
     def worker(self, id_: int, kind: WorkerKind) -> SimulatedWorker:
         """Return a new worker on the device. An eTask worker has one slot: its request has the device to itself."""
         self.workers.add(id_)
         return SimulatedWorker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
+
+    def busy_share(self, since_ps: int, until_ps: int) -> float:
+        """Return the share of a time in which at least one request ran. Later calls are about later times."""
+        busy_ps, covered_ps = 0, since_ps
+        for began_ps, ends_ps in sorted(self.runs):
+            covered_ps, end_ps = max(covered_ps, began_ps), min(ends_ps, until_ps)
+            if end_ps > covered_ps:
+                busy_ps += end_ps - covered_ps
+                covered_ps = end_ps
+        self.runs = [run for run in self.runs if run[1] > until_ps]
+        return busy_ps / (until_ps - since_ps)
 
     def run_ps(self, request: SimulatedRequest) -> int:
         """Return the picoseconds that a request takes here."""
@@ -151,6 +181,14 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
     for name, weight in scenario.weights().items():
         if name not in scenario.clients and weight != 1.0:
             yield ClientKnown(0.0, name, weight)
+
+
+def functions(scenario: Scenario) -> Iterator[FunctionKnown]:
+    """Yield what is known of each function on each kind of device: the times of the scenario."""
+    for kind in dict.fromkeys(device.kind for device in scenario.devices):
+        for name, function in scenario.functions.items():
+            nbytes = to_bytes(function.memory_mb)
+            yield FunctionKnown(0.0, name, kind, function.run_s, function.load_s, nbytes, observations=1)
 
 
 def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:

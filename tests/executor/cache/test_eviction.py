@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.cache.eviction import IN_USE_REQUESTS, SegmentedLru
+from kaas.executor.cache.eviction import IN_USE_REQUESTS, SegmentedLru, named_first
 
 SIZES = {bytes([key]): 10 for key in range(256)}
 KEYS = st.integers(0, 6).map(lambda key: bytes([key]))
@@ -77,6 +77,15 @@ def test_an_object_that_is_loaded_again_counts_as_new() -> None:
     eviction.removed(b"a")
     eviction.used((b"a",), ())
     assert order(eviction, 3) == b"bca"
+
+
+def test_named_objects_leave_before_those_of_the_rule() -> None:
+    eviction = after(b"abcd")
+    named = keys(b"dxbdc")
+    assert named_first(eviction, 0, SIZES, (), named) == ()
+    assert named_first(eviction, 15, SIZES, keys(b"b"), keys(b"dbc")) == (b"d", b"c")
+    assert named_first(eviction, 25, dict.fromkeys(keys(b"abcd"), 10), (), keys(b"dxd")) == (b"d", b"a", b"b")
+    assert named_first(eviction, 35, dict.fromkeys(keys(b"abcd"), 10), keys(b"a"), named) is None
 
 
 @given(

@@ -477,3 +477,50 @@ def test_flushing_gives_memory_back(make_executor: MakeExecutor, task: kaas.KTas
     assert executor.cache.used_bytes == executor.cache.arena_bytes
     assert executor.cache.host.reserved_bytes == 0
     assert add(executor, task, 1, 2).tiers["device"].compulsory == 2
+
+
+# --- orders of a policy
+
+
+def test_the_victims_of_a_request_leave_first_and_no_more_than_needed(
+    make_executor: MakeExecutor, task: kaas.KTask
+) -> None:
+    executor = make_executor(5 * KIB, 64 * KIB)  # the arena and four objects
+    add(executor, task, 1, 2)
+    add(executor, task, 3, 4)
+    executor.load([source(3)], pin=True)
+    inputs = {"a": source(4), "b": source(5)}
+    stats = executor.run(RunRequest(task, inputs, {}, victims=(b"unknown", b"\4", b"\3", b"\2", b"\1"))).stats
+    assert (stats.loaded, stats.evicted, stats.hosted) == ((b"\5",), (b"\2",), (b"\2",))  # 4 is used, 3 is pinned
+    new = [source(value) for value in (6, 7, 8)]  # one of them gets the room of the arena
+    assert executor.load(new, victims=(b"\5",)).evicted == (b"\5", b"\1")
+    assert executor.load([source(6)], victims=(b"\4",)).evicted == ()
+
+
+def test_a_victim_leaves_with_all_its_parts(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(5 * KIB, 64 * KIB, whole_object_bytes=KIB)
+    executor.run(RunRequest(task, views(0, 4 * KIB, whole=np.arange(8 * N, dtype=np.int32)), {}))
+    add(executor, task, 1, 2)
+    assert executor.load([source(value) for value in (3, 4, 5)], victims=(b"w",)).evicted == (b"w",)
+
+
+def test_an_object_goes_to_host_memory_and_comes_back_without_a_fetch(
+    make_executor: MakeExecutor, task: kaas.KTask
+) -> None:
+    executor = make_executor(64 * KIB, 2 * KIB)
+    add(executor, task, 1, 2)
+    add(executor, task, 3, 4)  # host memory has room for two
+    executor.load([source(3)], pin=True)
+    assert executor.to_host([b"\1", b"\4", b"\3", b"unknown"]) == (b"\4",)
+    assert set(executor.cache.sizes) == {b"\1", b"\2", b"\3"}
+    stats = add(executor, task, 4, 1)
+    assert (stats.tiers["host"].objects, stats.tiers["store"].objects) == (1, 0)
+    assert stats.tiers["device"].capacity == 1
+
+
+def test_a_load_is_told_from_a_run(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    stats = add(executor, task, 1, 2)
+    assert 0 < stats.load_s < stats.charged_s
+    assert add(executor, task, 1, 2).load_s == 0
+    assert executor.load([source(3)]).load_s > 0

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from kaas.scheduling.decisions import Decision, Dispatch, StartWorker
 from kaas.scheduling.events import (
-    Decision,
-    Dispatch,
     Event,
     PhysicalDevice,
     RequestArrived,
     RequestCancelled,
     RequestDone,
-    StartWorker,
     Tick,
     WorkerGone,
     WorkerKind,

@@ -15,17 +15,15 @@ from kaas.pool.core import core
 from kaas.pool.core.accounts import ClientAccounts
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import Survivor, WorkerCall, WorkerReply
+from kaas.scheduling.decisions import Decision, StartWorker, StopWorker
 from kaas.scheduling.events import (
     ClientKnown,
-    Decision,
     Event,
     Outcome,
     PhysicalDevice,
     RequestDone,
     Residency,
     Running,
-    StartWorker,
-    StopWorker,
     Tick,
     WorkerAdopted,
     WorkerGone,

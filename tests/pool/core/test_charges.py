@@ -14,7 +14,8 @@ from kaas.errors import DeadlineExceeded, DeviceUnavailable
 from kaas.pool.core.core import Pool
 from kaas.pool.core.retry_alone import Case, Verdict, charged_s
 from kaas.pool.executors.transport import WorkerCall, WorkerReply
-from kaas.scheduling.events import Decision, Event, RequestDone, WorkerGone
+from kaas.scheduling.decisions import Decision
+from kaas.scheduling.events import Event, RequestDone, WorkerGone
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.core.careful import careful

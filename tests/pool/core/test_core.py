@@ -10,16 +10,18 @@ import pytest
 from kaas.errors import DeadlineExceeded, DeviceUnavailable, ExecutorDied, PolicyError, PoolStopped, UnknownSymbol
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerCall, WorkerReply
-from kaas.scheduling.events import (
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
+from kaas.scheduling.events import (
     Event,
     PhysicalDevice,
     RequestArrived,
-    StartWorker,
-    StopWorker,
     Tick,
-    WakeAt,
     WorkerKind,
     WorkerReady,
 )
@@ -302,8 +304,8 @@ def test_stopped_worker_finishes_first() -> None:
 
 def test_fault_in_the_transport_fails_the_waiters() -> None:
     class Faulty(FakeWorkers):
-        async def run(self, worker: int, slot: int, call: WorkerCall) -> WorkerReply:
-            raise TypeError(f"not my day: {worker}, {slot}, {call}")
+        async def run(self, worker: int, slot: int, call: WorkerCall, victims: Sequence[bytes] = ()) -> WorkerReply:
+            raise TypeError(f"not my day: {worker}, {slot}, {call}, {victims}")
 
     async def scenario(pool: Pool, _: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call())) for _ in range(3)]

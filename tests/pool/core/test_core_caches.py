@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
+from msgspec import structs
 
-from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError, PoolStopped, UnknownSymbol
+from kaas.errors import (
+    DeviceLost,
+    DeviceUnavailable,
+    ExecutorDied,
+    InvalidRequest,
+    KaasError,
+    PoolStopped,
+    UnknownSymbol,
+)
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import CacheOrder, WorkerCall, WorkerLost, WorkerReply
-from kaas.scheduling.events import Decision, Event, Evict, InputsReady, ObjectUse, Prefetch, RequestArrived, Residency
+from kaas.scheduling.decisions import (
+    Decision,
+    Dispatch,
+    Evict,
+    EvictTo,
+    Prefetch,
+)
+from kaas.scheduling.events import (
+    Event,
+    InputsReady,
+    ObjectUse,
+    Ordered,
+    RequestArrived,
+    Residency,
+    WorkerGone,
+)
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import LOST, FakeWorkers, begin, call, no_grace, play, settle
 
@@ -272,6 +298,76 @@ def test_cache_decisions_are_carried_out_for_objects_that_requests_can_name() ->
         assert not pool.caches.references._requests
 
     play(scenario, policy=Eager)
+
+
+class Orders(FirstComeFirstServed):
+    """For each request that arrives: orders about caches, and victims."""
+
+    heard: ClassVar[list[Event]] = []
+
+    def handle(self, event: Event) -> list[Decision]:
+        self.heard.append(event)
+        decided = [
+            structs.replace(each, victims=(b"v",)) if isinstance(each, Dispatch) else each
+            for each in super().handle(event)
+        ]
+        if isinstance(event, RequestArrived) and event.attempt == 1:
+            decided.append(Prefetch(0, (b"x", b"unknown"), 1, (b"u",)))
+            decided.append(Evict(0, (b"y",), 2, EvictTo.HOST))
+            decided.append(Prefetch(0, (b"unknown",), 3))
+        return decided
+
+
+def answers() -> list[Ordered]:
+    heard = [replace(event, time_s=0.0) for event in Orders.heard if isinstance(event, Ordered)]
+    return sorted(heard, key=lambda event: event.order)
+
+
+def test_a_policy_hears_what_came_of_each_of_its_orders() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        Orders.heard.clear()
+        task = await begin(pool.submit(reading("f", b"x")))
+        assert workers.decided == [(0, {b"x": "f"}), (0, (b"y",), EvictTo.HOST)]
+        assert workers.victims == [(b"v",), (b"u",)]
+        assert answers() == [
+            Ordered(0.0, 0, 1, (b"x",), (b"unknown",)),
+            Ordered(0.0, 0, 2, (b"y",)),
+            Ordered(0.0, 0, 3, (), (b"unknown",)),
+        ]
+        moved = [type(event) for event in Orders.heard if isinstance(event, Residency | Ordered)]
+        assert moved.count(Residency) == 2
+        workers.reply()
+        await task
+        workers.refuses = KaasError("no room")
+        Orders.heard.clear()
+        task = await begin(pool.submit(reading("f", b"x")))
+        assert [(each.order, each.loaded, each.refused) for each in answers()] == [
+            (1, (), (b"x", b"unknown")),
+            (2, (), (b"y",)),
+            (3, (), (b"unknown",)),
+        ]
+        workers.reply()
+        await task
+
+    play(scenario, policy=Orders)
+
+
+def test_the_end_of_a_worker_answers_its_orders() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        Orders.heard.clear()
+        evicted = workers.slow[0] = asyncio.get_running_loop().create_future()
+        task = await begin(pool.submit(reading("f", b"x")))
+        assert [event.order for event in answers()] == [1, 3]
+        workers.die(0, "killed")
+        await settle()
+        evicted.set_result(None)
+        await settle()
+        assert any(isinstance(event, WorkerGone) and event.worker == 0 for event in Orders.heard)
+        assert not [event for event in answers() if (event.worker, event.order) == (0, 2)]
+        with pytest.raises(ExecutorDied):
+            await task
+
+    play(scenario, policy=Orders)
 
 
 def test_a_decision_about_caches_that_fails_shows_in_the_figures() -> None:

@@ -10,7 +10,8 @@ from kaas.errors import DeadlineExceeded, DeviceLost
 from kaas.pool.core import runs
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerReply
-from kaas.scheduling.events import Decision, Event, RequestArrived, StopWorker
+from kaas.scheduling.decisions import Decision, StopWorker
+from kaas.scheduling.events import Event, RequestArrived
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import (
     LOST,

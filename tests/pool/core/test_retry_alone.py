@@ -11,13 +11,11 @@ from kaas.errors import DeadlineExceeded, DeviceLost, DeviceUnavailable, Executo
 from kaas.pool.core.core import Pool
 from kaas.pool.core.retry_alone import Case, Verdict, judge
 from kaas.pool.executors.transport import CacheOrder, WorkerReply
+from kaas.scheduling.decisions import Decision, Dispatch, StartWorker
 from kaas.scheduling.events import (
-    Decision,
-    Dispatch,
     Event,
     PhysicalDevice,
     RequestArrived,
-    StartWorker,
     WorkerKind,
     WorkerReady,
 )

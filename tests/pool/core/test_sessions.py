@@ -12,7 +12,8 @@ from kaas.config import ClientSettings, Config, Device
 from kaas.pool.core.accounts import ClientAccounts, Sessions
 from kaas.pool.core.core import Pool
 from kaas.pool.executors.transport import WorkerCall
-from kaas.scheduling.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
+from kaas.scheduling.decisions import Decision
+from kaas.scheduling.events import ClientGone, ClientKnown, Event, RequestCancelled
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
 from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle

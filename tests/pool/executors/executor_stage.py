@@ -14,7 +14,8 @@ from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Residents
 from kaas.pool.executors.transport import WorkerCall, WorkerLost, WorkerReply
 from kaas.pool.functions import RegisteredFunction
-from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.events import WorkerKind
 from kaas.wire import specs
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import close_all

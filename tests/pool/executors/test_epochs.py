@@ -12,7 +12,8 @@ from kaas.pool.executors import executors
 from kaas.pool.executors.payloads import Survived
 from kaas.pool.executors.transport import WorkerLost, WorkerReply
 from kaas.pool.executors.worker_transports import WorkerTransports
-from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.events import WorkerKind
 from kaas.wire import messages
 from kaas.wire.messages import ExecutorReply, RegisterFunction, RunInvocation
 from kaas.worker.epochs import Adoption, Orphan

@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import Dispatch, ObjectUse, PhysicalDevice, Running, Tick, WorkerAdopted
+from kaas.scheduling.decisions import Dispatch
+from kaas.scheduling.events import (
+    ObjectUse,
+    PhysicalDevice,
+    Running,
+    Tick,
+    WorkerAdopted,
+)
 from kaas.scheduling.policies.cfs_affinity import PENALTY, CfsAffinity
 from kaas.scheduling.policies.fair_share import MOST_SHARES
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import Dispatch, PolicyFactory
+from kaas.scheduling.decisions import Dispatch, PolicyFactory
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
 from tests.scheduling.policies.world import World

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.scheduling.events import ObjectUse, PolicyFactory
+from kaas.scheduling.decisions import PolicyFactory
+from kaas.scheduling.events import ObjectUse
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.static import Static

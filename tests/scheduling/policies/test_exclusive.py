@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.scheduling.decisions import Dispatch, Reject, StartWorker, StopWorker
 from kaas.scheduling.events import (
     ClientGone,
-    Dispatch,
-    Reject,
     RequestArrived,
     Running,
-    StartWorker,
-    StopWorker,
     Tick,
     WorkerAdopted,
     WorkerKind,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kaas.errors import PolicyError
+from kaas.scheduling.decisions import Decision, Dispatch, Reject, StartWorker
 from kaas.scheduling.events import (
-    Decision,
-    Dispatch,
     Event,
     InputsReady,
     Outcome,
     PhysicalDevice,
-    Reject,
     RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
-    StartWorker,
     Tick,
     WorkerGone,
     WorkerKind,

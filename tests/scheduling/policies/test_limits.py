@@ -10,18 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.scheduling.events import (
+from kaas.scheduling.decisions import (
     Dispatch,
-    PhysicalDevice,
     PolicyFactory,
     Reject,
-    Running,
     StartWorker,
     StopWorker,
-    Tick,
     WakeAt,
-    WorkerAdopted,
 )
+from kaas.scheduling.events import PhysicalDevice, Running, Tick, WorkerAdopted
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.fair_share import WINDOW_S

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from kaas.scheduling.events import ObjectUse, Outcome, PolicyFactory
+from kaas.scheduling.decisions import PolicyFactory
+from kaas.scheduling.events import ObjectUse, Outcome
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.static import Static

@@ -7,25 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.events import (
-    ClientKnown,
+from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
+    PolicyFactory,
+    Reject,
+    StartWorker,
+    StopWorker,
+    WakeAt,
+)
+from kaas.scheduling.events import (
+    ClientKnown,
     Event,
     InputsReady,
     ObjectUse,
     Outcome,
     PhysicalDevice,
-    PolicyFactory,
-    Reject,
     RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
-    StartWorker,
-    StopWorker,
     Tick,
-    WakeAt,
     WorkerGone,
     WorkerKind,
     WorkerReady,
