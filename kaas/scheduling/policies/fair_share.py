@@ -84,7 +84,8 @@ class FairShare:
     whenever an estimate is too high.
 
     Fields:
-        wake_s: when the first client that its max_share holds back may go on; None if none is held back.
+        limited: those with limits. wake_s: when the first client that its max_share holds back may go on; None if none
+            is held back.
     """
 
     def __init__(self, devices: int) -> None:
@@ -92,6 +93,7 @@ class FairShare:
         self._shares: dict[str, ClientShare] = {}
         self._present: dict[str, ClientShare] = {}
         self._floor_s = 0.0
+        self.limited: dict[ClientShare, None] = {}
         self.wake_s: float | None = None
 
     def __getitem__(self, client: str) -> ClientShare:
@@ -123,6 +125,10 @@ class FairShare:
             share.max_share, share.saved_s = event.max_share, event.time_s
             share.savings_s = self._most_saved_s(share)
         share.max_running = event.max_running
+        if share.limited:
+            self.limited[share] = None
+        else:
+            self.limited.pop(share, None)
         if event.charged_s is not None:
             share.charged_s = event.charged_s
         if event.mean_s is not None:
@@ -146,6 +152,7 @@ class FairShare:
             if share.client in self._present:
                 self._absent(share)
             del self._shares[client]
+            self.limited.pop(share, None)
 
     # --- presence
 

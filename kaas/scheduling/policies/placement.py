@@ -14,11 +14,17 @@ from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Decision, StartWorker, StopWorker
 from kaas.scheduling.events import WorkerAdopted, WorkerGone, WorkerKind, WorkerReady
 from kaas.scheduling.policies.fair_share import FairShare
-from kaas.scheduling.policies.reclaiming import Reclaiming, leaving_workers
-from kaas.scheduling.policies.state import DeviceState, Partition, QueuedRequest, Rank, Serves, WorkerGroup, WorkerState
-
-FAILED_STARTS = 3
-"""Workers in a row that may fail to start before a device is given up, or the requests of a group."""
+from kaas.scheduling.policies.reclaiming import FAILED_STARTS, Reclaiming, leaving_workers, usable
+from kaas.scheduling.policies.state import (
+    DeviceState,
+    Partition,
+    QueuedRequest,
+    Rank,
+    RequestOrder,
+    Serves,
+    WorkerGroup,
+    WorkerState,
+)
 
 
 class Placement:
@@ -26,11 +32,19 @@ class Placement:
 
     Args:
         partitions: the devices, by the groups that compete for them. rank: the order in which free workers are used; a
-            dispatch to a worker never brings the worker forward.
+            dispatch to a worker never brings the worker forward. order: makes the order of a new group's requests.
         conserving: a group without requests gives its idle workers to any group that waits, whatever the sizes.
     """
 
-    def __init__(self, partitions: Iterable[Partition], fair_share: FairShare, rank: Rank, *, conserving: bool) -> None:
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        fair_share: FairShare,
+        rank: Rank,
+        order: Callable[[Serves], RequestOrder],
+        *,
+        conserving: bool,
+    ) -> None:
         self.partitions = list(partitions)
         self.devices = {device.index: device for partition in self.partitions for device in partition.devices}
         self.workers: dict[int, WorkerState] = {}
@@ -38,11 +52,12 @@ class Placement:
         self.decisions: list[Decision] = []
         self._fair_share = fair_share
         self._rank = rank
+        self._order = order
         self._conserving = conserving
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
-        self._reclaiming = Reclaiming(fair_share, self.usable, conserving=conserving)
+        self._reclaiming = Reclaiming(fair_share, conserving=conserving)
         self.reserved: dict[int, WorkerState] = {}
         """Workers whose devices are reserved for other groups."""
         for partition in self.partitions:
@@ -57,7 +72,8 @@ class Placement:
         group = self.groups.get(serves)
         if group is None:
             since = (1, self._change()) if born is None else (0, born)
-            group = self.groups[serves] = WorkerGroup(serves, partition, since)
+            group = WorkerGroup(serves, partition, since, self._order(serves))
+            self.groups[serves] = group
         return group
 
     def forget(self, waiting: Container[WorkerGroup]) -> None:
@@ -143,15 +159,6 @@ class Placement:
         device.failures += 1
         device.failed.add(group.serves)
 
-    def usable(self, device: DeviceState, group: WorkerGroup) -> bool:
-        """Return True unless workers do not start on the device.
-
-        Failures of a single function alone count for that function only: the function may be the cause.
-        """
-        if device.failures < FAILED_STARTS:
-            return True
-        return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
-
     def no_start_reason(self, group: WorkerGroup) -> str | None:
         """Return the reason if no worker of a group can ever start, else None."""
         if group.workers or group.reserved:
@@ -162,7 +169,7 @@ class Placement:
         if group.serves.kind is WorkerKind.ETASK and group.failures >= FAILED_STARTS:
             group.failures = FAILED_STARTS - 1  # a later request may try once more
             return f"its worker does not start: {group.last_failure}"
-        if not any(self.usable(device, group) for device in devices):
+        if not any(usable(device, group) for device in devices):
             return f"no device of the pool starts: {group.last_failure or self._last_failure}"
         return None
 
@@ -294,11 +301,13 @@ class Placement:
 
     def wants(self, group: WorkerGroup) -> int:
         """Return how many workers a group lacks for its requests. Requests that limits hold back do not count."""
-        waiting = len(group.alone)
-        for queue in group.queues.values():
-            room = self._fair_share.room(queue.share)
-            if not queue.share.limited or not self._fair_share.held(queue.share, self.now_s):
-                waiting += len(queue.requests) if room is None else min(room, len(queue.requests))
+        waiting = group.ready
+        for share in self._fair_share.limited:
+            count = group.clients.get(share, 0)
+            if count:
+                room = self._fair_share.room(share)
+                held = self._fair_share.held(share, self.now_s)
+                waiting -= count if held else 0 if room is None else max(0, count - room)
         return -(-waiting // group.slots) - group.coming - group.reserved
 
     now_s = 0.0
@@ -325,7 +334,7 @@ class Placement:
         if partition.home is not None and partition.free:
             home = self.group(partition.home, partition)
             for index in sorted(partition.free):
-                if self.usable(self.devices[index], home):
+                if usable(self.devices[index], home):
                     self.start(home, self.devices[index])
 
     def inherit(self, device: DeviceState) -> None:
@@ -335,7 +344,7 @@ class Placement:
             return
         device.reservation = None
         reservation.reserved -= 1
-        if self.usable(device, reservation) and self.wants(reservation) > 0:
+        if usable(device, reservation) and self.wants(reservation) > 0:
             self.start(reservation, device)
         else:
             self._held_by(reservation)
@@ -371,8 +380,7 @@ class Placement:
         free = [self.devices[index] for index in partition.free]
         if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
             free += [d for d in partition.devices if d.workers and d.reservation is None and self._has_room(d, group)]
-        usable = [device for device in free if self.usable(device, group)]
-        return min(usable, default=None, key=_preference)
+        return min((device for device in free if usable(device, group)), default=None, key=_preference)
 
     def _has_room(self, device: DeviceState, group: WorkerGroup) -> bool:
         if group.serves.kind is WorkerKind.EXECUTOR:

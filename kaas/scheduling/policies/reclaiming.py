@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kaas.scheduling.events import WorkerKind
 from kaas.scheduling.policies.fair_share import NO_CLIENT, FairShare
 from kaas.scheduling.policies.state import DeviceState, WorkerGroup, WorkerState
+
+FAILED_STARTS = 3
+"""Workers in a row that may fail to start before a device is given up, or the requests of a group."""
+
+
+def usable(device: DeviceState, group: WorkerGroup) -> bool:
+    """Return True unless workers do not start on the device.
+
+    Failures of a single function alone count for that function only: the function may be the cause.
+    """
+    if device.failures < FAILED_STARTS:
+        return True
+    return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
 
 class Reclaiming:
@@ -16,16 +27,13 @@ class Reclaiming:
         exhausted: `choose` found no worker because all devices are reserved: no group has a device to give now.
     """
 
-    def __init__(
-        self, fair_share: FairShare, usable: Callable[[DeviceState, WorkerGroup], bool], *, conserving: bool
-    ) -> None:
-        """Take the clients' shares, and `usable`, which says if workers of a group may start on a device.
+    def __init__(self, fair_share: FairShare, *, conserving: bool) -> None:
+        """Take the clients' shares.
 
         A `conserving` policy gives idle workers of a group without requests to any group that waits, whatever the
         sizes.
         """
         self._fair_share = fair_share
-        self._usable = usable
         self._conserving = conserving
         self.exhausted = False
 
@@ -74,7 +82,7 @@ class Reclaiming:
     def _weight(self, group: WorkerGroup) -> float:
         if group.serves.client:
             return self._fair_share.weight(group.serves.client)
-        clients = {queue.share for queue in group.queues.values()}
+        clients = {*group.clients}
         clients.update(r.share for w in group.workers.values() for r in w.running.values() if r.share is not NO_CLIENT)
         return sum(share.weight for share in clients) or 1.0
 
@@ -85,7 +93,7 @@ class Reclaiming:
         or no request waits for it.
         """
         device = worker.device
-        if device.reservation is not None or worker.stopping or not self._usable(device, reservation):
+        if device.reservation is not None or worker.stopping or not usable(device, reservation):
             return False
         if not self._conserving and not device.partition.shared_places:
             return True

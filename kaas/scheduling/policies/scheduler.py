@@ -1,12 +1,12 @@
 """The part that all policies share: take in an event, dispatch, then give devices to groups that still wait.
 
-A policy adds the group of a request (`place`), which request of a group goes next to which free worker (`choose`), and
-which group is served first (`urgency`).
+A policy adds the group of a request (`place`), the order of its requests (`order`), and which group is served first
+(`urgency`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from kaas.errors import PolicyError
@@ -33,8 +33,17 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.locality import Locality
+from kaas.scheduling.policies.orders import HeapOrder, Parked
 from kaas.scheduling.policies.placement import Placement
-from kaas.scheduling.policies.state import Partition, QueuedRequest, Serves, WorkerGroup, WorkerState, partition
+from kaas.scheduling.policies.state import (
+    Partition,
+    QueuedRequest,
+    RequestOrder,
+    Serves,
+    WorkerGroup,
+    WorkerState,
+    partition,
+)
 
 SHARED = Serves(WorkerKind.EXECUTOR)
 """The group of executors that run the kTasks of all clients."""
@@ -55,9 +64,10 @@ class Scheduler:
         self._fair_share = FairShare(len(devices))
         self._locality = Locality(devices)
         self._placement = Placement(
-            self.partitions(devices), self._fair_share, self.rank, conserving=self.conserving_devices
+            self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
         self._requests: dict[int, QueuedRequest] = {}
+        self._parked = Parked()
         self._dirty: dict[WorkerGroup, None] = {}
         self._touched: dict[Partition, None] = {}
         self._open = False
@@ -80,27 +90,15 @@ class Scheduler:
         """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index
 
-    def suited(self, group: WorkerGroup, request: QueuedRequest) -> WorkerState | None:
+    def suited(self, request: QueuedRequest) -> WorkerState | None:
         """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
+        group = request.group
         best = self._placement.best(group)
         return None if best is None else self._locality.choose(request, group, best, self.rank)
 
-    def choose(self, group: WorkerGroup) -> tuple[QueuedRequest, WorkerState] | None:
-        """Return the next request of a group and its worker: here the oldest request of the highest priority."""
-        if self._placement.best(group) is None:
-            return None
-        best: QueuedRequest | None = None
-        for queue in group.queues.values():
-            share = queue.share
-            if share.limited and self._fair_share.held(share, self._now_s):
-                continue
-            head = queue.head
-            if best is None or (-share.priority, head.id) < (-best.share.priority, best.id):
-                best = head
-        if best is None:
-            return None
-        worker = self.suited(group, best)
-        return None if worker is None else (best, worker)
+    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
+        """Return the order of a new group's requests: here the oldest of the highest priority goes next."""
+        return HeapOrder(self.suited)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups, the least first; `provided` requests have workers on the way."""
@@ -133,8 +131,7 @@ class Scheduler:
             case WorkerAdopted():
                 self._adopt(event)
             case ClientKnown():
-                self._fair_share.know(event)
-                self._mark_dirty_all()
+                self._know(event)
             case ClientGone():
                 self._client_gone(event.client)
             case Tick():
@@ -144,6 +141,12 @@ class Scheduler:
             case FunctionKnown() | Ordered() | Utilisation():
                 pass
         return self._decide()
+
+    def _know(self, event: ClientKnown) -> None:
+        share = self._fair_share.know(event)
+        for group in self._placement.groups.values():
+            group.order.unpark(share)  # its priority may have changed
+        self._mark_dirty_all()
 
     def holds(self, request: int) -> bool:
         """Return True if limits of its client keep a ready request from running now."""
@@ -160,7 +163,7 @@ class Scheduler:
         )
         self._requests[request.id] = request
         if (reason := self._placement.no_start_reason(group)) is not None:
-            self._reject([request], reason)
+            self._reject(request, reason)
         elif event.ready:
             self._enqueue(request)
 
@@ -221,6 +224,7 @@ class Scheduler:
             if other is not worker:
                 self._mark_dirty(other.group)
         if share.limited:
+            self._parked.unpark(share)
             self._mark_dirty_all()
 
     def _adopt(self, event: WorkerAdopted) -> None:
@@ -230,7 +234,7 @@ class Scheduler:
         group = (
             self._placement.group(serves, where, born=event.device)
             if fits
-            else WorkerGroup(serves, where, (0, event.device))
+            else WorkerGroup(serves, where, (0, event.device), self.order(serves))
         )
         worker = self._placement.adopt(event, group)
         if event.kind is WorkerKind.EXECUTOR:
@@ -274,22 +278,16 @@ class Scheduler:
 
     def _give_up(self, where: Partition) -> None:
         """Reject the requests for which no worker can ever start."""
-        reasons: dict[WorkerGroup, str | None] = {}
-        lost: list[tuple[QueuedRequest, str]] = []
-        for request in self._requests.values():
-            group = request.group
-            if request.worker is None and group.partition is where:
-                if group not in reasons:
-                    reasons[group] = self._placement.no_start_reason(group)
-                if (reason := reasons[group]) is not None:
-                    lost.append((request, reason))
-        for request, reason in sorted(lost, key=lambda each: each[0].id):
-            self._reject([request], reason)
+        queued = [each for each in self._requests.values() if each.worker is None and each.group.partition is where]
+        groups = dict.fromkeys(each.group for each in queued)
+        reasons = {group: self._placement.no_start_reason(group) for group in groups}
+        for request in sorted(queued, key=lambda each: each.id):
+            if (reason := reasons[request.group]) is not None:
+                self._reject(request, reason)
 
-    def _reject(self, requests: Iterable[QueuedRequest], reason: str) -> None:
-        for request in requests:
-            self._leave(request)
-            self._placement.decisions.append(Reject(request.id, reason))
+    def _reject(self, request: QueuedRequest, reason: str) -> None:
+        self._leave(request)
+        self._placement.decisions.append(Reject(request.id, reason))
 
     def _client_gone(self, client: str) -> None:
         """Stop the workers that only this client's requests could use."""
@@ -326,9 +324,13 @@ class Scheduler:
         if group.alone:
             for request in sorted(group.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
-        while group.queues and group.offers and (chosen := self.choose(group)) is not None:
+        order = group.order
+        while group.clients and group.offers and (chosen := order.next()) is not None:
             request, worker = chosen
-            if request.late(self._now_s):
+            share = request.share
+            if share.limited and self._fair_share.held(share, self._now_s):
+                self._parked.park(share, order)
+            elif request.late(self._now_s):
                 self._dequeue(request)  # its caller has a reply, or gets one now
             else:
                 self._dispatch(request, worker)
@@ -380,10 +382,10 @@ class Scheduler:
         self._touched[group.partition] = None
 
     def _mark_dirty_all(self) -> None:
+        self._parked.unpark_all()
         for where in self._placement.partitions:
             self._touched[where] = None
-            for group in where.waiting.values():
-                self._dirty[group] = None
+            self._dirty |= dict.fromkeys(where.waiting.values())
 
     def _known_request(self, number: int) -> QueuedRequest:
         if number not in self._requests:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -59,28 +58,53 @@ class QueuedRequest(msgspec.Struct, eq=False):
 
 
 class Queue(msgspec.Struct, eq=False):
-    """The ready requests of one client at one group, the oldest first. An empty queue is removed.
+    """The ready requests of one client in an order. An empty queue is removed.
 
     Fields:
-        order: heap of ids; ids that left `requests` are skipped.
+        heap: keys and ids, the first request on top; ids that left `requests` are skipped.
     """
 
     share: ClientShare
     requests: dict[int, QueuedRequest] = {}
-    order: list[int] = []
+    heap: list[tuple[float, int]] = []
 
-    def push(self, request: QueuedRequest) -> None:
-        """Add a request."""
+    def push(self, request: QueuedRequest, key: float) -> None:
+        """Add a request with its key."""
         self.requests[request.id] = request
-        heapq.heappush(self.order, request.id)
+        heapq.heappush(self.heap, (key, request.id))
 
     @property
     def head(self) -> QueuedRequest:
-        """The oldest request. The queue must not be empty."""
-        order, requests = self.order, self.requests
-        while order[0] not in requests:
-            heapq.heappop(order)
-        return requests[order[0]]
+        """The request of the least key, the oldest of equals. The queue must not be empty."""
+        heap, requests = self.heap, self.requests
+        while heap[0][1] not in requests:
+            heapq.heappop(heap)
+        return requests[heap[0][1]]
+
+
+class RequestOrder(Protocol):
+    """Which of the waiting requests of a group goes next, and to which worker. A policy gives each group one."""
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request whose inputs exist."""
+
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove a request that was dispatched, or that left."""
+
+    def park(self, share: ClientShare) -> None:
+        """Pass over the requests of a client that limits hold back, until `unpark`."""
+
+    def unpark(self, share: ClientShare) -> None:
+        """Take in that limits, or the priority, of a client have changed: its requests may go again."""
+
+    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+        """Return the request that goes now, and its worker; None if none can."""
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those of parked clients included; None if there is none.
+
+        skipped: if one client waits, so many of its requests are passed over.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +188,8 @@ class WorkerGroup:
         born: when the group was first seen. shrank_at: number of the change that last took a device from it; -1 if none
             did. leaving: workers that stop, or whose device is reserved for another group. reserved: devices that
             the group gets when their workers have ended. coming: workers that start.
-        alone: ready requests that must run alone. ready: how many requests wait. running: how many requests run.
+        order: of the ready requests, but for `alone`: those that must run alone. clients: how many requests of each
+            client are in the order. ready: how many requests wait. running: how many requests run.
             failures: workers in a row that did not start. slots: of a worker, as last seen.
         open: workers that have a free slot for any request. offers: heap of the workers with a free slot, the best
             first; entries with an old version are skipped, and a busier worker gets a new place when it is at the top.
@@ -173,13 +198,14 @@ class WorkerGroup:
     serves: Serves
     partition: Partition
     born: tuple[int, int]
+    order: RequestOrder
     shrank_at: int = -1
     workers: dict[int, WorkerState] = field(default_factory=dict)
     open: dict[int, WorkerState] = field(default_factory=dict)
     leaving: int = 0
     reserved: int = 0
     coming: int = 0
-    queues: dict[str, Queue] = field(default_factory=dict)
+    clients: dict[ClientShare, int] = field(default_factory=dict)
     alone: dict[int, QueuedRequest] = field(default_factory=dict)
     ready: int = 0
     running: int = 0
@@ -201,10 +227,8 @@ class WorkerGroup:
         if request.alone:
             self.alone[request.id] = request
             return
-        queue = self.queues.get(request.share.client)
-        if queue is None:
-            queue = self.queues[request.share.client] = Queue(request.share)
-        queue.push(request)
+        self.clients[request.share] = self.clients.get(request.share, 0) + 1
+        self.order.add(request)
 
     def dequeue(self, request: QueuedRequest) -> None:
         """Remove a request from the waiting ones."""
@@ -215,10 +239,10 @@ class WorkerGroup:
         if request.alone:
             del self.alone[request.id]
             return
-        queue = self.queues[request.share.client]
-        del queue.requests[request.id]
-        if not queue.requests:
-            del self.queues[request.share.client]
+        self.order.drop(request)
+        self.clients[request.share] -= 1
+        if not self.clients[request.share]:
+            del self.clients[request.share]
 
     def least_busy_for(self, request: QueuedRequest) -> WorkerState | None:
         """Return the least busy worker that may be kept for a request that must run alone."""
@@ -228,17 +252,16 @@ class WorkerGroup:
         return min(own, default=None, key=key)
 
     def next(self, provided: int = 0) -> list[QueuedRequest]:
-        """Return the oldest ready request of each client, and the requests that run alone.
+        """Return the most urgent ready request of the order, and the requests that run alone.
 
         If one client waits alone, return its first request for which no worker is on the way.
 
         Args:
             provided: requests for which workers are on their way.
         """
-        if len(self.queues) == 1 and not self.alone and 0 < provided < self.ready:
-            (queue,) = self.queues.values()
-            return [next(islice(queue.requests.values(), provided, None))]
-        return [queue.head for queue in self.queues.values()] + list(self.alone.values())
+        one = len(self.clients) == 1 and not self.alone and provided < self.ready
+        first = self.order.first(provided if one else 0)
+        return [*self.alone.values(), *([] if first is None else [first])]
 
     def free_on(self, devices: Container[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
