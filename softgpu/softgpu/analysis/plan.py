@@ -16,6 +16,7 @@ from softgpu.analysis.shapes import (
     Varying,
     add,
     constant,
+    flat,
     is_flat,
     is_uniform,
     join,
@@ -160,7 +161,10 @@ class _Inference:
                 return None
             if not is_uniform(guard):
                 return VARYING
-        return step.op.family.shape(step.op, sources)
+        shape = step.op.family.shape(step.op, sources)
+        if step.op.family.has_result and isinstance(step.inst.operands[0], Vector):
+            return flat([shape])  # each item is a part of the value
+        return shape
 
     def gather(self, operands: tuple[Operand, ...], out: list[Shape]) -> bool:
         for operand in operands:

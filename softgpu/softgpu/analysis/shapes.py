@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 WARP = 32
 _SMALL = 1 << 31
+_BITS_64 = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,12 @@ UNIFORM = level(WARP)
 
 
 def constant(value: int) -> Affine:
-    """Return the shape of a known value, the same in all lanes."""
+    """Return the shape of a known value, the same in all lanes.
+
+    Beyond 64 bits only the low ones count: no register has more, and each product of a chain would double the bits.
+    """
+    if not -_BITS_64 <= value < _BITS_64:
+        value %= _BITS_64
     return Affine(UNIFORM.offsets, _power(value), value, value + 1 if 0 <= value < _SMALL else 0)
 
 
