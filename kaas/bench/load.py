@@ -18,6 +18,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from kaas.bench.interrupt import never
+from kaas.bench.windows import MOST_UNSENT
 from kaas.errors import KaasError
 
 TICK_S = 0.1
@@ -27,11 +28,9 @@ GLANCE_S = 0.01
 """Longest time until an open loop takes in an end, which knows its own time: to be woken by each would cost more than
 all else that the generator does."""
 
-MOST_UNSENT = 100_000
-"""The most requests that are counted as due before they are sent; a service that is so far behind is overloaded."""
-
-FAILED_PAUSE_S = 0.01
-"""Time without a new request of a closed loop after a failed one: a service that is gone fails at once, without end."""
+FAILED_IN_A_ROW, FAILED_PAUSE_S = 10, 0.01
+"""After so many failures in a row, and as many as it has callers, a closed loop pauses: a service that is gone fails at
+once, without end. Single failures cost its callers no time."""
 
 Send = Callable[[int], "Future[Any]"]
 """Sends a request and returns its future. Its argument is the number of the caller in a closed loop, and of the request
@@ -108,11 +107,13 @@ class Load:
         """
         for caller in range(outstanding):
             self._request(caller, perf_counter())
+        in_a_row = 0
         while True:
             completed = self._end(TICK_S)
-            if completed is not None and completed.error is not None:
-                sleep(FAILED_PAUSE_S)
             if completed is not None:
+                in_a_row = in_a_row + 1 if completed.error is not None else 0
+                if in_a_row >= max(FAILED_IN_A_ROW, outstanding):
+                    sleep(FAILED_PAUSE_S)
                 self._request(completed.number, perf_counter())
             yield completed
 

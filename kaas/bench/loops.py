@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from kaas.bench.arrivals import constant, poisson, recorded
-from kaas.bench.load import Completion, Load
+from kaas.bench.load import TICK_S, Completion, Load
 from kaas.errors import InvalidRequest
 
 MOST = 1e9
@@ -84,7 +85,10 @@ def loops(
 
 def _opened(arrivals: Callable[[], Iterator[float]], load: Load) -> Iterator[Completion | None]:
     yield from load.opened(arrivals())
-    yield from load.drain(DRAIN_S)  # of a trace, which ends
+    until_s = perf_counter() + DRAIN_S
+    while load.outstanding and perf_counter() < until_s:  # of a trace, which ends
+        yield from load.drain(TICK_S)
+        yield None  # so that the caller can stop
 
 
 def _range(text: str, first: float, last: float, step: float | None = None, *more: float) -> list[float]:

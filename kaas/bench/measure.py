@@ -102,7 +102,8 @@ class Measurement:
         latencies_s: of requests that were due in the span and have a result, also after its end (`complete`).
         errors: number of failed requests by error class, in all windows.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
-        interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own.
+        interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own;
+            ended: it came to that end.
         results: the number of requests with a result.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
@@ -125,6 +126,7 @@ class Measurement:
     slowest_s: float = 0.0
     lost: int = 0
     waiting: int = 0
+    ended: bool = False
 
     @property
     def latencies(self) -> LatencyFigures:
@@ -227,7 +229,7 @@ def measure(
     errors: Counter[str] = Counter()
     began_s = clock()
     window = _Open(began_s, counts.due(began_s))
-    state, interrupted, last_result_s = Stability.UNSETTLED, False, 0.0
+    state, interrupted, ended, last_result_s = Stability.UNSETTLED, False, False, 0.0
     try:
         for completed in completions:
             if completed is not None and completed.error is None:
@@ -247,6 +249,8 @@ def measure(
             interrupted = stop()
             if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - began_s >= limit_s:
                 break
+        else:
+            ended = True
     except KeyboardInterrupt:
         interrupted = True
     if (whole or not windows) and (now_s := clock()) > window.began_s:
@@ -272,6 +276,7 @@ def measure(
         len(latency_s),
         last_result_s,
         float(latency_s.max(initial=0.0)),
+        ended=ended,
     )
 
 

@@ -81,8 +81,9 @@ def rows(
         if own_cores > OWN_CORES:
             print(f"{loop.title}: this program itself took {own_cores:.2f} of a core", file=sys.stderr)
         if loop.opened and found.late_s > LATE_SHARE * found.mean_s:
-            late = f"{found.late_s * 1e3:.2g} ms by which this program was late"
-            print(f"{loop.title}: latencies contain {late}", file=sys.stderr)
+            late = f"requests were sent {found.late_s * 1e3:.2g} ms late on average"
+            why = "the service took no more, or this program had no time"
+            print(f"{loop.title}: {late}, which their latencies contain: {why}", file=sys.stderr)
         found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
         stages = None if load.outstanding else _since(before, service, began_s)
         row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
@@ -134,6 +135,8 @@ def scenario_row(
         **({percentile: found.latency_s * 1e3} if found.latency_s is not None else {}),
         **({"bound_ms": bound_s * 1e3} if scenario is MlperfScenario.SERVER else {}),
         "errors": found.errors,
+        "lost": found.lost,
+        "interrupted": found.interrupted,
         "seconds": found.seconds,
     }
 
@@ -147,7 +150,7 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
     steady = found.has_level and count > 0
     times = {"mean": latencies.mean, "sd": latencies.sd, **latencies.percentiles}
     return {
-        "state": found.stability.value,
+        "state": _state(found),
         "rate_per_s": found.rate_per_s,
         "requests": count if found.has_level else sum(window.answered for window in found.windows),
         **{f"{time}_ms": value * 1e3 if steady and _known(time, count) else None for time, value in times.items()},
@@ -167,6 +170,18 @@ def figures(found: Measurement, stages: StageTotals | None) -> dict[str, Any]:
         "counted_windows": found.counted,
         "cdf_ms": [value * 1e3 for value in latencies.cdf] if steady else [],
     }
+
+
+def _state(found: Measurement) -> str:
+    """Return the state in a word. Windows of a load with an end of its own need not agree."""
+    state: str = found.stability.value
+    if found.stability is Stability.SILENT:
+        return state
+    if found.interrupted:
+        return "interrupted"
+    if found.whole and found.stability is not Stability.UNSTABLE:
+        return "whole" if found.ended else "cut off"
+    return state
 
 
 def _first(

@@ -19,6 +19,8 @@ STEADY_GROWTH = 0.7
 its queue more and more slowly."""
 
 
+MOST_UNSENT = 100_000
+"""The most requests that are counted as due before they are sent; a service that is so far behind is overloaded."""
 OVERLOADED_SHARE = 0.7
 """An overload is strong if so small a share of the requests is answered."""
 MOST_WAITING = 10
@@ -86,7 +88,8 @@ def stability(
         final: there are no more windows. Until then only a strong overload is called UNSTABLE: a service of which some
             requests take long fills its queue for as long, too.
     """
-    if open_loop and _grows(windows) and (final or _overloaded(windows)):
+    behind = bool(windows) and windows[-1].queued >= MOST_UNSENT
+    if open_loop and (behind or (_grows(windows) and (final or _overloaded(windows)))):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
     if len(last) == STABLE_WINDOWS and not _answered(last) and any(each.failed for each in last):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 
@@ -67,12 +68,12 @@ def write_whole(file: Path, data: bytes) -> None:
     Raises:
         OSError, with the file's name
     """
-    beside = file.with_name(f"{file.name}.new")
+    beside = file.with_name(f"{file.name}.{token_hex(8)}")
     try:
         beside.write_bytes(data)
         beside.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)  # it is this call's own: no file had this name
         raise OSError(error.errno, os.strerror(error.errno or 0), str(file)) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kaas.bench.load import FAILED_PAUSE_S, Completion, Load
+from kaas.bench.load import FAILED_IN_A_ROW, FAILED_PAUSE_S, Completion, Load
 from kaas.bench.measure import measure
 from kaas.bench.windows import Stability
 from kaas.errors import QueueFull
@@ -116,14 +116,31 @@ def test_an_error_and_a_cancelled_request_are_completions(
     assert load.outstanding == 1
 
 
-def test_a_caller_of_a_closed_loop_pauses_after_a_failed_request(
+def test_single_failures_cost_the_callers_of_a_closed_loop_no_time(
+    service: Service, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("kaas.bench.load.sleep", pauses.append)
+    completions = load.closed(1)
+    next(completions)
+    for number in range(40):
+        service.futures[number].set_exception(ValueError("bad"))
+        assert following(completions).error is not None
+        if number % 5 == 4:
+            service.futures[number + 1].set_result(None)
+            service.futures.pop(number + 1)
+            following(completions)
+    assert not pauses
+
+
+def test_a_closed_loop_pauses_once_many_requests_in_a_row_have_failed(
     service: Service, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("kaas.bench.load.sleep", pauses.append)
     service.refuses = True
     completions = load.closed(1)
-    for _ in range(3):
+    for _ in range(FAILED_IN_A_ROW + 2):
         following(completions)
     assert pauses == [FAILED_PAUSE_S] * 3
     service.refuses = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
+from kaas.bench.load import Load
 from kaas.bench.loops import Arrivals, loops
 from kaas.errors import InvalidRequest
 
@@ -73,3 +76,18 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(load: float) -> None:
         end_s = max(end_s, due_s) + 1
         latencies.append(end_s - due_s)
     assert mean(latencies) == pytest.approx(1 + load / (2 - 2 * load), rel=0.08)
+
+
+def test_a_trace_whose_last_replies_do_not_come_can_be_stopped(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("0\n0\n")
+    (loop,) = loops(None, None, tmp_path / "t.csv", Arrivals.POISSON)
+    futures: list[Future[Any]] = []
+
+    def send(_: int) -> Future[Any]:
+        futures.append(Future())
+        return futures[-1]
+
+    completions = loop.begin(Load(send))
+    while len(futures) < 2:
+        assert next(completions) is None
+    assert [next(completions) for _ in range(3)] == [None] * 3

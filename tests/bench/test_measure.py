@@ -11,6 +11,7 @@ import pytest
 
 from kaas.bench.load import Completion
 from kaas.bench.measure import LatencyFigures, Measurement, complete, measure
+from kaas.bench.rows import figures
 from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import DeadlineExceeded
 
@@ -254,3 +255,16 @@ def test_a_measurement_ends_when_it_is_asked_to() -> None:
     assert found.interrupted
     assert len(found.windows) == 1
     assert found.latencies.count == pytest.approx(100, abs=2)
+
+
+def test_a_trace_has_come_to_its_end_or_was_cut_off() -> None:
+    states = []
+    for limit_s in (60.0, 2.5):
+        load = Simulated(iter([0.01, 0.05, 0.2] * 40))
+        found = measure(
+            load, load.completions(), open_loop=True, window_s=1.0, limit_s=limit_s, whole=True, clock=load.clock
+        )
+        states.append((found.ended, figures(found, None)["state"]))
+    assert states == [(True, "whole"), (False, "cut off")]
+    assert figures(replace(found, interrupted=True), None)["state"] == "interrupted"
+    assert figures(replace(found, interrupted=True, stability=Stability.SILENT), None)["state"] == "silent"

@@ -12,7 +12,7 @@ import pytest
 
 from kaas.bench.arrivals import constant, poisson
 from kaas.bench.rows import FEWEST_WINDOWS, LEAST_RESULTS
-from kaas.bench.windows import MeasurementWindow, Stability, stability, steady_part
+from kaas.bench.windows import MOST_UNSENT, MeasurementWindow, Stability, stability, steady_part
 
 Counts = list[tuple[int, int, float]]
 
@@ -188,3 +188,10 @@ def test_failures_are_no_steady_state() -> None:
     failing = [MeasurementWindow(1.0, 100, 80, 0.01, 0, failed=20)] * 3
     assert stability(failing, open_loop=True) is Stability.UNSETTLED
     assert stability(failing, open_loop=False) is Stability.UNSETTLED
+
+
+def test_a_service_that_is_behind_by_as_many_requests_as_are_counted_is_overloaded() -> None:
+    """The count of the queue ends there, so that it does not grow any more."""
+    full = [MeasurementWindow(1.0, due, 1000, 0.5, MOST_UNSENT + 10) for due in (50_000, 50_000, 1000, 1000, 1000)]
+    assert stability(full, open_loop=True) is Stability.UNSTABLE
+    assert stability(full, open_loop=False) is not Stability.UNSTABLE

@@ -95,7 +95,8 @@ def run(
     missing = (*rules_broken(scenario, service.samples, seconds, service.errors), *_unsatisfied(summary))
     rate_per_s, latency_s = service.answered * service.samples / seconds, _latency_s(summary, scenario)
     driver = f"LoadGen {version('mlcommons-loadgen')}"
-    return ScenarioResult(scenario, service.answered, seconds, rate_per_s, latency_s, service.errors, missing, driver)
+    figures = (service.answered, seconds, rate_per_s, latency_s, service.errors)
+    return ScenarioResult(scenario, *figures, missing, driver=driver)
 
 
 class _TestedService:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +26,9 @@ STREAM_SAMPLES = 8
 MOST_SAMPLES = 1_000_000
 CONFIDENCE = 0.99
 DRAIN_S = 60.0
+"""Longest wait for the last queries."""
+SLOWER = 4.0
+"""A service may be slower than expected by so much: an offline query is waited for so many times its duration more."""
 
 
 class MlperfScenario(Enum):
@@ -54,9 +57,11 @@ class ScenarioResult:
     """The result of a run.
 
     Fields:
+        seconds: to the last end; where queries have no end, to the time at which the run gave them up.
         latency_s: the early-stopping estimate of the scenario's percentile; None where the scenario has none, or with
             too few queries. rate_per_s: answered samples a second. missing: what the rules ask and the run has not.
-            driver: the generator that sent the queries.
+        lost: queries without an end, which are among the errors. interrupted: Ctrl-C ended the run. driver: the
+            generator that sent the queries.
     """
 
     scenario: MlperfScenario
@@ -66,6 +71,8 @@ class ScenarioResult:
     latency_s: float | None
     errors: int
     missing: tuple[str, ...]
+    lost: int = 0
+    interrupted: bool = False
     driver: str = "KaaS"
 
     @property
@@ -92,23 +99,29 @@ def run(
     """
     samples = offline_samples(rate_per_s, duration_s) if scenario is MlperfScenario.OFFLINE else scenario.samples
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
-    began_s, ends = perf_counter(), list[Completion]()
+    patience_s = DRAIN_S if scenario is not MlperfScenario.OFFLINE else DRAIN_S + SLOWER * duration_s
+    began_s, ends, interrupted = perf_counter(), list[Completion](), True
     with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
         for completed in _loop(query, scenario, rate_per_s):
             if completed is not None:
                 ends.append(completed)
             if perf_counter() - began_s >= duration_s or (scenario is MlperfScenario.OFFLINE and ends):
                 break
-    stopped_s = perf_counter()
-    ends += query.drain(DRAIN_S)
-    seconds = max([stopped_s, *(completed.ended_s for completed in ends)]) - began_s
+        for completed in query.drain(patience_s):
+            ends.append(completed)
+        interrupted = False
+    seconds = perf_counter() - began_s
+    if not query.outstanding and scenario is MlperfScenario.OFFLINE:
+        seconds = max(completed.ended_s for completed in ends) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
-    errors = len(ends) - len(latencies) + query.outstanding
+    lost = query.outstanding
+    errors = len(ends) - len(latencies) + lost
     missing = [*rules_broken(scenario, samples, seconds, errors), *_too_slow(scenario, estimate, bound_s)]
-    return ScenarioResult(
-        scenario, len(latencies), seconds, len(latencies) * samples / seconds, estimate, errors, tuple(missing)
-    )
+    if interrupted:
+        missing.insert(0, "Ctrl-C ended it")
+    rate = len(latencies) * samples / seconds
+    return ScenarioResult(scenario, len(latencies), seconds, rate, estimate, errors, tuple(missing), lost, interrupted)
 
 
 def _loop(query: Load, scenario: MlperfScenario, rate_per_s: float) -> Iterator[Completion | None]:
@@ -178,7 +191,7 @@ def gathered(send: Send, first: int, count: int) -> Future[Any]:
     left, lock, failed = [count], Lock(), list[BaseException]()
 
     def ended(future: Future[Any]) -> None:
-        error = future.exception()
+        error = CancelledError() if future.cancelled() else future.exception()
         with lock:
             left[0] -= 1
             if error is not None:

@@ -106,7 +106,9 @@ def file(
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
     ] = False,
     window: Annotated[float, typer.Option(min=0.01, help="seconds of a window")] = 1.0,
-    limit: Annotated[float, typer.Option(min=0.01, help="most seconds of a measurement")] = 30.0,
+    limit: Annotated[
+        float | None, typer.Option(min=0.01, help="most seconds of a measurement, by default 30, or ten windows")
+    ] = None,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
     html: Annotated[
         Path | None,
@@ -130,6 +132,8 @@ def file(
     measured = loops(concurrency, rate, trace, arrivals, seed)
     if scenario is not None and (concurrency or trace):
         raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
+    if rate and scenario in (MlperfScenario.SINGLE_STREAM, MlperfScenario.MULTI_STREAM):
+        raise InvalidRequest(f"--scenario {scenario.value} sends a query when the last has ended: leave out --rate")
     of_scenarios = {"--loadgen": by_loadgen, "--bound": bound, "--duration": duration}
     for option, value in of_scenarios.items():
         if value and scenario is None:
@@ -140,6 +144,9 @@ def file(
         report.check_matplotlib()
     if html is not None and not html.parent.is_dir():
         raise InvalidRequest(f"{html}: there is no folder {html.parent}")
+    read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
+    if html is not None and html.resolve() in {each.resolve() for each in read}:
+        raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
     with opened(target, loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
         clients = len(service.functions)
@@ -154,7 +161,7 @@ def file(
             found = [scenario_row(service, inputs, scenario, **asked, run=loadgen.run if by_loadgen else scenarios.run)]
         else:
             with interruptible() as interrupt:
-                found = list(rows(service, inputs, measured, window, limit, interrupt))
+                found = list(rows(service, inputs, measured, window, limit or max(30.0, 10 * window), interrupt))
             titles = [row["load"] for row in found]
             left = [loop.title for loop in measured if loop.title not in titles and not loop.rising]
             if left:
@@ -174,7 +181,7 @@ def file(
         about += f", KaaS {here.versions['kaas-gpu']} {here.commit}".rstrip()
         page = report.page(f"kaas bench {printable(target)}", found, about)
         write_whole(html, page.encode(errors="backslashreplace"))
-    if any(row.get("lost") or row["state"] == "silent" or _errors(row) > row["requests"] for row in found):
+    if any(map(_failed, found)):
         raise typer.Exit(1)
 
 
@@ -235,6 +242,8 @@ def _inputs(service: LoadedService, scalars: Sequence[str] | None, given: Path |
     }
 
 
-def _errors(row: Mapping[str, Any]) -> int:
-    """Return the number of failed requests; a scenario has only their number."""
-    return row["errors"] if isinstance(row["errors"], int) else sum(row["errors"].values())
+def _failed(row: Mapping[str, Any]) -> bool:
+    """Return True if a load lost requests, or more of them failed than not; of a scenario no query may fail."""
+    if row.get("lost") or row["state"] == "silent":
+        return True
+    return row["errors"] > 0 if isinstance(row["errors"], int) else sum(row["errors"].values()) > row["requests"]

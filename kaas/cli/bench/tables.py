@@ -12,11 +12,12 @@ from kaas.cli.observe import print_whole
 
 NONE = "-"
 STATES = {
-    "unsettled": "its windows did not agree; a longer --limit or --window helps",
+    "unsettled": "its windows did not agree; a longer --limit helps, and with it a longer --window",
+    "cut off": "--limit ended the trace before its last request; the figures are of those before",
     "unstable": "the queue grew as fast as requests came; a steady rate and latency do not exist",
     "silent": "the service gave no more results",
 }
-"""The meaning of each state of a load but *stable*."""
+"""The meaning of each state of a load but *stable*, *whole* and *interrupted*."""
 
 
 def _share(row: Mapping[str, Any]) -> str:
@@ -24,8 +25,6 @@ def _share(row: Mapping[str, Any]) -> str:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    if row["interrupted"]:
-        return "interrupted"
     counted, windows = row["counted_windows"], row["windows"]
     return row["state"] if counted == windows else f"{row['state']}, last {counted} of {windows} windows"
 
@@ -81,5 +80,5 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             print(f"{row['load']}: {row['requests']} results in {row['seconds']:.3g} s")
     if any(row["state"] == "unsettled" and row["mean_ms"] is None for row in rows):
         print(f"{NONE}: most requests had no end yet")
-    for state in dict.fromkeys(row["state"] for row in rows if row["state"] in STATES and not row["interrupted"]):
+    for state in dict.fromkeys(row["state"] for row in rows if row["state"] in STATES):
         print(f"{state}: {STATES[state]}")

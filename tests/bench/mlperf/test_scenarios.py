@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kaas.bench.load import Completion, Load
 from kaas.bench.mlperf import scenarios
 from kaas.bench.mlperf.scenarios import MlperfScenario, early_stopping, gathered, run
 from kaas.errors import InvalidRequest, QueueFull
+from tests.timeouts import TIMEOUT_S
 
 
 def answered(_: int) -> Future[Any]:
@@ -100,6 +103,45 @@ def test_the_offline_scenario_sends_all_samples_in_one_query() -> None:
     found = run(send, MlperfScenario.OFFLINE, rate_per_s=500.0, bound_s=1.0, duration_s=0.2)
     assert (found.queries, sent, found.latency_s) == (1, [*range(100)], None)
     assert any(reason.startswith("the query has 24576 samples or more") for reason in found.missing)
+
+
+def end(futures: list[Future[Any]]) -> None:
+    for future in futures:
+        future.set_result(None)
+
+
+def test_an_offline_query_is_waited_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "DRAIN_S", 0.0)
+    futures: list[Future[Any]] = []
+
+    def send(_: int) -> Future[Any]:
+        futures.append(Future())
+        if len(futures) == 100:
+            Thread(target=end, args=(futures,)).start()
+        return futures[-1]
+
+    found = run(send, MlperfScenario.OFFLINE, rate_per_s=5.0, bound_s=1.0, duration_s=20.0)
+    assert (found.queries, found.errors, found.lost) == (1, 0, 0)
+    assert found.rate_per_s == pytest.approx(100 / found.seconds)
+
+
+def test_ctrl_c_while_the_last_queries_are_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Iterator[Completion]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Load, "drain", interrupted)
+    found = run(lambda _: Future(), MlperfScenario.OFFLINE, rate_per_s=5.0, bound_s=1.0, duration_s=0.1)
+    assert (found.interrupted, found.lost, found.errors, found.queries) == (True, 1, 1, 0)
+    assert found.missing[0] == "Ctrl-C ended it"
+
+
+def test_a_query_with_a_cancelled_sample_ends() -> None:
+    futures = [Future[Any](), Future[Any]()]
+    whole = gathered(lambda number: futures[number], 0, 2)
+    futures[0].cancel()
+    assert not whole.done()
+    futures[1].set_result(None)
+    assert isinstance(whole.exception(timeout=TIMEOUT_S), CancelledError)
 
 
 def test_a_run_that_keeps_the_rules_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

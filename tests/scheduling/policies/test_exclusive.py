@@ -21,7 +21,7 @@ from kaas.scheduling.events import (
 )
 from kaas.scheduling.policies import scheduler
 from kaas.scheduling.policies.exclusive import Exclusive
-from kaas.scheduling.policies.placement import FAILED_STARTS
+from kaas.scheduling.policies.reclaiming import FAILED_STARTS
 from tests.scheduling.policies.world import ETASK, EXECUTOR, World
 
 

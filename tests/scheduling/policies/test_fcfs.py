@@ -21,7 +21,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from kaas.scheduling.policies.placement import FAILED_STARTS
+from kaas.scheduling.policies.reclaiming import FAILED_STARTS
 
 EXECUTOR = WorkerKind.EXECUTOR
 GIB = 1 << 30
