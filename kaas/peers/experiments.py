@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,24 +76,49 @@ EXPERIMENTS: dict[str, tuple[Callable[[tuple[PeerSystem, ...], Effort, Path], Ro
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run. rows: by experiment. absent: peers that are not installed. versions: of those that are."""
+    """The result of a run.
+
+    Fields:
+        rows: by experiment. absent: peers that are not installed, each once. left_out: experiments without a peer.
+        versions: of the peers that are installed. interrupted: Ctrl-C ended the run.
+    """
 
     rows: dict[str, Rows] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
 
-def run(names: tuple[str, ...], effort: Effort, folder: Path, progress: Callable[[str, Rows], None]) -> Report:
-    """Measure KaaS beside the peers that are installed. progress: called after each experiment."""
+def run(
+    names: tuple[str, ...],
+    effort: Effort,
+    folder: Path,
+    began: Callable[[str, Sequence[PeerSystem]], None],
+    progress: Callable[[str, Rows], None],
+) -> Report:
+    """Measure KaaS beside the peers that are installed; Ctrl-C ends the run with what there is.
+
+    began: called before each experiment with its sides. progress: called after it.
+    """
     report = Report(versions={"Python": platform.python_version(), PeerSystem.KAAS.title: PeerSystem.KAAS.version})
     for name in names:
         measure, peers = EXPERIMENTS[name]
         here = present(peers)
-        report.absent += [peer.title for peer in peers if peer not in here]
+        absent = [peer.title for peer in peers if peer not in here and peer.title not in report.absent]
+        report.absent += absent
         report.versions |= {peer.title: peer.version for peer in here}
-        if here:
-            report.rows[name] = measure((PeerSystem.KAAS, *here), effort, folder)
-            progress(name, report.rows[name])
+        if not here:
+            report.left_out.append(name)
+            continue
+        sides = (PeerSystem.KAAS, *here)
+        began(name, sides)
+        try:
+            report.rows[name] = measure(sides, effort, folder)
+        except KeyboardInterrupt:
+            report.interrupted = True
+            break
+        progress(name, report.rows[name])
     return report
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,7 @@ MODELS, ROOM = 64, 16
 MODEL_BYTES = 16 << 20
 ELEMENTS = 1024
 EXPONENT = 1.1
-OUTSTANDING = 4
+CALLERS = 4
 SLOTS = 2
 TURN = 50
 """Requests of one side before the other side's turn."""
@@ -99,29 +100,33 @@ class TenantSide:
     waited_s: Counter[str] = field(default_factory=Counter)
 
     def turn(self, order: Sequence[int]) -> None:
-        """Send the requests, at most 4 at a time, in a closed loop.
+        """Let 4 callers send the requests, each one after the other in a thread of its own.
 
         Raises:
             WrongAnswer: an answer is another model's.
         """
-        pending = deque[tuple[int, float, Any]]()
-        began = perf_counter()
-        for model in order:
-            if len(pending) == OUTSTANDING:
-                self._finish(*pending.popleft())
-            pending.append((model, perf_counter(), self.service(model).send()))
-        while pending:
-            self._finish(*pending.popleft())
+        left, began = deque(order), perf_counter()
+        with ThreadPoolExecutor(CALLERS) as callers:
+            found = [callers.submit(self._calls, left) for _ in range(CALLERS)]
         self.seconds += perf_counter() - began
+        for model, latency_s in (call for each in found for call in each.result()):
+            self.latencies_s.append(latency_s)
+            self.done[str(model)] += 1
+            self.waited_s[str(model)] += latency_s  # type: ignore[assignment]
 
-    def _finish(self, model: int, sent_s: float, request: Any) -> None:
-        answer = self.service(model).result(request)
-        latency_s = perf_counter() - sent_s
-        self.latencies_s.append(latency_s)
-        if answer[0] != model + 1:
-            raise WrongAnswer(f"model {model} gave {answer[0]}, not {model + 1}")
-        self.done[str(model)] += 1
-        self.waited_s[str(model)] += latency_s  # type: ignore[assignment]
+    def _calls(self, left: deque[int]) -> list[tuple[int, float]]:
+        """Send requests until none is left; return their models and latencies."""
+        found: list[tuple[int, float]] = []
+        while True:
+            try:
+                model = left.popleft()
+            except IndexError:
+                return found
+            sent_s = perf_counter()
+            answer = self.service(model).call()
+            found.append((model, perf_counter() - sent_s))
+            if answer[0] != model + 1:
+                raise WrongAnswer(f"model {model} gave {answer[0]}, not {model + 1}")
 
     def rate_of(self, model: int, requests: int) -> float:
         """Return the requests a second for one model alone."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from kaas.cache_folders import cache_root
 
 if TYPE_CHECKING:
     from kaas.peers.experiments import Rows
+    from kaas.peers.systems import PeerSystem
 
 console = Console(emoji=False)
 SPANS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
@@ -29,7 +32,10 @@ def peers(
     quick: Annotated[bool, typer.Option(help="a few requests of each, to see that all sides run")] = False,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
-    """Measure KaaS beside its peers in one run, each in turn. A peer that is not installed is left out, and named."""
+    """Measure KaaS beside its peers in one run, each in turn. A peer that is not installed is left out, and named.
+
+    An experiment of which no peer is installed is left out, too. Ctrl-C ends the run with what there is.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
     import msgspec
 
@@ -51,10 +57,21 @@ def peers(
         if not json:
             console.print(_table(name, rows))
 
-    report = run(names, QUICK if quick else Effort(), place, progress)
+    def began(name: str, sides: Sequence[PeerSystem]) -> None:
+        print(f"{name}: {', '.join(each.title for each in sides)} ...", file=sys.stderr)
+
+    report = run(names, QUICK if quick else Effort(), place, began, progress)
+    if report.interrupted:
+        print("Ctrl-C ended the run", file=sys.stderr)
     found = bars(report.rows)
     if json:
-        detail = {"rows": report.rows, "versions": report.versions, "not_installed": report.absent}
+        detail = {
+            "rows": report.rows,
+            "versions": report.versions,
+            "not_installed": report.absent,
+            "left_out": report.left_out,
+            "interrupted": report.interrupted,
+        }
         print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
         return
     for bar, (value, comparison, limit) in found.items():
@@ -66,7 +83,10 @@ def peers(
         console.print(line, highlight=False)
     console.print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()), highlight=False)
     if report.absent:
-        console.print(f"not installed: {', '.join(report.absent)}", highlight=False)
+        installing = "; requirements/peers.txt has most of them"
+        console.print(f"not installed: {', '.join(report.absent)}{installing}", highlight=False)
+    if report.left_out:
+        console.print(f"left out, since no peer of KaaS is there: {', '.join(report.left_out)}", highlight=False)
 
 
 def _table(title: str, rows: Rows) -> Table:
