@@ -202,6 +202,7 @@ def measure(
     fewest: int = STABLE_WINDOWS,
     callers: int = 0,
     whole: bool = False,
+    ramp: int = 0,
     stop: Callable[[], bool] = never,
     progress: Callable[[MeasurementWindow], object] = _ignore,
     clock: Callable[[], float] = perf_counter,
@@ -219,6 +220,9 @@ def measure(
         fewest: as of `stability`.
         callers: as of `stability`.
         whole: go on to the end of the loop, or to the limit, though the windows agree or the queue grows.
+        ramp: the first window begins with the end of so many requests, which count for nothing: a pipeline that is
+            empty at the beginning gives its first result later than others, and a process that is there gives it
+            earlier. The time before counts as part of limit_s.
         stop: returns True to end now, as Ctrl-C does.
         progress: is called with each window that has ended.
         clock: as the Load's.
@@ -227,12 +231,19 @@ def measure(
     judged = partial(stability, open_loop=open_loop, least=least, fewest=fewest, callers=callers)
     answered = array("d")  # of each result when its request was due, its latency, and how late it was sent
     errors: Counter[str] = Counter()
-    began_s = clock()
+    started_s, ramped = clock(), ramp > 0
+    began_s = started_s
     window = _Open(began_s, counts.due(began_s))
     state, interrupted, ended, last_result_s = Stability.UNSETTLED, False, False, 0.0
     try:
         for completed in completions:
-            if completed is not None and completed.error is None:
+            if ramp:
+                if completed is not None:
+                    ramp -= 1
+                    errors.update([] if completed.error is None else [type(completed.error).__name__])
+                    began_s = completed.ended_s
+                    window = _Open(began_s, counts.due(began_s))
+            elif completed is not None and completed.error is None:
                 window.answered += 1
                 window.latencies_s += completed.latency_s
                 answered.extend((completed.due_s, completed.latency_s, completed.sent_s - completed.due_s))
@@ -241,13 +252,13 @@ def measure(
                 window.failed += 1
                 errors[type(completed.error).__name__] += 1
             now_s = clock()
-            if now_s - window.began_s >= window_s:
+            if not ramp and now_s - window.began_s >= window_s:
                 windows.append(window.closed(counts, now_s))
                 progress(windows[-1])
                 state = judged(windows)
                 window = _Open(now_s, counts.due(now_s))
             interrupted = stop()
-            if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - began_s >= limit_s:
+            if interrupted or (state is not Stability.UNSETTLED and not whole) or now_s - started_s >= limit_s:
                 break
         else:
             ended = True
@@ -260,6 +271,8 @@ def measure(
         state = judged(windows, final=True)
     counted_s = sum(each.seconds for each in (steady_part(windows) if state is Stability.STABLE else windows))
     first_s, last_s = (began_s, math.inf) if whole else (window.began_s - counted_s, window.began_s)
+    if ramped and state is Stability.UNSETTLED:
+        first_s = -math.inf  # the requests that were under way at the end of the ramp are part of all windows
     due_s, latency_s, late_s = np.frombuffer(answered or bytes(0)).reshape(-1, 3).T
     counted = (due_s >= first_s - 1e-9) & (due_s <= last_s)  # a sum of seconds is not exact
     return Measurement(

@@ -117,6 +117,10 @@ class Found(msgspec.Struct, frozen=True):
         """The 90th percentile."""
         return self.cdf_s[90]
 
+    def tells(self, percent: int) -> bool:
+        """Return True if more than the slowest request is above a percentile."""
+        return self.requests * (100 - percent) > 100
+
     @property
     def steady(self) -> bool:
         """True if the queue did not grow."""
@@ -138,11 +142,14 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     window_s, windows = _windows(cell, testbed, offered_per_s)
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
-        loop = load.opened(poisson_of(offered_per_s, max(1, round(offered_per_s * windows * window_s))))
+        count_online = max(1, round(offered_per_s * windows * window_s))
+        loop = load.opened(poisson_of(offered_per_s, count_online, seed=cell.replicas))  # each cell has its own draw
     else:
         load = Load(replicas.send, replicas.check)
         loop = load.closed(count)
     limit_s, least = (windows + 0.5) * window_s, LEAST_EACH * cell.replicas
+    # the first result of each device waits for an empty pipeline to fill, or finds the process that `warm` has started
+    ramp = 0 if cell.online else testbed.devices
     found = measure(
         load,
         loop,
@@ -151,6 +158,7 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
         limit_s=limit_s,
         least=least,
         callers=count,
+        ramp=ramp,
     )
     if found.interrupted:
         raise KeyboardInterrupt

@@ -198,6 +198,8 @@ def _ratio(results: Results, claim: Claim, workload: str) -> str | None:
     over, under = (results.found.get(Cell(workload, *each, online=online)) for each in (claim.over, claim.under))
     if over is None or under is None:
         return None
+    if claim.figure == TAIL and not (over.tells(90) and under.tells(90)):
+        return NONE
     return marked(f"{getattr(over, claim.figure) / getattr(under, claim.figure):.3g}", over, under)
 
 

@@ -180,7 +180,7 @@ def _quantiles(found: Found) -> str:
 
 def _milliseconds_at(found: Found, percent: int) -> str:
     """Return a percentile; NONE if only the slowest request is above it."""
-    return f"{found.cdf_s[percent] * 1e3:.0f}" if found.requests * (100 - percent) > 100 else NONE
+    return f"{found.cdf_s[percent] * 1e3:.0f}" if found.tells(percent) else NONE
 
 
 def _by_replicas(cells: Sequence[Cell], results: Results, shown: Callable[[Cell, Found], str]) -> Iterator[str]:

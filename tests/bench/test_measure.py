@@ -268,3 +268,13 @@ def test_a_trace_has_come_to_its_end_or_was_cut_off() -> None:
     assert states == [(True, "whole"), (False, "cut off")]
     assert figures(replace(found, interrupted=True), None)["state"] == "interrupted"
     assert figures(replace(found, interrupted=True, stability=Stability.SILENT), None)["state"] == "silent"
+
+
+def test_the_first_results_are_a_ramp_that_counts_for_nothing() -> None:
+    """A pipeline gives its first result after 1.8 s, and then one every 0.1 s."""
+    load = Simulated(iter([1.8, *[0.1] * 200]))
+    found = measure(load, load.completions(), open_loop=False, window_s=1.0, limit_s=4.0, ramp=1, clock=load.clock)
+    assert found.stability is Stability.UNSETTLED
+    assert found.results / found.last_result_s == pytest.approx(10.0)
+    assert max(found.latencies_s) == pytest.approx(0.1)
+    assert found.began_s == pytest.approx(101.8)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from kaas.bench.arrivals import poisson_of
 from kaas.bench.measure import Measurement
 from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import WrongAnswer
 from kaas.papers import cells
-from kaas.papers.cells import Cell, Side, measured
+from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.workloads import WORKLOADS, Workload
 
@@ -111,3 +113,29 @@ def test_a_wrong_result_ends_the_experiment(cell: Cell) -> None:
 def test_requests_without_a_result_end_the_experiment() -> None:
     with pytest.raises(WrongAnswer, match="have no right result"):
         measured(ONLINE, StandReplicas(silent_every=20), SMALL, PEAK_PER_S)  # type: ignore[arg-type]
+
+
+def test_the_first_results_of_the_devices_count_for_nothing() -> None:
+    """Their processes are there, or their pipeline is empty: neither is what a client gets later."""
+    replicas: Any = StandReplicas()
+    found = measured(OFFLINE, replicas, SMALL, None)
+    assert found.requests <= len(replicas.clients) - SMALL.devices
+
+
+def test_a_percentile_of_few_requests_tells_nothing() -> None:
+    found = Found(1.0, Stability.UNSETTLED, 9, (1.0,) * 101, 1.0)
+    assert not found.tells(90)
+    assert replace(found, requests=11).tells(90)
+
+
+def test_each_cell_has_arrivals_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def drawn(rate_per_s: float, count: int, seed: int) -> Any:
+        seeds.append(seed)
+        return poisson_of(rate_per_s, count, seed)
+
+    monkeypatch.setattr(cells, "poisson_of", drawn)
+    for count in (4, 16):
+        measured(Cell("jacobi", Side.KTASK, count, online=True), StandReplicas(), SMALL, PEAK_PER_S)  # type: ignore[arg-type]
+    assert seeds == [4, 16]
