@@ -77,7 +77,8 @@ def _claims(results: Results, testbed: Testbed) -> Iterator[str]:
         yield "## The paper's claims, beside the measurements\n"
         yield (
             "A figure behind *~* is of windows that did not agree within 10 %, and is of all of them, an offline rate "
-            "up to the last result; *n* is the number of requests. With so few requests, and starts of processes that "
+            "from each device's first result to the last one; *n* is the number of requests. Devices that do not end "
+            "together may give one result each more or fewer in this time. With so few requests, and starts that "
             "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only.\n"
         )
         yield from _table(("", "paper", "here", "why they differ"), rows)
