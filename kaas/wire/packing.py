@@ -18,6 +18,7 @@ from kaas.ktask.request import View, check_names, encode_scalars, input_bytes, m
 from kaas.ktask.variant import Variant, by_position, choose
 from kaas.wire import specs as wire
 from kaas.wire.held_ref import HeldRef
+from kaas.wire.messages import Named
 
 
 class ObjectSink(Protocol):
@@ -349,7 +350,8 @@ def unpack_keyed(
 
 def constant_key(ref: Any, entry: int) -> bytes:
     """Return the key of one of a function's constants in caches."""
-    return bytes(ref.binary()) + entry.to_bytes(4, "little")
+    key = ref.key if type(ref) is Named else ref.binary()
+    return bytes(key) + entry.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,23 +23,25 @@ class InflightCopy:
 
 
 class InflightCopies:
-    """All copies under way, by entry of the cache. For one thread at a time."""
+    """All copies under way. For one thread at a time.
+
+    Fields:
+        under_way: by entry of the cache.
+    """
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, InflightCopy] = {}
+        self.under_way: dict[bytes, InflightCopy] = {}
         self._idle_events: list[EventPair] = []  # kept, since making events takes longer than recording them
 
     def expect(self, entries: Iterable[bytes]) -> dict[bytes, InflightCopy]:
         """Add and return copies of these entries, which are still to be submitted."""
         made = {entry: InflightCopy(self._idle_events.pop() if self._idle_events else EventPair()) for entry in entries}
-        self._under_way.update(made)
+        self.under_way.update(made)
         return made
 
     def among(self, entries: Iterable[bytes]) -> list[InflightCopy]:
         """Return the copies under way of these entries."""
-        if not self._under_way:
-            return []
-        return [copy for entry in entries if (copy := self._under_way.get(entry)) is not None]
+        return [copy for entry in entries if (copy := self.under_way.get(entry)) is not None]
 
     def ended(self, copies: Mapping[bytes, InflightCopy]) -> None:
         """Remove ended copies. Failed ones stay until the cache has dropped the object."""
@@ -48,7 +50,7 @@ class InflightCopies:
     def forget(self, entries: Iterable[bytes]) -> None:
         """Remove the copies of these entries."""
         for entry in entries:
-            copy = self._under_way.pop(entry, None)
+            copy = self.under_way.pop(entry, None)
             if copy is not None:
                 self._idle_events.append(copy.events)
 

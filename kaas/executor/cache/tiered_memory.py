@@ -107,7 +107,7 @@ class TieredMemory:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
                 no request holds any of it.
         """
-        awaited = self._inflight.among(inputs.objects)
+        awaited = self._inflight.among(inputs.objects) if self._inflight.under_way else []
         if awaited and any(copy.failed for copy in awaited):
             return Shortage(0)
         reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
