@@ -189,7 +189,7 @@ for _name, _whole in _WHOLE.items():
 
 
 def _to_integer(a: Array, bits: int, sign: bool, whole: Callable[[Array], Array]) -> Array:
-    """The nearest end of the range where a lies beyond it. What is no number is not asked for."""
+    """The nearest end of the range where a lies beyond it. Values that are no numbers are not asked for."""
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if sign else (0, (1 << bits) - 1)
 
     def one(value: float) -> int:
