@@ -7,15 +7,20 @@ only. A slot never stays free for locality: a waiting client goes to another dev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import ClassVar
 
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.holdings import Holdings, WorkingSet
+from kaas.scheduling.policies.priority_queue import PriorityQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
+
+_KEY = itemgetter(0)
 
 PENALTY = 10.0
 """Mean latencies that a client counts for a device without its data: the paper's number."""
@@ -51,6 +56,7 @@ class CfsAffinity(Scheduler):
             raise PolicyError(f"penalty is a number from 0 on, not {penalty!r}", policy="cfs_affinity")
         if not isinstance(queueing, bool):
             raise PolicyError(f"queueing is True or False, not {queueing!r}", policy="cfs_affinity")
+        self._orders: list[EffectiveTime] = []
         super().__init__(devices)
         self._bytes = affinity == "bytes"
         self._penalty = penalty
@@ -65,42 +71,66 @@ class CfsAffinity(Scheduler):
 
     def order(self, serves: Serves) -> RequestOrder:
         """Return the order of least effective time; eTasks of one function go in the order of their arrival."""
-        return super().order(serves) if serves.kind is WorkerKind.ETASK else EffectiveTime(self)
+        if serves.kind is WorkerKind.ETASK:
+            return super().order(serves)
+        made = EffectiveTime(self, self._holdings)
+        self._orders.append(made)
+        return made
+
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that the effective time of a client has changed."""
+        for order in self._orders:
+            order.changed(share)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups: by the least device time per weight of a waiting client."""
         return min((-request.share.priority, request.share.time_s, request.id) for request in group.next(provided))
 
-    def effective_s(self, head: QueuedRequest) -> tuple[float, WorkerState | None]:
-        """Return the effective time of a client on the best free worker for it, and that worker if data is there."""
-        share = head.share
-        devices = self._affine(head)
-        worker = min(head.group.free_on(devices), key=self.rank, default=None) if devices else None
-        if devices and worker is None:
-            return share.time_s + self._penalty * (share.latency_s if self._queueing else share.mean_s), None
-        return share.time_s, worker
+    def affine(self, head: QueuedRequest) -> WorkingSet | tuple[int, ...]:
+        """Return the working set of a request, if a client is affine to the devices near it; else these devices.
 
-    def worker_for(self, head: QueuedRequest, affine: WorkerState | None) -> WorkerState | None:
-        """Return the worker of a client's request; affine: the one of `effective_s`."""
-        if affine is None or (self._bytes and self._locality.reads(head)):
-            return self.suited(head)
-        return affine
-
-    def _affine(self, head: QueuedRequest) -> Collection[int]:
-        """Return the devices that the request's client has an affinity to; none if all are equal for it."""
-        if self._bytes and self._locality.reads(head):
-            return self._locality.near(head)
+        An empty tuple, or a working set near no device: all devices are equal for the client.
+        """
+        if self._bytes and head.reads.nbytes:
+            return head.reads
         share = head.share
         return (share.last_device,) if share.last_device >= 0 else share.devices
 
+    def penalty_s(self, share: ClientShare) -> float:
+        """Return the seconds that a client counts for a device to which it is not affine."""
+        return self._penalty * (share.latency_s if self._queueing else share.mean_s)
+
+    def worker_for(self, head: QueuedRequest) -> WorkerState | None:
+        """Return the worker of a client's request: a device where its data is, else the one that suits it."""
+        where = self.affine(head)
+        if isinstance(where, tuple) and where:
+            affine = min(head.group.free_on(where), key=self.rank, default=None)
+            if affine is not None:
+                return affine
+        return self.suited(head)
+
 
 class EffectiveTime(RequestOrder):
-    """The pair of a client and a free worker of the least effective time goes next, ties to the oldest request."""
+    """The pair of a client and a free worker of the least effective time goes next, ties to the oldest request.
 
-    def __init__(self, policy: CfsAffinity) -> None:
+    A client's effective time is its own, where a device with its data is free, or all are equal for it; else it is the
+    penalised one. So the least of all is the first of one of these queues, whatever the number of clients: those for
+    which all devices are equal, those that are affine to a free device, and all by the penalised time.
+    """
+
+    def __init__(self, policy: CfsAffinity, holdings: Holdings) -> None:
         self._policy = policy
+        self._memories = holdings.memories
         self._queues: dict[ClientShare, Queue] = {}
         self._parked: dict[ClientShare, None] = {}
+        self._changed: dict[ClientShare, None] = {}
+        self._by_time: PriorityQueue[Queue] = PriorityQueue()
+        self._penalised: PriorityQueue[Queue] = PriorityQueue()
+        self._anywhere: PriorityQueue[Queue] = PriorityQueue()
+        self._affine: dict[WorkingSet | int, PriorityQueue[Queue]] = {}  # by what they read, or by device
+        self._affinities: dict[Queue, tuple[WorkingSet | int, ...]] = {}
+        self._nowhere: PriorityQueue[WorkingSet] = PriorityQueue()  # by their first client: those near no device
+        holdings.near_changed.append(self._renew_nowhere)
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its client's queue."""
@@ -108,43 +138,136 @@ class EffectiveTime(RequestOrder):
         if queue is None:
             queue = self._queues[request.share] = Queue(request.share)
         queue.push(request, 0.0)
+        self._changed[request.share] = None
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its client's queue."""
-        queue = self._queues[request.share]
+        share = request.share
+        queue = self._queues[share]
         del queue.requests[request.id]
-        if not queue.requests:
-            del self._queues[request.share]
+        if queue.requests:
+            self._changed[share] = None
+        else:
+            self._withdraw(queue)
+            del self._queues[share]
+            self._changed.pop(share, None)
+            self._parked.pop(share, None)
 
     def park(self, share: ClientShare) -> None:
         """Pass over a client."""
         self._parked[share] = None
+        if share in self._queues:
+            self._withdraw(self._queues[share])
 
     def unpark(self, share: ClientShare) -> None:
         """Count a client in again."""
         self._parked.pop(share, None)
+        self.changed(share)
+
+    def changed(self, share: ClientShare) -> None:
+        """Take in that the time, the mean or the last device of a client has changed."""
+        if share in self._queues:
+            self._changed[share] = None
 
     def next(self) -> tuple[QueuedRequest, WorkerState] | None:
         """Return the request that goes now, and its worker."""
-        chosen: tuple[QueuedRequest, WorkerState | None] | None = None
-        least: tuple[float, float, int] | None = None
-        for share, queue in self._queues.items():
-            if share in self._parked:
-                continue
-            head = queue.head
-            time_s, worker = self._policy.effective_s(head)
-            key = (-share.priority, time_s, head.id)
-            if least is None or key < least:
-                least, chosen = key, (head, worker)
-        if chosen is None:
+        queue = self._least()
+        if queue is None:
             return None
-        worker = self._policy.worker_for(*chosen)
-        return None if worker is None else (chosen[0], worker)
+        worker = self._policy.worker_for(queue.head)
+        return None if worker is None else (queue.head, worker)
 
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request."""
         if skipped:
-            (queue,) = self._queues.values()
-            return next(islice(queue.requests.values(), skipped, None))
-        heads = [queue.head for queue in self._queues.values()]
-        return min(heads, default=None, key=lambda head: (-head.share.priority, head.share.time_s, head.id))
+            (only,) = self._queues.values()
+            return next(islice(only.requests.values(), skipped, None))
+        self._update()
+        parked = [self._queues[share] for share in self._parked]
+        least = self._by_time.first()
+        return min((queue.head for queue in [*parked, *([least] if least else [])]), default=None, key=_by_time)
+
+    # --- the least effective time
+
+    def _least(self) -> Queue | None:
+        """Return the client that goes next, by comparing all clients or by looking at all free devices."""
+        group = next(iter(self._queues.values())).head.group
+        if len(self._queues) <= len(group.open):
+            able = [queue for share, queue in self._queues.items() if share not in self._parked]
+            return min(able, default=None, key=self._effective)
+        self._update()
+        nowhere = self._nowhere.first()
+        queues = [self._anywhere, self._penalised, *([] if nowhere is None else [self._affine[nowhere]])]
+        queues += [self._affine[index] for index in group.open if index in self._affine and not group.open[index].gated]
+        found = [(queue.key(first), first) for queue in queues if (first := queue.first()) is not None]
+        for index, worker in group.open.items():
+            if not worker.gated and (near := self._first_near(self._memories[index].near)) is not None:
+                found.append((self._by_time.key(near), near))
+        return min(found, key=_KEY)[1] if found else None
+
+    def _first_near(self, near: Mapping[WorkingSet, None]) -> Queue | None:
+        """Return the first client by time that reads one of these sets.
+
+        All clients are walked through by their time, and the sets in turns with them, until either walk is complete.
+        """
+        found: Queue | None = None
+        for queue, reads in zip(self._by_time, near, strict=False):
+            if queue.head.reads in near and queue.head.reads in self._affine:
+                return queue
+            first = self._affine[reads].first() if reads in self._affine else None
+            if first is not None and (found is None or self._by_time.key(first) < self._by_time.key(found)):
+                found = first
+        return found
+
+    def _effective(self, queue: Queue) -> tuple[float, ...]:
+        """Return the effective time of a client on the best free device for it, with its place among equals."""
+        head = queue.head
+        affine = self._policy.affine(head)
+        devices = affine.near if isinstance(affine, WorkingSet) else affine
+        away = bool(devices) and next(head.group.free_on(devices), None) is None
+        return _by_time(head, self._policy.penalty_s(head.share) if away else 0.0)
+
+    def _update(self) -> None:
+        """Give the clients whose time or first request has changed their places."""
+        for share in self._changed:
+            if share in self._parked:
+                continue
+            queue = self._queues[share]
+            head, affine = queue.head, self._policy.affine(queue.head)
+            affinities = (affine,) if isinstance(affine, WorkingSet) else affine
+            if self._affinities.get(queue) != affinities:
+                self._withdraw(queue)
+                self._affinities[queue] = affinities
+            key = _by_time(head)
+            self._by_time.put(queue, key)
+            if not affinities:
+                self._anywhere.put(queue, key)
+                continue
+            self._penalised.put(queue, _by_time(head, self._policy.penalty_s(share)))
+            for affinity in affinities:
+                self._affine.setdefault(affinity, PriorityQueue()).put(queue, key)
+                self._renew_nowhere(affinity)
+        self._changed.clear()
+
+    def _withdraw(self, queue: Queue) -> None:
+        for places in (self._by_time, self._penalised, self._anywhere):
+            places.discard(queue)
+        for affinity in self._affinities.pop(queue, ()):
+            self._affine[affinity].discard(queue)
+            if not self._affine[affinity]:
+                del self._affine[affinity]
+            self._renew_nowhere(affinity)
+
+    def _renew_nowhere(self, reads: WorkingSet | int) -> None:
+        """Give a working set its place among those near no device, or none."""
+        if isinstance(reads, int):
+            return
+        first = self._affine[reads].first() if reads in self._affine and not reads.near else None
+        if first is None:
+            self._nowhere.discard(reads)
+        else:
+            self._nowhere.put(reads, self._by_time.key(first))
+
+
+def _by_time(head: QueuedRequest, penalty_s: float = 0.0) -> tuple[float, ...]:
+    return -head.share.priority, head.share.time_s + penalty_s, head.id

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 
 from kaas.scheduling.events import ClientKnown
+from kaas.scheduling.policies.priority_queue import PriorityQueue
 
 WINDOW_S = 1.0
 """Seconds of its share of device time that a client may save up: so long it may have all devices after an absence."""
@@ -69,7 +68,6 @@ class ClientShare:
         return max(0.0, self.charged_s - self.mean_s) / self.weight if self.running else self.time_s
 
 
-_STARTED_S: Callable[[ClientShare], float] = attrgetter("started_s")
 NO_CLIENT = ClientShare("")
 """Stands for the client of a request whose client an earlier epoch of the pool has not left. No FairShare holds it."""
 
@@ -91,7 +89,8 @@ class FairShare:
     def __init__(self, devices: int) -> None:
         self._devices = devices
         self._shares: dict[str, ClientShare] = {}
-        self._present: dict[str, ClientShare] = {}
+        self._present: PriorityQueue[ClientShare] = PriorityQueue()  # by started_s, but for those that have changed
+        self._changed: dict[ClientShare, None] = {}
         self._floor_s = 0.0
         self.limited: dict[ClientShare, None] = {}
         self.wake_s: float | None = None
@@ -137,9 +136,9 @@ class FairShare:
         share.devices, share.last_device = event.devices, -1
         share.announced, share.known = event.present, True
         if share.present:
-            self._present[share.client] = share
+            self._changed[share] = None
         else:
-            self._present.pop(share.client, None)
+            self._leave(share)
         return share
 
     def gone(self, client: str) -> None:
@@ -147,9 +146,9 @@ class FairShare:
         share = self._shares.get(client)
         if share is None:
             return
-        share.announced = share.known = False
+        present, share.announced, share.known = share.present, False, False
         if not share.pending:
-            if share.client in self._present:
+            if present:
                 self._absent(share)
             del self._shares[client]
             self.limited.pop(share, None)
@@ -158,12 +157,18 @@ class FairShare:
 
     def arrived(self, share: ClientShare, *, again: bool = False) -> None:
         """Count one more request. again: the request was here before and lost its worker."""
-        if share.client not in self._present:
+        if not share.present:
             least_s = self._least_s()
             if not again and share.time_s < least_s:
                 share.charged_s = least_s * share.weight
-            self._present[share.client] = share
+            self._changed[share] = None
         share.pending += 1
+
+    def adopted(self, share: ClientShare) -> None:
+        """Count one more request, which an earlier epoch of the pool dispatched, as a running one."""
+        self.arrived(share)
+        share.running += 1
+        self._changed[share] = None
 
     def ended(self, share: ClientShare) -> None:
         """Count one request less."""
@@ -174,12 +179,20 @@ class FairShare:
 
     def _least_s(self) -> float:
         """Return the time per weight at which a client begins."""
-        return min(map(_STARTED_S, self._present.values())) if self._present else self._floor_s
+        for share in self._changed:
+            self._present.put(share, (share.started_s,))
+        self._changed.clear()
+        least = self._present.first()
+        return self._floor_s if least is None else least.started_s
 
     def _absent(self, share: ClientShare) -> None:
-        self._present.pop(share.client, None)
-        if not self._present:
+        self._leave(share)
+        if not self._present and not self._changed:
             self._floor_s = max(self._floor_s, share.time_s)
+
+    def _leave(self, share: ClientShare) -> None:
+        self._present.discard(share)
+        self._changed.pop(share, None)
 
     def _forget(self) -> None:
         """Forget clients that would come back at the time of the present clients, as a new client does."""
@@ -218,6 +231,8 @@ class FairShare:
 
     def _charge(self, share: ClientShare, device_s: float) -> None:
         share.charged_s = max(0.0, share.charged_s + device_s)
+        if share.present:
+            self._changed[share] = None
         share.savings_s -= device_s
 
     # --- limits

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import count, islice
+from itertools import islice
 
 from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.priority_queue import PriorityQueue
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, WorkerState
 
 Key = Callable[[QueuedRequest], float]
@@ -31,49 +31,45 @@ class HeapOrder(RequestOrder):
         self._suited = suited
         self._key = key
         self._queues: dict[ClientShare, Queue] = {}
-        self._parked: dict[ClientShare, Queue] = {}
-        self._heads: list[tuple[int, float, int, int, Queue]] = []  # heads that have changed since are skipped
-        self._offers = count()
+        self._parked: dict[ClientShare, None] = {}
+        self._heads: PriorityQueue[Queue] = PriorityQueue()  # of the clients that are not parked
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its client's queue."""
-        share = request.share
-        queue = self._queues.get(share) or self._parked.get(share)
+        queue = self._queues.get(request.share)
         if queue is None:
-            queue = self._queues[share] = Queue(share)
+            queue = self._queues[request.share] = Queue(request.share)
         queue.push(request, self._key(request))
-        if queue.head is request and share not in self._parked:
+        if queue.head is request:
             self._offer(queue)
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its client's queue."""
-        share = request.share
-        queues = self._parked if share in self._parked else self._queues
-        queue = queues[share]
+        queue = self._queues[request.share]
         first = queue.head is request
         del queue.requests[request.id]
         if not queue.requests:
-            del queues[share]
-        elif first and queues is self._queues:
+            del self._queues[request.share]
+            self._parked.pop(request.share, None)
+            self._heads.discard(queue)
+        elif first:
             self._offer(queue)
 
     def park(self, share: ClientShare) -> None:
         """Pass over a client."""
+        self._parked[share] = None
         if share in self._queues:
-            self._parked[share] = self._queues.pop(share)
+            self._heads.discard(self._queues[share])
 
     def unpark(self, share: ClientShare) -> None:
         """Count a client in again."""
-        queue = self._parked.pop(share, None)
-        if queue is not None:
-            self._queues[share] = queue
-        elif share not in self._queues:
-            return
-        self._offer(self._queues[share])
+        self._parked.pop(share, None)
+        if share in self._queues:
+            self._offer(self._queues[share])
 
     def next(self) -> tuple[QueuedRequest, WorkerState] | None:
         """Return the request that goes now, and its worker."""
-        queue = self._first()
+        queue = self._heads.first()
         if queue is None:
             return None
         worker = self._suited(queue.head)
@@ -81,32 +77,19 @@ class HeapOrder(RequestOrder):
 
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request."""
-        queue = self._first()
-        queues = [*self._parked.values(), *([] if queue is None else [queue])]
         if skipped:
-            return next(islice(queues[0].requests.values(), skipped, None))
-        heads = [each.head for each in queues]
+            (only,) = self._queues.values()
+            return next(islice(only.requests.values(), skipped, None))
+        parked = [self._queues[share] for share in self._parked if share in self._queues]
+        queue = self._heads.first()
+        heads = [each.head for each in [*parked, *([] if queue is None else [queue])]]
         return min(heads, default=None, key=lambda head: (-head.share.priority, self._key(head), head.id))
 
     def _offer(self, queue: Queue) -> None:
         """Give a queue its place by its head."""
-        head, heads = queue.head, self._heads
-        if len(heads) > 64 + 4 * len(self._queues):
-            heads[:] = [entry for entry in heads if self._holds(entry)]
-            heapq.heapify(heads)
-        heapq.heappush(heads, (-queue.share.priority, self._key(head), head.id, next(self._offers), queue))
-
-    def _first(self) -> Queue | None:
-        """Return the queue whose head goes next."""
-        heads = self._heads
-        while heads and not self._holds(heads[0]):
-            heapq.heappop(heads)
-        return heads[0][-1] if heads else None
-
-    def _holds(self, entry: tuple[int, float, int, int, Queue]) -> bool:
-        priority, _, number, _, queue = entry
-        waits = self._queues.get(queue.share) is queue and queue.head.id == number
-        return waits and priority == -queue.share.priority
+        if queue.share not in self._parked:
+            head = queue.head
+            self._heads.put(queue, (-queue.share.priority, self._key(head), head.id))
 
 
 class Parked:

@@ -140,7 +140,7 @@ class Placement:
         del self.workers[worker.id]
         device, group = worker.device, worker.group
         del device.workers[worker.id], group.workers[worker.id]
-        group.open.pop(worker.id, None)
+        group.close(worker)
         worker.version += 1
         device.partition.alive -= 1
         group.leaving -= worker.stopping or worker.last
@@ -184,9 +184,9 @@ class Placement:
         worker.version += 1
         worker.busier = False
         if not worker.usable:
-            worker.group.open.pop(worker.id, None)
+            worker.group.close(worker)
             return
-        worker.group.open[worker.id] = worker
+        worker.group.open[worker.device.index] = worker
         offers = worker.group.offers
         if len(offers) > 64 + 4 * len(worker.group.workers):
             offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
@@ -224,7 +224,7 @@ class Placement:
         if request.alone:
             worker.alone = request
         if not worker.usable:
-            worker.group.open.pop(worker.id, None)
+            worker.group.close(worker)
         return slot
 
     def free_slot(self, worker: WorkerState, slot: int, request: QueuedRequest) -> None:
@@ -287,7 +287,7 @@ class Placement:
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
         worker.version += 1
-        group.open.pop(worker.id, None)
+        group.close(worker)
         self._held_by(group)
         self.decisions.append(StopWorker(worker.id))
 

@@ -32,6 +32,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
+from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import HeapOrder, Parked
 from kaas.scheduling.policies.placement import Placement
@@ -62,7 +63,8 @@ class Scheduler:
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._fair_share = FairShare(len(devices))
-        self._locality = Locality(devices)
+        self._holdings = Holdings(devices)
+        self._locality = Locality(self._holdings)
         self._placement = Placement(
             self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
@@ -104,6 +106,9 @@ class Scheduler:
         """Return the order of groups, the least first; `provided` requests have workers on the way."""
         return min((-request.share.priority, request.id) for request in group.next(provided))
 
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that the charge, the means or the last device of a client have changed: here no order needs them."""
+
     # --- events
 
     def handle(self, event: Event) -> list[Decision]:
@@ -121,7 +126,7 @@ class Scheduler:
             case InputsReady():
                 self._enqueue(self._queued(event.request))
             case Residency():
-                self._locality.moved(event, self._placement.known(event.worker).device.index)
+                self._holdings.moved(event, self._placement.known(event.worker).device.index)
             case RequestCancelled():
                 self._cancel(event.request)
             case WorkerReady():
@@ -159,8 +164,11 @@ class Scheduler:
         self._fair_share.arrived(share, again=event.attempt > 1)
         group = self._group(event.kind, event.client, event.function)
         request = QueuedRequest(
-            event.request, share, group, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
+            event.request, share, group, event.function, deadline_s=event.deadline_s, alone=event.alone
         )
+        request.arrived_s = event.time_s
+        if event.inputs:
+            request.reads = self._holdings.working_set(event.inputs)
         self._requests[request.id] = request
         if (reason := self._placement.no_start_reason(group)) is not None:
             self._reject(request, reason)
@@ -196,8 +204,13 @@ class Scheduler:
         if request.ready:
             self._dequeue(request)
             self._mark_dirty(request.group)
-        del self._requests[request.id]
+        self._forget(request)
         self._fair_share.ended(request.share)
+
+    def _forget(self, request: QueuedRequest) -> None:
+        """Forget a request that ended, or left its queue."""
+        del self._requests[request.id]
+        self._holdings.release(request.reads)
 
     def _done(self, event: RequestDone) -> None:
         request = self._known_request(event.request)
@@ -206,14 +219,15 @@ class Scheduler:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         if request.brings:
-            self._locality.ended(request, worker.device.index)
-        del self._requests[request.id]
+            self._holdings.ended(request.brings, worker.device.index)
+        self._forget(request)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             failed = event.outcome is Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
             self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
+            self.recharged(share)
             self._fair_share.ended(share)
         self._freed(worker, share)
 
@@ -238,16 +252,15 @@ class Scheduler:
         )
         worker = self._placement.adopt(event, group)
         if event.kind is WorkerKind.EXECUTOR:
-            self._locality.ready(event.device, event.memory_bytes)
+            self._holdings.ready(event.device, event.memory_bytes)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
-            request = QueuedRequest(running.request, share, worker.group, worker=worker)
+            request = QueuedRequest(running.request, share, worker.group, running.function, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
             worker.group.running += 1
             if share is not NO_CLIENT:
-                self._fair_share.arrived(share)
-                share.running += 1
+                self._fair_share.adopted(share)
         self._placement.offer(worker)
         if not fits:  # another policy started it, and this policy does not use such workers
             self._placement.stop(worker)
@@ -257,14 +270,15 @@ class Scheduler:
         worker, charged_s = self._placement.gone(event), dict(event.device_s)
         for request in worker.running.values():
             worker.group.running -= 1
-            del self._requests[request.id]
-            self._locality.ended(request, worker.device.index)
+            self._holdings.ended(request.brings, worker.device.index)
+            self._forget(request)
             if request.share is not NO_CLIENT:
                 self._fair_share.lost(request.share, request.estimate_s, charged_s.get(request.id, 0.0))
+                self.recharged(request.share)
                 self._fair_share.ended(request.share)
                 self._freed(worker, request.share)
         if not worker.device.workers:
-            self._locality.emptied(worker.device.index)
+            self._holdings.emptied(worker.device.index)
         self._freed(worker, NO_CLIENT)
         self._placement.inherit(worker.device)
         if worker.starting:
@@ -273,7 +287,7 @@ class Scheduler:
     def _up(self, event: WorkerReady) -> WorkerState:
         worker = self._placement.ready(event)
         if event.kind is WorkerKind.EXECUTOR:
-            self._locality.ready(event.device, event.memory_bytes)
+            self._holdings.ready(event.device, event.memory_bytes)
         return worker
 
     def _give_up(self, where: Partition) -> None:
@@ -369,8 +383,9 @@ class Scheduler:
         request.estimate_s = self._fair_share.dispatched(share)
         request.ends_s = self._now_s + request.estimate_s
         share.last_device = worker.device.index
-        if request.inputs:
-            self._locality.dispatched(request, worker.device.index)
+        self.recharged(share)
+        if request.reads.nbytes:
+            request.brings = self._holdings.dispatched(request.reads.sizes, worker.device.index)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot))
 
     # --- state

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from kaas.scheduling.events import ObjectUse, PhysicalDevice, WorkerKind
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 
 
 class Serves(NamedTuple):
@@ -28,18 +29,17 @@ class QueuedRequest(msgspec.Struct, eq=False):
     """A request from its arrival to its end.
 
     Fields:
+        reads: the objects that the request reads. brings: keys of those that it brings to its device.
         ready: the request stands in a queue. worker: where the request runs. estimate_s: device seconds that the client
             was charged at the dispatch; None if an earlier epoch of the pool dispatched the request.
         ends_s: the time at which the request is expected to end.
-        reads, brings, near, near_version: used by `Locality` alone. reads: bytes of the objects that the request reads,
-            by key; None until `Locality` looks. brings: keys of the objects that it brings to its device. near:
-            devices that hold most of these bytes, as of near_version.
     """
 
     id: int
     share: ClientShare
     group: WorkerGroup
-    inputs: tuple[ObjectUse, ...] = ()
+    function: str = ""
+    reads: WorkingSet = NOTHING
     deadline_s: float | None = None
     alone: bool = False
     ready: bool = False
@@ -47,10 +47,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     estimate_s: float | None = None
     ends_s: float = 0.0
     arrived_s: float | None = None
-    reads: dict[bytes, int] | None = None
     brings: tuple[bytes, ...] = ()
-    near: frozenset[int] = frozenset()
-    near_version: int = 0
 
     def late(self, now_s: float) -> bool:
         """Return True if the deadline of the request has passed."""
@@ -191,8 +188,9 @@ class WorkerGroup:
         order: of the ready requests, but for `alone`: those that must run alone. clients: how many requests of each
             client are in the order. ready: how many requests wait. running: how many requests run.
             failures: workers in a row that did not start. slots: of a worker, as last seen.
-        open: workers that have a free slot for any request. offers: heap of the workers with a free slot, the best
-            first; entries with an old version are skipped, and a busier worker gets a new place when it is at the top.
+        open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
+            the best first; entries with an old version are skipped, and a busier worker gets a new place when it is at
+            the top.
     """
 
     serves: Serves
@@ -263,9 +261,15 @@ class WorkerGroup:
         first = self.order.first(provided if one else 0)
         return [*self.alone.values(), *([] if first is None else [first])]
 
-    def free_on(self, devices: Container[int]) -> Iterator[WorkerState]:
+    def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""
-        return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
+        fewer, other = (devices, self.open) if len(devices) < len(self.open) else (self.open, devices)
+        return (self.open[index] for index in fewer if index in other and not self.open[index].gated)
+
+    def close(self, worker: WorkerState) -> None:
+        """Take in that a worker has no free slot for any request."""
+        if self.open.get(worker.device.index) is worker:
+            del self.open[worker.device.index]
 
     @property
     def size(self) -> int:

@@ -88,8 +88,8 @@ def test_objects_of_a_failed_request_do_not_count_as_cached(factory: PolicyFacto
     request = world.arrive(inputs=reads({"a": 40}))
     failed_on = world.running[request][0]
     world.finish(request, 0.0, Outcome.FAILED)
-    assert world.raw._locality.free_bytes(failed_on) == MEMORY_BYTES  # type: ignore[attr-defined]
-    assert not world.raw._locality._holders  # type: ignore[attr-defined]
+    assert world.raw._holdings.memories[failed_on].free_bytes == MEMORY_BYTES  # type: ignore[attr-defined]
+    assert not world.raw._holdings._holders  # type: ignore[attr-defined]
 
 
 def test_a_small_object_that_all_share_attracts_no_request(factory: PolicyFactory) -> None:
@@ -116,7 +116,7 @@ def test_the_cache_of_an_executor_ends_with_it(factory: PolicyFactory) -> None:
     home = run(world, {"a": 40})
     world.gone(next(worker for worker, start in world.workers.items() if start.device == home))
     world.up(max(world.starting))
-    assert not world.raw._locality._holders  # type: ignore[attr-defined]
+    assert not world.raw._holdings._holders  # type: ignore[attr-defined]
 
 
 def test_the_faster_of_two_empty_devices() -> None:

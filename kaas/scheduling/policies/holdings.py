@@ -1,0 +1,279 @@
+"""The objects that each device holds, or that are on their way to it, and which devices hold what a request reads.
+
+The state comes from requests' inputs, from dispatches and from `Residency`: the objects of a dispatched request count
+as present, since the worker loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kaas.scheduling.events import ObjectUse, PhysicalDevice, Residency
+
+KEPT_SETS = 4096
+"""Working sets without a request that are kept, so that the next request of a function need not look at each object."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkingSet:
+    """The objects that a request reads. Requests that read the same objects share one.
+
+    Fields:
+        sizes: bytes of each object, by key. nbytes: their sum. held: bytes of them on each device that holds some.
+        near: the devices that hold at least half of the bytes. whole: those that hold all objects.
+        constants: the objects that the function binds, as a working set; this one if these are all.
+        users: requests and working sets that refer to this one.
+    """
+
+    uses: tuple[ObjectUse, ...] = ()
+    sizes: dict[bytes, int] = field(default_factory=dict)
+    nbytes: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+    near: dict[int, None] = field(default_factory=dict)
+    whole: dict[int, None] = field(default_factory=dict)
+    users: int = 0
+    _constants: WorkingSet | None = None
+
+    @property
+    def constants(self) -> WorkingSet:
+        """The objects that the function binds."""
+        return self if self._constants is None else self._constants
+
+    def missing_bytes(self, device: int) -> int:
+        """Return the bytes that a device lacks."""
+        return self.nbytes - self.held.get(device, 0)
+
+
+NOTHING = WorkingSet()
+"""The working set of requests that read no object which caches can hold."""
+
+
+@dataclass(slots=True)
+class DeviceMemory:
+    """A device's memory.
+
+    Fields:
+        capacity_bytes: None if it is not known. used: the objects that the device holds or gets, each with the number
+            of the dispatch that used it last. coming: objects on their way, with the number of requests that bring it.
+        near, whole: working sets of which the device holds at least half, and all.
+    """
+
+    capacity_bytes: int | None
+    used_bytes: int = 0
+    used: dict[bytes, int] = field(default_factory=dict)
+    coming: dict[bytes, int] = field(default_factory=dict)
+    near: dict[WorkingSet, None] = field(default_factory=dict)
+    whole: dict[WorkingSet, None] = field(default_factory=dict)
+    _oldest: list[bytes] | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        """The bytes that no object takes; 0 if the size is not known."""
+        return 0 if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
+
+    def oldest_first(self) -> list[bytes]:
+        """Return the objects by their last use, and by key among equals."""
+        if self._oldest is None:
+            self._oldest = sorted(self.used, key=lambda key: (self.used[key], key))
+        return self._oldest
+
+    def changed(self) -> None:
+        """Take in that an object came, left, or was used."""
+        self._oldest = None
+
+
+class Holdings:
+    """The objects on each device, by key. Arenas are not known: two functions may fit here that do not fit there.
+
+    Fields:
+        memories: by the device's index. dispatches: the number of the last dispatch that reads objects.
+        near_changed: called with each working set that comes near a first device, or is near none any more.
+    """
+
+    def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
+        self.memories = {device.index: DeviceMemory(device.memory_bytes) for device in devices}
+        self.dispatches = 0
+        self.near_changed: list[Callable[[WorkingSet], None]] = []
+        self._sizes: dict[bytes, int] = {}  # of objects on devices; 0 until a request says the size
+        self._holders: dict[bytes, set[int]] = {}
+        self._sets: dict[tuple[ObjectUse, ...], WorkingSet] = {}
+        self._idle: dict[WorkingSet, None] = {}
+        self._readers: dict[bytes, dict[WorkingSet, None]] = {}
+
+    def size(self, key: bytes) -> int:
+        """Return the bytes of an object that some device holds."""
+        return self._sizes[key]
+
+    # --- working sets
+
+    def working_set(self, uses: tuple[ObjectUse, ...]) -> WorkingSet:
+        """Return the working set of a request with these inputs; `release` ends its use. Empty objects are left out."""
+        found = self._sets.get(uses)
+        if found is None:
+            found = self._new_set(uses)
+            if found is NOTHING:
+                return found
+        elif not found.users:
+            del self._idle[found]
+        found.users += 1
+        return found
+
+    def release(self, working_set: WorkingSet) -> None:
+        """Take in that a request no longer needs its working set."""
+        if working_set is NOTHING:
+            return
+        working_set.users -= 1
+        if not working_set.users:
+            self._idle[working_set] = None
+            if len(self._idle) > KEPT_SETS:
+                self._forget(next(iter(self._idle)))
+
+    def _new_set(self, uses: tuple[ObjectUse, ...]) -> WorkingSet:
+        sizes = {use.key: use.nbytes for use in uses if use.key is not None and use.nbytes}
+        if not sizes:
+            return NOTHING
+        made = WorkingSet(uses, sizes, sum(sizes.values()))
+        bound = tuple(use for use in uses if use.constant and use.key in sizes)
+        if len({use.key for use in bound}) < len(sizes):
+            made._constants = self.working_set(bound)
+        self._sets[uses] = made
+        for key, nbytes in sizes.items():
+            self._readers.setdefault(key, {})[made] = None
+            if key in self._sizes:
+                self._grow(key, nbytes)
+            for device in self._holders.get(key, ()):
+                self._hold(made, device, nbytes)
+        return made
+
+    def _forget(self, working_set: WorkingSet) -> None:
+        del self._idle[working_set], self._sets[working_set.uses]
+        for key in working_set.sizes:
+            readers = self._readers[key]
+            del readers[working_set]
+            if not readers:
+                del self._readers[key]
+        for device in working_set.near:
+            del self.memories[device].near[working_set]
+        for device in working_set.whole:
+            del self.memories[device].whole[working_set]
+        if working_set._constants is not None:
+            self.release(working_set._constants)
+
+    def _hold(self, working_set: WorkingSet, device: int, more_bytes: int) -> None:
+        """Count more bytes of a working set on a device, or fewer."""
+        held_bytes = working_set.held.get(device, 0) + more_bytes
+        memory = self.memories[device]
+        if held_bytes:
+            working_set.held[device] = held_bytes
+        else:
+            del working_set.held[device]
+        before = bool(working_set.near)
+        _mark(working_set.near, memory.near, device, working_set, 2 * held_bytes >= working_set.nbytes)
+        if bool(working_set.near) != before:
+            for changed in self.near_changed:
+                changed(working_set)
+        _mark(working_set.whole, memory.whole, device, working_set, held_bytes == working_set.nbytes)
+
+    # --- events
+
+    def ready(self, device: int, memory_bytes: int) -> None:
+        """Take in that a worker with an empty cache of this size is up."""
+        self.memories[device].capacity_bytes = memory_bytes
+
+    def dispatched(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
+        """Count the objects as present on a device, and as used now. Return those that the request brings."""
+        brings = self.expect(sizes, device)
+        self.dispatches += 1
+        memory = self.memories[device]
+        memory.used.update(dict.fromkeys(sizes, self.dispatches))
+        memory.changed()
+        return brings
+
+    def expect(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
+        """Count objects as present that are on their way to a device; return them for `arrived`."""
+        memory = self.memories[device]
+        if not memory.coming and sizes.keys() <= memory.used.keys():
+            return ()
+        brings = tuple(key for key in sizes if key in memory.coming or key not in memory.used)
+        for key in brings:
+            memory.coming[key] = memory.coming.get(key, 0) + 1
+            self._add(key, device, sizes[key])
+        return brings
+
+    def ended(self, brings: Sequence[bytes], device: int) -> None:
+        """Forget the objects that were expected and that no worker reported as loaded."""
+        memory = self.memories[device]
+        for key in brings:
+            if key in memory.coming:
+                memory.coming[key] -= 1
+                if not memory.coming[key]:
+                    del memory.coming[key]
+                    self._remove(key, device)
+
+    def moved(self, event: Residency, device: int) -> None:
+        """Take in which objects were loaded on a device, and which left it."""
+        memory = self.memories[device]
+        for key in event.loaded:
+            memory.coming.pop(key, None)
+            self._add(key, device, 0)
+        for key in event.evicted:
+            if key not in memory.coming:
+                self._remove(key, device)
+
+    def emptied(self, device: int) -> None:
+        """Take in that the worker of a device ended, and its cache with it."""
+        memory = self.memories[device]
+        memory.coming.clear()
+        for key in list(memory.used):
+            self._remove(key, device)
+
+    # --- state
+
+    def _grow(self, key: bytes, nbytes: int) -> None:
+        """Take in that an object has this many bytes at least: a view of an object may be smaller than the object."""
+        more_bytes = nbytes - self._sizes[key]
+        if more_bytes > 0:
+            self._sizes[key] = nbytes
+            for device in self._holders[key]:
+                self.memories[device].used_bytes += more_bytes
+
+    def _add(self, key: bytes, device: int, nbytes: int) -> None:
+        memory = self.memories[device]
+        if key in memory.used:
+            return
+        readers = self._readers.get(key, ())
+        if key not in self._sizes:
+            self._sizes[key] = max(nbytes, *(each.sizes[key] for each in readers)) if readers else nbytes
+        memory.used[key] = self.dispatches
+        memory.used_bytes += self._sizes[key]
+        memory.changed()
+        self._holders.setdefault(key, set()).add(device)
+        for reader in readers:
+            self._hold(reader, device, reader.sizes[key])
+
+    def _remove(self, key: bytes, device: int) -> None:
+        memory = self.memories[device]
+        if key not in memory.used:
+            return
+        del memory.used[key]
+        memory.used_bytes -= self._sizes[key]
+        memory.changed()
+        holders = self._holders[key]
+        holders.discard(device)
+        if not holders:
+            del self._holders[key], self._sizes[key]
+        for reader in self._readers.get(key, ()):
+            self._hold(reader, device, -reader.sizes[key])
+
+
+def _mark(
+    devices: dict[int, None], sets: dict[WorkingSet, None], device: int, working_set: WorkingSet, there: bool
+) -> None:
+    """Make a device one of a working set's, and the set one of the device's; or neither."""
+    if there == (device in devices):
+        return
+    if there:
+        devices[device] = sets[working_set] = None
+    else:
+        del devices[device], sets[working_set]
