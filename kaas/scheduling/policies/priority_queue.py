@@ -8,7 +8,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-Keyed = tuple[float, ...]
+SortKey = tuple[float, ...]
 
 
 class PriorityQueue(Generic[Item]):
@@ -19,8 +19,8 @@ class PriorityQueue(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[Keyed, int, Item]] = []
-        self._entries: dict[Item, tuple[Keyed, int, Item]] = {}
+        self._sorted: list[tuple[SortKey, int, Item]] = []
+        self._entries: dict[Item, tuple[SortKey, int, Item]] = {}
         self._puts = count()
 
     def __len__(self) -> int:
@@ -33,11 +33,11 @@ class PriorityQueue(Generic[Item]):
         """Return an iterator over the items by their keys. The queue must not change meanwhile."""
         return (item for _, _, item in self._sorted)
 
-    def key(self, item: Item) -> Keyed:
+    def key(self, item: Item) -> SortKey:
         """Return the key of an item that is there."""
         return self._entries[item][0]
 
-    def put(self, item: Item, key: Keyed) -> None:
+    def put(self, item: Item, key: SortKey) -> None:
         """Add an item, or give it another key."""
         known = self._entries.get(item)
         if known is not None:

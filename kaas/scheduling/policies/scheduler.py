@@ -36,6 +36,7 @@ from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import HeapOrder, Parked
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
     Partition,
     QueuedRequest,
@@ -68,6 +69,7 @@ class Scheduler:
         self._placement = Placement(
             self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
+        self._alone = RunningAlone(self._placement)
         self._requests: dict[int, QueuedRequest] = {}
         self._parked = Parked()
         self._dirty: dict[WorkerGroup, None] = {}
@@ -192,7 +194,7 @@ class Scheduler:
     def _dequeue(self, request: QueuedRequest) -> None:
         request.group.dequeue(request)
         if request.alone:
-            self._release_kept(request)
+            self._alone.release(request)
 
     def _cancel(self, number: int) -> None:
         request = self._known_request(number)
@@ -356,24 +358,11 @@ class Scheduler:
             self._dequeue(request)
             return
         if share.limited and self._fair_share.held(share, self._now_s):
-            self._release_kept(request)
+            self._alone.release(request)
             return
-        worker = request.group.least_busy_for(request)
-        if worker is None:
-            return
-        self._release_kept(request)
-        if worker.running or worker.gated:
-            worker.alone = request
-            self._placement.offer(worker)
-        else:
+        worker = self._alone.claim(request)
+        if worker is not None:
             self._dispatch(request, worker)
-
-    def _release_kept(self, request: QueuedRequest) -> None:
-        """Let the worker that is kept free for a request take others again."""
-        for worker in request.group.workers.values():
-            if worker.alone is request:
-                worker.alone = None
-                self._placement.offer(worker)
 
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
         self._dequeue(request)

@@ -242,13 +242,6 @@ class WorkerGroup:
         if not self.clients[request.share]:
             del self.clients[request.share]
 
-    def least_busy_for(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the least busy worker that may be kept for a request that must run alone."""
-        up = [worker for worker in self.workers.values() if not worker.starting and not worker.stopping]
-        own = [worker for worker in up if worker.alone is None or worker.alone is request]
-        key = lambda w: (len(w.running) + w.gated, w.alone is not request, w.device.index, w.id)  # noqa: E731
-        return min(own, default=None, key=key)
-
     def next(self, provided: int = 0) -> list[QueuedRequest]:
         """Return the most urgent ready request of the order, and the requests that run alone.
 
