@@ -36,6 +36,7 @@ from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import HeapOrder, Parked
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.request_table import RequestTable
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
     Partition,
@@ -70,7 +71,7 @@ class Scheduler:
             self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
         self._alone = RunningAlone(self._placement)
-        self._requests: dict[int, QueuedRequest] = {}
+        self._requests = RequestTable(self._holdings)
         self._parked = Parked()
         self._dirty: dict[WorkerGroup, None] = {}
         self._touched: dict[Partition, None] = {}
@@ -126,7 +127,7 @@ class Scheduler:
             case RequestDone():
                 self._done(event)
             case InputsReady():
-                self._enqueue(self._queued(event.request))
+                self._enqueue(self._requests.awaiting_inputs(event.request))
             case Residency():
                 self._holdings.moved(event, self._placement.known(event.worker).device.index)
             case RequestCancelled():
@@ -165,13 +166,7 @@ class Scheduler:
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
         group = self._group(event.kind, event.client, event.function)
-        request = QueuedRequest(
-            event.request, share, group, event.function, deadline_s=event.deadline_s, alone=event.alone
-        )
-        request.arrived_s = event.time_s
-        if event.inputs:
-            request.reads = self._holdings.working_set(event.inputs)
-        self._requests[request.id] = request
+        request = self._requests.add(event, share, group)
         if (reason := self._placement.no_start_reason(group)) is not None:
             self._reject(request, reason)
         elif event.ready:
@@ -182,7 +177,7 @@ class Scheduler:
         group = self._placement.groups.get(serves)
         if group is None:
             if len(self._placement.groups) >= self._most_groups:
-                self._placement.forget({request.group for request in self._requests.values()})
+                self._placement.forget({*self._requests.groups()})
                 self._most_groups = max(GROUPS, 2 * len(self._placement.groups))
             group = self._placement.group(serves, place)
         return group
@@ -197,7 +192,7 @@ class Scheduler:
             self._alone.release(request)
 
     def _cancel(self, number: int) -> None:
-        request = self._known_request(number)
+        request = self._requests[number]
         if request.worker is None:  # else its slot is free only at RequestDone
             self._leave(request)
 
@@ -206,23 +201,18 @@ class Scheduler:
         if request.ready:
             self._dequeue(request)
             self._mark_dirty(request.group)
-        self._forget(request)
+        self._requests.forget(request)
         self._fair_share.ended(request.share)
 
-    def _forget(self, request: QueuedRequest) -> None:
-        """Forget a request that ended, or left its queue."""
-        del self._requests[request.id]
-        self._holdings.release(request.reads)
-
     def _done(self, event: RequestDone) -> None:
-        request = self._known_request(event.request)
+        request = self._requests[event.request]
         worker, share = request.worker, request.share
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         if request.brings:
             self._holdings.ended(request.brings, worker.device.index)
-        self._forget(request)
+        self._requests.forget(request)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             failed = event.outcome is Outcome.FAILED and not event.device_s
@@ -257,10 +247,7 @@ class Scheduler:
             self._holdings.ready(event.device, event.memory_bytes)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
-            request = QueuedRequest(running.request, share, worker.group, running.function, worker=worker)
-            request.ends_s = event.time_s if running.ends_s is None else running.ends_s
-            self._requests[request.id] = worker.running[request.id] = request
-            worker.group.running += 1
+            self._requests.adopt(running, share, worker, event.time_s)
             if share is not NO_CLIENT:
                 self._fair_share.adopted(share)
         self._placement.offer(worker)
@@ -273,7 +260,7 @@ class Scheduler:
         for request in worker.running.values():
             worker.group.running -= 1
             self._holdings.ended(request.brings, worker.device.index)
-            self._forget(request)
+            self._requests.forget(request)
             if request.share is not NO_CLIENT:
                 self._fair_share.lost(request.share, request.estimate_s, charged_s.get(request.id, 0.0))
                 self.recharged(request.share)
@@ -294,10 +281,10 @@ class Scheduler:
 
     def _give_up(self, where: Partition) -> None:
         """Reject the requests for which no worker can ever start."""
-        queued = [each for each in self._requests.values() if each.worker is None and each.group.partition is where]
+        queued = self._requests.queued(where)
         groups = dict.fromkeys(each.group for each in queued)
         reasons = {group: self._placement.no_start_reason(group) for group in groups}
-        for request in sorted(queued, key=lambda each: each.id):
+        for request in queued:
             if (reason := reasons[request.group]) is not None:
                 self._reject(request, reason)
 
@@ -390,14 +377,3 @@ class Scheduler:
         for where in self._placement.partitions:
             self._touched[where] = None
             self._dirty |= dict.fromkeys(where.waiting.values())
-
-    def _known_request(self, number: int) -> QueuedRequest:
-        if number not in self._requests:
-            raise PolicyError(f"no such request: {number}")
-        return self._requests[number]
-
-    def _queued(self, number: int) -> QueuedRequest:
-        request = self._known_request(number)
-        if request.ready or request.worker is not None:
-            raise PolicyError(f"request {number} awaits no inputs")
-        return request
