@@ -41,13 +41,15 @@ class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Run a request, whose inputs are ready, in a free slot.
 
     victims: objects that its worker's cache gives up first, in this order, as far as the request needs room; then
-    follow those that the cache's own rule chooses. Objects in use or pinned stay.
+    follow those that the cache's own rule chooses. Objects in use or pinned stay. promised: the request has waited for
+    this worker while others were free.
     """
 
     request: int
     worker: int
     slot: int
     victims: tuple[bytes, ...] = ()
+    promised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

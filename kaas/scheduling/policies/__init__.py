@@ -7,6 +7,8 @@ from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.lalb import Lalb, Lalbo3
+from kaas.scheduling.policies.lb import LoadBalancing
 from kaas.scheduling.policies.static import Static
 
 POLICIES: dict[str, PolicyFactory] = {
@@ -14,6 +16,9 @@ POLICIES: dict[str, PolicyFactory] = {
     "cfs_affinity": CfsAffinity,
     "exclusive": Exclusive,
     "static": Static,
+    "lb": LoadBalancing,
+    "lalb": Lalb,
+    "lalbo3": Lalbo3,
 }
 
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from operator import itemgetter
 from typing import ClassVar
 
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
-from kaas.scheduling.policies.priority_queue import PriorityQueue
+from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.priority_queue import PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
-
-_KEY = itemgetter(0)
 
 PENALTY = 10.0
 """Mean latencies that a client counts for a device without its data: the paper's number."""
@@ -110,7 +107,7 @@ class CfsAffinity(Scheduler):
         return self.suited(head)
 
 
-class EffectiveTime(RequestOrder):
+class EffectiveTime(FlowOrder):
     """The pair of a client and a free worker of the least effective time goes next, ties to the oldest request.
 
     A client's effective time is its own, where a device with its data is free, or all are equal for it; else it is the
@@ -119,12 +116,10 @@ class EffectiveTime(RequestOrder):
     """
 
     def __init__(self, policy: CfsAffinity, holdings: Holdings) -> None:
+        super().__init__()
         self._policy = policy
         self._memories = holdings.memories
-        self._queues: dict[ClientShare, Queue] = {}
-        self._parked: dict[ClientShare, None] = {}
-        self._changed: dict[ClientShare, None] = {}
-        self._by_time: PriorityQueue[Queue] = PriorityQueue()
+        self._changed: dict[Queue, None] = {}
         self._penalised: PriorityQueue[Queue] = PriorityQueue()
         self._anywhere: PriorityQueue[Queue] = PriorityQueue()
         self._affine: dict[WorkingSet | int, PriorityQueue[Queue]] = {}  # by what they read, or by device
@@ -132,42 +127,28 @@ class EffectiveTime(RequestOrder):
         self._nowhere: PriorityQueue[WorkingSet] = PriorityQueue()  # by their first client: those near no device
         holdings.near_changed.append(self._renew_nowhere)
 
-    def add(self, request: QueuedRequest) -> None:
-        """Add a request to its client's queue."""
-        queue = self._queues.get(request.share)
-        if queue is None:
-            queue = self._queues[request.share] = Queue(request.share)
-        queue.push(request, 0.0)
-        self._changed[request.share] = None
+    def place(self, queue: Queue) -> SortKey:
+        """Return the place of a client by its time."""
+        return _by_time(queue.head)
 
-    def drop(self, request: QueuedRequest) -> None:
-        """Remove a request from its client's queue."""
-        share = request.share
-        queue = self._queues[share]
-        del queue.requests[request.id]
-        if queue.requests:
-            self._changed[share] = None
-        else:
-            self._withdraw(queue)
-            del self._queues[share]
-            self._changed.pop(share, None)
-            self._parked.pop(share, None)
+    def offer(self, queue: Queue) -> None:
+        """Take in that a client has another first request, or may go on."""
+        self._changed[queue] = None
 
-    def park(self, share: ClientShare) -> None:
-        """Pass over a client."""
-        self._parked[share] = None
-        if share in self._queues:
-            self._withdraw(self._queues[share])
-
-    def unpark(self, share: ClientShare) -> None:
-        """Count a client in again."""
-        self._parked.pop(share, None)
-        self.changed(share)
+    def withdraw(self, queue: Queue) -> None:
+        """Take in that a client may not go on, or has no request."""
+        self._changed.pop(queue, None)
+        for places in (self.heads, self._penalised, self._anywhere):
+            places.discard(queue)
+        for affinity in self._affinities.pop(queue, ()):
+            self._affine[affinity].discard(queue)
+            if not self._affine[affinity]:
+                del self._affine[affinity]
+            self._renew_nowhere(affinity)
 
     def changed(self, share: ClientShare) -> None:
         """Take in that the time, the mean or the last device of a client has changed."""
-        if share in self._queues:
-            self._changed[share] = None
+        self._changed.update(dict.fromkeys(self.queues(share)))
 
     def next(self) -> tuple[QueuedRequest, WorkerState] | None:
         """Return the request that goes now, and its worker."""
@@ -179,22 +160,20 @@ class EffectiveTime(RequestOrder):
 
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request."""
-        if skipped:
-            (only,) = self._queues.values()
-            return next(islice(only.requests.values(), skipped, None))
         self._update()
-        parked = [self._queues[share] for share in self._parked]
-        least = self._by_time.first()
-        return min((queue.head for queue in [*parked, *([least] if least else [])]), default=None, key=_by_time)
+        return super().first(skipped)
 
     # --- the least effective time
 
     def _least(self) -> Queue | None:
         """Return the client that goes next, by comparing all clients or by looking at all free devices."""
-        group = next(iter(self._queues.values())).head.group
-        if len(self._queues) <= len(group.open):
-            able = [queue for share, queue in self._queues.items() if share not in self._parked]
-            return min(able, default=None, key=self._effective)
+        some = next(iter(self._changed), None) or self.heads.first()
+        if some is None:
+            return None
+        group = some.head.group
+        if len(self) <= len(group.open):
+            able: list[Queue] = [*self.heads, *(queue for queue in self._changed if queue not in self.heads)]
+            return min(able, key=self._effective)
         self._update()
         nowhere = self._nowhere.first()
         queues = [self._anywhere, self._penalised, *([] if nowhere is None else [self._affine[nowhere]])]
@@ -202,8 +181,8 @@ class EffectiveTime(RequestOrder):
         found = [(queue.key(first), first) for queue in queues if (first := queue.first()) is not None]
         for index, worker in group.open.items():
             if not worker.gated and (near := self._first_near(self._memories[index].near)) is not None:
-                found.append((self._by_time.key(near), near))
-        return min(found, key=_KEY)[1] if found else None
+                found.append((self.heads.key(near), near))
+        return min(found, key=lambda each: each[0])[1] if found else None
 
     def _first_near(self, near: Mapping[WorkingSet, None]) -> Queue | None:
         """Return the first client by time that reads one of these sets.
@@ -211,15 +190,15 @@ class EffectiveTime(RequestOrder):
         All clients are walked through by their time, and the sets in turns with them, until either walk is complete.
         """
         found: Queue | None = None
-        for queue, reads in zip(self._by_time, near, strict=False):
+        for queue, reads in zip(self.heads, near, strict=False):
             if queue.head.reads in near and queue.head.reads in self._affine:
                 return queue
             first = self._affine[reads].first() if reads in self._affine else None
-            if first is not None and (found is None or self._by_time.key(first) < self._by_time.key(found)):
+            if first is not None and (found is None or self.heads.key(first) < self.heads.key(found)):
                 found = first
         return found
 
-    def _effective(self, queue: Queue) -> tuple[float, ...]:
+    def _effective(self, queue: Queue) -> SortKey:
         """Return the effective time of a client on the best free device for it, with its place among equals."""
         head = queue.head
         affine = self._policy.affine(head)
@@ -229,34 +208,22 @@ class EffectiveTime(RequestOrder):
 
     def _update(self) -> None:
         """Give the clients whose time or first request has changed their places."""
-        for share in self._changed:
-            if share in self._parked:
-                continue
-            queue = self._queues[share]
+        while self._changed:
+            queue, _ = self._changed.popitem()
             head, affine = queue.head, self._policy.affine(queue.head)
             affinities = (affine,) if isinstance(affine, WorkingSet) else affine
             if self._affinities.get(queue) != affinities:
-                self._withdraw(queue)
+                self.withdraw(queue)
                 self._affinities[queue] = affinities
-            key = _by_time(head)
-            self._by_time.put(queue, key)
+            key = self.place(queue)
+            self.heads.put(queue, key)
             if not affinities:
                 self._anywhere.put(queue, key)
                 continue
-            self._penalised.put(queue, _by_time(head, self._policy.penalty_s(share)))
+            self._penalised.put(queue, _by_time(head, self._policy.penalty_s(queue.share)))
             for affinity in affinities:
                 self._affine.setdefault(affinity, PriorityQueue()).put(queue, key)
                 self._renew_nowhere(affinity)
-        self._changed.clear()
-
-    def _withdraw(self, queue: Queue) -> None:
-        for places in (self._by_time, self._penalised, self._anywhere):
-            places.discard(queue)
-        for affinity in self._affinities.pop(queue, ()):
-            self._affine[affinity].discard(queue)
-            if not self._affine[affinity]:
-                del self._affine[affinity]
-            self._renew_nowhere(affinity)
 
     def _renew_nowhere(self, reads: WorkingSet | int) -> None:
         """Give a working set its place among those near no device, or none."""
@@ -266,8 +233,8 @@ class EffectiveTime(RequestOrder):
         if first is None:
             self._nowhere.discard(reads)
         else:
-            self._nowhere.put(reads, self._by_time.key(first))
+            self._nowhere.put(reads, self.heads.key(first))
 
 
-def _by_time(head: QueuedRequest, penalty_s: float = 0.0) -> tuple[float, ...]:
+def _by_time(head: QueuedRequest, penalty_s: float = 0.0) -> SortKey:
     return -head.share.priority, head.share.time_s + penalty_s, head.id

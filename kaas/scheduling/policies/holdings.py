@@ -6,7 +6,7 @@ as present, since the worker loads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kaas.scheduling.events import ObjectUse, PhysicalDevice, Residency
@@ -114,10 +114,16 @@ class Holdings:
             found = self._new_set(uses)
             if found is NOTHING:
                 return found
-        elif not found.users:
-            del self._idle[found]
-        found.users += 1
+        self.retain(found)
         return found
+
+    def retain(self, working_set: WorkingSet) -> None:
+        """Keep a working set, which is known, until one more `release`."""
+        if working_set is NOTHING:
+            return
+        if not working_set.users:
+            self._idle.pop(working_set, None)
+        working_set.users += 1
 
     def release(self, working_set: WorkingSet) -> None:
         """Take in that a request no longer needs its working set."""
@@ -227,6 +233,26 @@ class Holdings:
         memory.coming.clear()
         for key in list(memory.used):
             self._remove(key, device)
+
+    # --- victims
+
+    def least_recently_used(self, reads: WorkingSet, device: int, kept: Iterable[WorkingSet] = ()) -> tuple[bytes, ...]:
+        """Return the objects that leave a device for a request, those used longest ago first.
+
+        kept: objects of these working sets stay.
+        """
+        memory, stay = self.memories[device], [reads, *kept]
+        needed_bytes = reads.missing_bytes(device) - memory.free_bytes
+        if memory.capacity_bytes is None or needed_bytes <= 0:
+            return ()
+        victims = []
+        for key in memory.oldest_first():
+            if not any(key in each.sizes for each in stay):
+                victims.append(key)
+                needed_bytes -= self._sizes[key]
+                if needed_bytes <= 0:
+                    break
+        return tuple(victims)
 
     # --- state
 

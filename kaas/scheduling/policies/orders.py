@@ -1,95 +1,147 @@
-"""The orders in which waiting requests leave: a heap with a key for each request. A policy chooses the key."""
+"""The frame of orders: waiting requests in flows, of which a policy's order says the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import islice
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.priority_queue import PriorityQueue
+from kaas.scheduling.policies.priority_queue import PriorityQueue, SortKey
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, WorkerState
 
-Key = Callable[[QueuedRequest], float]
-"""The order of requests of one priority, the least first. Among equals the oldest is first."""
 Suited = Callable[[QueuedRequest], WorkerState | None]
 """Returns the worker that a request should take now, or None if no worker is free."""
 
 
-def by_arrival(_request: QueuedRequest) -> float:
-    """RequestOrder requests by their arrival."""
-    return 0.0
+class FlowOrder(RequestOrder):
+    """The requests of a group in flows. A policy's order says what a flow is, how its requests follow, and `next`.
 
-
-class HeapOrder(RequestOrder):
-    """The request of the least key goes next, of the clients of the highest priority that are not parked.
-
-    Args:
-        suited: gives the worker. key: of a request; it does not change while the request waits.
+    Fields:
+        heads: the flows by their first requests, but for those of parked clients.
     """
 
-    def __init__(self, suited: Suited, key: Key = by_arrival) -> None:
-        self._suited = suited
-        self._key = key
-        self._queues: dict[ClientShare, Queue] = {}
+    def __init__(self) -> None:
+        self.heads: PriorityQueue[Queue] = PriorityQueue()
+        self._flows: dict[Hashable, Queue] = {}
+        self._of_client: dict[ClientShare, dict[Queue, None]] = {}
         self._parked: dict[ClientShare, None] = {}
-        self._heads: PriorityQueue[Queue] = PriorityQueue()  # of the clients that are not parked
+
+    # --- the parts of an order
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        """Return the flow of a request, all of one client: here each client is a flow."""
+        return request.share
+
+    def key(self, request: QueuedRequest) -> float:  # noqa: ARG002 - here all are equal
+        """Return the place of a request in its flow, the least first; among equals the oldest is first."""
+        return 0.0
+
+    def place(self, queue: Queue) -> SortKey:
+        """Return the place of a flow: here by the priority of its client, then by the key of its first request."""
+        return -queue.share.priority, self.key(queue.head), queue.head.id
+
+    def offer(self, queue: Queue) -> None:
+        """Take in that a flow has another first request, or place, and may go on."""
+        self.heads.put(queue, self.place(queue))
+
+    def withdraw(self, queue: Queue) -> None:
+        """Take in that a flow is empty, or may not go on."""
+        self.heads.discard(queue)
+
+    # --- requests and limits
 
     def add(self, request: QueuedRequest) -> None:
-        """Add a request to its client's queue."""
-        queue = self._queues.get(request.share)
+        """Add a request to its flow."""
+        flow, share = self.flow(request), request.share
+        queue = self._flows.get(flow)
         if queue is None:
-            queue = self._queues[request.share] = Queue(request.share)
-        queue.push(request, self._key(request))
-        if queue.head is request:
-            self._offer(queue)
+            queue = self._flows[flow] = Queue(share, flow)
+            self._of_client.setdefault(share, {})[queue] = None
+        queue.push(request, self.key(request))
+        if queue.head is request and share not in self._parked:
+            self.offer(queue)
 
     def drop(self, request: QueuedRequest) -> None:
-        """Remove a request from its client's queue."""
-        queue = self._queues[request.share]
+        """Remove a request from its flow."""
+        share = request.share
+        queue = self._flows[self.flow(request)]
         first = queue.head is request
         del queue.requests[request.id]
         if not queue.requests:
-            del self._queues[request.share]
-            self._parked.pop(request.share, None)
-            self._heads.discard(queue)
-        elif first:
-            self._offer(queue)
+            self._remove(queue)
+        elif first and share not in self._parked:
+            self.offer(queue)
+
+    def _remove(self, queue: Queue) -> None:
+        self.withdraw(queue)
+        del self._flows[queue.flow]
+        own = self._of_client[queue.share]
+        del own[queue]
+        if not own:
+            del self._of_client[queue.share]
+            self._parked.pop(queue.share, None)
 
     def park(self, share: ClientShare) -> None:
         """Pass over a client."""
         self._parked[share] = None
-        if share in self._queues:
-            self._heads.discard(self._queues[share])
+        for queue in self._of_client.get(share, ()):
+            self.withdraw(queue)
 
     def unpark(self, share: ClientShare) -> None:
         """Count a client in again."""
         self._parked.pop(share, None)
-        if share in self._queues:
-            self._offer(self._queues[share])
+        for queue in self._of_client.get(share, ()):
+            self.offer(queue)
+
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take in that a request has begun on a worker: here nothing depends on it."""
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take in that a request has ended on a worker: here nothing depends on it."""
+
+    def settled(self) -> None:
+        """Take in that all requests have been dispatched that can go now: here nothing follows."""
+
+    def lost(self, worker: WorkerState) -> None:
+        """Take in that a worker has ended: here no request waits for one worker."""
+
+    def parked(self, share: ClientShare) -> bool:
+        """Return True if limits hold a client back."""
+        return share in self._parked
+
+    def queues(self, share: ClientShare) -> list[Queue]:
+        """Return the flows of a client that may go on."""
+        return [] if share in self._parked else list(self._of_client.get(share, ()))
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those of parked clients included."""
+        least = self.heads.first()
+        waiting = [queue for share in self._parked for queue in self._of_client.get(share, ())]
+        queue = min([*waiting, *([least] if least else [])], default=None, key=self.place)
+        if queue is None:
+            return None
+        return next(islice(queue.requests.values(), skipped, None), queue.head) if skipped else queue.head
+
+
+class HeapOrder(FlowOrder):
+    """The flow whose first request has the least key goes next, of the clients of the highest priority.
+
+    Args:
+        suited: gives the worker.
+    """
+
+    def __init__(self, suited: Suited) -> None:
+        super().__init__()
+        self._suited = suited
 
     def next(self) -> tuple[QueuedRequest, WorkerState] | None:
         """Return the request that goes now, and its worker."""
-        queue = self._heads.first()
-        if queue is None:
-            return None
-        worker = self._suited(queue.head)
-        return None if worker is None else (queue.head, worker)
-
-    def first(self, skipped: int = 0) -> QueuedRequest | None:
-        """Return the most urgent request."""
-        if skipped:
-            (only,) = self._queues.values()
-            return next(islice(only.requests.values(), skipped, None))
-        parked = [self._queues[share] for share in self._parked if share in self._queues]
-        queue = self._heads.first()
-        heads = [each.head for each in [*parked, *([] if queue is None else [queue])]]
-        return min(heads, default=None, key=lambda head: (-head.share.priority, self._key(head), head.id))
-
-    def _offer(self, queue: Queue) -> None:
-        """Give a queue its place by its head."""
-        if queue.share not in self._parked:
-            head = queue.head
-            self._heads.put(queue, (-queue.share.priority, self._key(head), head.id))
+        queue = self.heads.first()
+        worker = None if queue is None else self._suited(queue.head)
+        return None if queue is None or worker is None else (queue.head, worker)
 
 
 class Parked:

@@ -94,7 +94,7 @@ class Placement:
         self._next_worker = max(self._next_worker, event.worker + 1)
         worker = self._add(event.worker, device, group)
         worker.starting = False
-        worker.served = bool(event.running)
+        worker.dispatches = len(event.running)
         taken = {running.slot for running in event.running}
         self._open(worker, [slot for slot in range(event.slots) if slot not in taken], event.slots)
         for other in list(device.workers.values()):
@@ -217,7 +217,7 @@ class Placement:
         _, slot = worker.free.pop()
         worker.busier = True
         worker.running[request.id] = request
-        worker.served = True
+        worker.dispatches += 1
         self._changes += 1
         worker.used = self._changes
         worker.group.running += 1

@@ -1,13 +1,12 @@
 """The part that all policies share: take in an event, dispatch, then give devices to groups that still wait.
 
-A policy adds the group of a request (`place`), the order of its requests (`order`), and which group is served first
-(`urgency`).
+A policy adds its rules: the group of a request (`place`), the order of its requests (`order`), which group is served
+first (`urgency`), and others that `rules` lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
@@ -31,45 +30,28 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
-from kaas.scheduling.policies.holdings import Holdings
-from kaas.scheduling.policies.locality import Locality
-from kaas.scheduling.policies.orders import HeapOrder, Parked
-from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare
+from kaas.scheduling.policies.orders import Parked
 from kaas.scheduling.policies.request_table import RequestTable
+from kaas.scheduling.policies.rules import Rules
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
     Partition,
     QueuedRequest,
-    RequestOrder,
     Serves,
     WorkerGroup,
     WorkerState,
-    partition,
 )
 
-SHARED = Serves(WorkerKind.EXECUTOR)
-"""The group of executors that run the kTasks of all clients."""
 GROUPS = 4096
 """Groups without worker and request that are kept, since they know when they last gave up a device."""
 
 
-class Scheduler:
+class Scheduler(Rules):
     """The stateful part of a policy. Decisions follow from the state alone, so equal events give equal decisions."""
 
-    work_conserving: ClassVar[bool] = False
-    fair: ClassVar[bool] = False
-    """Clients that always have requests waiting get device time by their weights. Tests check it."""
-    conserving_devices: ClassVar[bool] = True
-    """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
-
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
-        self._fair_share = FairShare(len(devices))
-        self._holdings = Holdings(devices)
-        self._locality = Locality(self._holdings)
-        self._placement = Placement(
-            self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
-        )
+        super().__init__(devices)
         self._alone = RunningAlone(self._placement)
         self._requests = RequestTable(self._holdings)
         self._parked = Parked()
@@ -77,40 +59,7 @@ class Scheduler:
         self._touched: dict[Partition, None] = {}
         self._open = False
         self._most_groups = GROUPS
-        self._now_s = 0.0
         self._wake_s: float | None = None
-
-    # --- the parts of a policy
-
-    def partitions(self, devices: Sequence[PhysicalDevice]) -> list[Partition]:
-        """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
-        return [partition(devices, home=SHARED)]
-
-    def place(self, kind: WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
-        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
-        serves = SHARED if kind is WorkerKind.EXECUTOR else Serves(kind, client, function)
-        return serves, self._placement.partitions[0]
-
-    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
-        """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
-        return len(worker.running), -worker.device.spec.speed, worker.device.index
-
-    def suited(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
-        group = request.group
-        best = self._placement.best(group)
-        return None if best is None else self._locality.choose(request, group, best, self.rank)
-
-    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
-        """Return the order of a new group's requests: here the oldest of the highest priority goes next."""
-        return HeapOrder(self.suited)
-
-    def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
-        """Return the order of groups, the least first; `provided` requests have workers on the way."""
-        return min((-request.share.priority, request.id) for request in group.next(provided))
-
-    def recharged(self, share: ClientShare) -> None:
-        """Take in that the charge, the means or the last device of a client have changed: here no order needs them."""
 
     # --- events
 
@@ -146,8 +95,13 @@ class Scheduler:
                 self._open = True
                 self._wake_s = None
                 self._mark_dirty_all()
-            case FunctionKnown() | Ordered() | Utilisation():
-                pass
+            case FunctionKnown():
+                self._estimates.known(event)
+                self.estimated(event.function)
+            case Ordered():
+                self._cache_orders.answered(event)
+            case Utilisation():
+                self.measured(event)
         return self._decide()
 
     def _know(self, event: ClientKnown) -> None:
@@ -165,6 +119,8 @@ class Scheduler:
             raise PolicyError(f"request {event.request} arrived twice")
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
+        if event.attempt == 1:
+            self._estimates.arrived(event.function, event.time_s)
         group = self._group(event.kind, event.client, event.function)
         request = self._requests.add(event, share, group)
         if (reason := self._placement.no_start_reason(group)) is not None:
@@ -210,9 +166,12 @@ class Scheduler:
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
+        worker.group.order.freed(request, worker)
         if request.brings:
             self._holdings.ended(request.brings, worker.device.index)
         self._requests.forget(request)
+        self._estimates.ended(event, request.function, worker.device.spec)
+        self.estimated(request.function)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
             failed = event.outcome is Outcome.FAILED and not event.device_s
@@ -247,7 +206,8 @@ class Scheduler:
             self._holdings.ready(event.device, event.memory_bytes)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
-            self._requests.adopt(running, share, worker, event.time_s)
+            request = self._requests.adopt(running, share, worker, event.time_s)
+            group.order.dispatched(request, worker)
             if share is not NO_CLIENT:
                 self._fair_share.adopted(share)
         self._placement.offer(worker)
@@ -259,6 +219,7 @@ class Scheduler:
         worker, charged_s = self._placement.gone(event), dict(event.device_s)
         for request in worker.running.values():
             worker.group.running -= 1
+            worker.group.order.freed(request, worker)
             self._holdings.ended(request.brings, worker.device.index)
             self._requests.forget(request)
             if request.share is not NO_CLIENT:
@@ -266,6 +227,8 @@ class Scheduler:
                 self.recharged(request.share)
                 self._fair_share.ended(request.share)
                 self._freed(worker, request.share)
+        worker.group.order.lost(worker)
+        self._cache_orders.lost(worker)
         if not worker.device.workers:
             self._holdings.emptied(worker.device.index)
         self._freed(worker, NO_CLIENT)
@@ -337,6 +300,7 @@ class Scheduler:
                 self._dequeue(request)  # its caller has a reply, or gets one now
             else:
                 self._dispatch(request, worker)
+        order.settled()
 
     def _dispatch_alone(self, request: QueuedRequest) -> None:
         """Keep the least busy worker free of others for a request that must run alone; start it on a free worker."""
@@ -357,12 +321,16 @@ class Scheduler:
         share = request.share
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
-        request.ends_s = self._now_s + request.estimate_s
+        device = worker.device.spec
+        load_s, run_s = self._estimates.load_s(request, device), self._estimates.run_s(request, device)
+        request.ends_s = self._now_s + load_s + run_s
+        victims = self.victims(request, worker)
         share.last_device = worker.device.index
         self.recharged(share)
         if request.reads.nbytes:
             request.brings = self._holdings.dispatched(request.reads.sizes, worker.device.index)
-        self._placement.decisions.append(Dispatch(request.id, worker.id, slot))
+        self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
+        request.group.order.dispatched(request, worker)
 
     # --- state
 

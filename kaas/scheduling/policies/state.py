@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -30,8 +30,9 @@ class QueuedRequest(msgspec.Struct, eq=False):
 
     Fields:
         reads: the objects that the request reads. brings: keys of those that it brings to its device.
-        ready: the request stands in a queue. worker: where the request runs. estimate_s: device seconds that the client
-            was charged at the dispatch; None if an earlier epoch of the pool dispatched the request.
+        ready: the request stands in a queue. promised: it waits for one busy worker. worker: where the request runs.
+        estimate_s: device seconds that the client was charged at the dispatch; None if an earlier epoch of the pool
+            dispatched the request.
         ends_s: the time at which the request is expected to end.
     """
 
@@ -43,6 +44,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     deadline_s: float | None = None
     alone: bool = False
     ready: bool = False
+    promised: bool = False
     worker: WorkerState | None = None
     estimate_s: float | None = None
     ends_s: float = 0.0
@@ -55,13 +57,14 @@ class QueuedRequest(msgspec.Struct, eq=False):
 
 
 class Queue(msgspec.Struct, eq=False):
-    """The ready requests of one client in an order. An empty queue is removed.
+    """A flow: ready requests of one client in an order. An empty queue is removed.
 
     Fields:
-        heap: keys and ids, the first request on top; ids that left `requests` are skipped.
+        flow: its name in the order. heap: keys and ids, the first request on top; ids that left `requests` are skipped.
     """
 
     share: ClientShare
+    flow: Hashable = None
     requests: dict[int, QueuedRequest] = {}
     heap: list[tuple[float, int]] = []
 
@@ -103,6 +106,18 @@ class RequestOrder(Protocol):
         skipped: if one client waits, so many of its requests are passed over.
         """
 
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take in that a request, which was dropped, has begun on a worker."""
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take in that a request has ended on a worker."""
+
+    def settled(self) -> None:
+        """Take in that all requests have been dispatched that can go now."""
+
+    def lost(self, worker: WorkerState) -> None:
+        """Take in that a worker has ended: requests that waited for it may go elsewhere."""
+
 
 @dataclass(slots=True, eq=False)
 class DeviceState:
@@ -132,10 +147,10 @@ class WorkerState:
 
     Fields:
         free: the free slots, each with the number of the change that freed the slot, the last one at the end.
-        alone: the request that the worker is kept for, or runs, without others. served: a request was dispatched to the
-            worker. last: the device is reserved for another group, which gets it after the request that the worker was
-            started for. expected_s: the time at which that request is expected to end. used: number of the change at
-            which the worker last got or ended a request.
+        alone: the request that the worker is kept for, or runs, without others. last: the device is reserved for
+            another group, which gets it after the request that the worker was started for. expected_s: the time at
+            which that request is expected to end. used: number of the change at which the worker last got or ended a
+            request. dispatches: the requests that it got.
         version: the version of the worker's entry among the offers of its group; each entry has another one. busier: a
             slot was taken since that entry was made, so its rank is too good now.
     """
@@ -148,12 +163,17 @@ class WorkerState:
     free: list[tuple[int, int]] = field(default_factory=list)
     running: dict[int, QueuedRequest] = field(default_factory=dict)
     alone: QueuedRequest | None = None
-    served: bool = False
     last: bool = False
     expected_s: float = 0.0
     used: int = 0
+    dispatches: int = 0
     version: int = 0
     busier: bool = False
+
+    @property
+    def served(self) -> bool:
+        """True if a request was dispatched to the worker."""
+        return self.dispatches > 0
 
     @property
     def usable(self) -> bool:

@@ -14,13 +14,20 @@ Start = Literal["hit", "load", "cold"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """A request that began on a device; evicted: the functions whose memory left for it, in this order."""
+    """A request that began on a device.
+
+    Fields:
+        evicted: the functions whose memory left for it, in this order. false_miss: the memory was loaded though another
+            device had it. promised: the request waited for this device while others were free.
+    """
 
     request: int
     device: int
     at_s: float
     start: Start
     evicted: tuple[str, ...]
+    false_miss: bool = False
+    promised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,15 @@ class FunctionPlace:
 
 
 class SimulatedMemory:
-    """Functions used once leave first, then the others, in each set the one used longest ago; running ones stay."""
+    """Functions used once leave first, then the others, in each set the one used longest ago; running ones stay.
 
-    def __init__(self, size_bytes: int) -> None:
+    Args:
+        size_bytes: of the memory. copies: counts the devices that hold each function; all devices share it.
+    """
+
+    def __init__(self, size_bytes: int, copies: Counter[bytes] | None = None) -> None:
         self.size_bytes = size_bytes
+        self._copies = Counter[bytes]() if copies is None else copies
         self._sizes: dict[bytes, int] = {}
         self._ready_ps: dict[bytes, int] = {}
         self._used_bytes = 0
@@ -90,10 +95,12 @@ class SimulatedMemory:
         """Drop the memory of these functions."""
         for key in keys:
             self._used_bytes -= self._sizes.pop(key)
+            self._copies[key] -= 1
             del self._ready_ps[key]
             self._eviction.removed(key)
 
     def _add(self, key: bytes, size: int, ready_ps: int) -> None:
         self._sizes[key] = size
+        self._copies[key] += 1
         self._ready_ps[key] = ready_ps
         self._used_bytes += size

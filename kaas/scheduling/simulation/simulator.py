@@ -65,7 +65,8 @@ class _Simulation:
         self._scenario = scenario
         self._adopts = policy is None
         self._clock = Clock()
-        self._devices = start.devices(scenario)
+        self._copies: Counter[bytes] = Counter()
+        self._devices = start.devices(scenario, self._copies)
         physical = start.physical(scenario)
         name = scenario.policy.name if policy is None else ""
         self._policy = CheckedPolicy((policy or scenario.make_policy)(physical), physical, name=name)
@@ -254,7 +255,11 @@ class _Simulation:
             request.started_ps = worker.cold_ps
             worker.cold_ps = None
         evicted = tuple(key.decode() for key in place.evicted)
-        self._dispatches.append(Dispatched(request.index, device.index, self._clock.now_s, how, evicted))
+        elsewhere = how == "load" and self._copies[request.key] > 1
+        promised = request.dispatched.promised
+        self._dispatches.append(
+            Dispatched(request.index, device.index, self._clock.now_s, how, evicted, elsewhere, promised)
+        )
         ends_ps = place.ready_ps + request.ran_ps
         if self._policy.utilisation_every_s:
             device.runs.append((place.ready_ps, ends_ps))

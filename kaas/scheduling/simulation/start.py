@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -130,11 +130,11 @@ def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
     )
 
 
-def devices(scenario: Scenario) -> list[SimulatedDevice]:
-    """Return the devices with the memory that they hold from the start."""
+def devices(scenario: Scenario, copies: Counter[bytes]) -> list[SimulatedDevice]:
+    """Return the devices with the memory that they hold from the start; `copies` counts the copies of each function."""
     made = []
     for index, device in enumerate(scenario.devices):
-        memory = SimulatedMemory(to_bytes(device.memory_mb))
+        memory = SimulatedMemory(to_bytes(device.memory_mb), copies)
         for name in device.cached:
             memory.holds_from_start(name.encode(), to_bytes(scenario.functions[name].memory_mb))
         made.append(SimulatedDevice(index, device.slots, device.speed, picoseconds(device.busy_until_s), memory))
@@ -155,7 +155,7 @@ def requests(scenario: Scenario) -> list[SimulatedRequest]:
             request=len(made),
             client=scenario.client_of(request),
             function=request.function,
-            inputs=(ObjectUse(key, nbytes),),
+            inputs=(ObjectUse(key, nbytes, constant=True),),
             deadline_s=None if deadline_ps is None else seconds(deadline_ps),
             kind=scenario.kind_of(request.function),
         )

@@ -559,10 +559,11 @@ def test_the_command_prints_json_of_the_documented_shape(tmp_path: Path) -> None
     path.write_text(json.dumps(told))
     ended = CliRunner().invoke(app, ["simulate", str(path), "--json"])
     assert ended.exit_code == 0
+    plain = {"false_miss": False, "promised": False}
     assert json.loads(ended.stdout) == {
         "dispatches": [
-            {"request": 0, "device": 0, "at_s": 1.0, "start": "hit", "evicted": []},
-            {"request": 1, "device": 0, "at_s": 2.0, "start": "load", "evicted": ["A"]},
+            {"request": 0, "device": 0, "at_s": 1.0, "start": "hit", "evicted": [], **plain},
+            {"request": 1, "device": 0, "at_s": 2.0, "start": "load", "evicted": ["A"], **plain},
         ],
         "rejected": [{"request": 2, "at_s": 0.5, "reason": "deadline"}],
         "summary": {

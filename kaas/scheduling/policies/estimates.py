@@ -1,0 +1,162 @@
+"""The run time, load time, memory and arrivals of each function, learned from what ended and from what is told.
+
+A mean is that of the first 20 values, then it moves by a twentieth of each difference. Failed runs do not count. Times
+are kept for a device of speed 1, by the kind of device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kaas.scheduling.events import FunctionKnown, Outcome, PhysicalDevice, RequestDone
+from kaas.scheduling.policies.state import QueuedRequest
+
+MEASURED = 20
+"""Values that count alike in a mean."""
+MOST_FUNCTIONS = 50_000
+"""Functions that are remembered; beyond this number the one goes that was called longest ago."""
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean of values, of which the last ones count most."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Take in a value."""
+        self.count += 1
+        self.value += (value - self.value) / min(self.count, MEASURED)
+
+
+@dataclass(slots=True, eq=False)
+class FunctionTimes:
+    """What is known of one function.
+
+    Fields:
+        runs: seconds without loads, by kind of device. device_s: seconds with loads, on all devices. loads: seconds to
+            load one byte, by kind. gap_s: the seconds between its arrivals. called_s: the time of its last arrival.
+            family, batch: as in `FunctionKnown`.
+    """
+
+    runs: dict[str, Mean] = field(default_factory=dict)
+    device_s: Mean = field(default_factory=Mean)
+    loads: dict[str, Mean] = field(default_factory=dict)
+    gap_s: Mean = field(default_factory=Mean)
+    called_s: float | None = None
+    family: str = ""
+    batch: float = 0.0
+
+
+class Estimates:
+    """The times of all functions."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, FunctionTimes] = {}  # the one called last at the end
+        self._families: dict[str, dict[str, None]] = {}
+        self._lines: dict[str, dict[str, tuple[float, float]]] = {}  # intercept and slope, by family, then by kind
+        self._device_loads: dict[int, Mean] = {}
+
+    def of(self, function: str) -> FunctionTimes:
+        """Return what is known of a function, as the one called last."""
+        times = self._functions.pop(function, None)
+        if times is None:
+            times = FunctionTimes()
+            if len(self._functions) >= MOST_FUNCTIONS:
+                self._forget(next(iter(self._functions)))
+        self._functions[function] = times
+        return times
+
+    def _forget(self, function: str) -> None:
+        times = self._functions.pop(function)
+        if times.family:
+            del self._families[times.family][function]
+            self._lines.pop(times.family, None)
+
+    # --- events
+
+    def known(self, event: FunctionKnown) -> None:
+        """Take in a profile, as so many observations."""
+        times = self.of(event.function)
+        times.runs[event.kind] = Mean(event.run_s, event.observations)
+        if event.nbytes:
+            times.loads[event.kind] = Mean(event.load_s / event.nbytes, event.observations)
+        if event.family != times.family:
+            if times.family:
+                del self._families[times.family][event.function]
+            if event.family:
+                self._families.setdefault(event.family, {})[event.function] = None
+        self._lines.pop(times.family, None)
+        self._lines.pop(event.family, None)
+        times.family, times.batch = event.family, event.batch
+
+    def arrived(self, function: str, time_s: float) -> None:
+        """Take in that a function is called."""
+        times = self.of(function)
+        if times.called_s is not None:
+            times.gap_s.add(time_s - times.called_s)
+        times.called_s = time_s
+
+    def ended(self, event: RequestDone, function: str, device: PhysicalDevice) -> None:
+        """Take in what a request took."""
+        if event.outcome is not Outcome.SUCCEEDED:
+            return
+        times = self.of(function)
+        times.runs.setdefault(device.kind, Mean()).add(event.run_s * device.speed)
+        times.device_s.add(event.device_s)
+        self._lines.pop(times.family, None)
+        if event.loaded_bytes:
+            per_byte_s = event.load_s / event.loaded_bytes
+            times.loads.setdefault(device.kind, Mean()).add(per_byte_s)
+            self._device_loads.setdefault(device.index, Mean()).add(per_byte_s)
+
+    # --- estimates
+
+    def run_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
+        """Return the seconds that a request runs on a device once its objects are there."""
+        times = self._functions.get(request.function)
+        mean = None if times is None else _of_kind(times.runs, device.kind)
+        if mean is not None:
+            return mean.value / device.speed
+        if times is not None and times.family:
+            line = self._line(times.family, device.kind)
+            if line is not None:
+                return max(0.0, line[0] + line[1] * times.batch) / device.speed
+        return request.share.mean_s
+
+    def load_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
+        """Return the seconds to load the objects that a device lacks: as its function loads, else as the device."""
+        missing_bytes = request.reads.missing_bytes(device.index)
+        if not missing_bytes:
+            return 0.0
+        times = self._functions.get(request.function)
+        mean = None if times is None else times.loads.get(device.kind)
+        if mean is None:
+            mean = self._device_loads.get(device.index)
+        if mean is None and times is not None:
+            mean = _of_kind(times.loads, device.kind)
+        return 0.0 if mean is None else mean.value * missing_bytes
+
+    def _line(self, family: str, kind: str) -> tuple[float, float] | None:
+        """Return intercept and slope of a family's run times over the batch size, by least squares."""
+        lines = self._lines.setdefault(family, {})
+        line = lines.get(kind)
+        if line is None:
+            members = [self._functions[name] for name in self._families[family]]
+            points = [(each.batch, mean.value) for each in members if (mean := _of_kind(each.runs, kind)) is not None]
+            if not points:
+                return None
+            middle = sum(batch for batch, _ in points) / len(points)
+            mean_s = sum(run_s for _, run_s in points) / len(points)
+            spread = sum((batch - middle) ** 2 for batch, _ in points)
+            slope = sum((batch - middle) * run_s for batch, run_s in points) / spread if spread else 0.0
+            line = lines[kind] = mean_s - slope * middle, slope
+        return line
+
+
+def _of_kind(means: Mapping[str, Mean], kind: str) -> Mean | None:
+    """Return the mean of a kind of device; where there is none, that of another kind, which speeds make comparable."""
+    found = means.get(kind)
+    return found if found is not None or not means else next(iter(means.values()))

@@ -1,0 +1,260 @@
+"""Locality-aware load balancing (LALB and LALBO3, paper section III): a request goes where its function's memory is.
+
+A free device takes the oldest request whose memory it holds. A request that was passed over `limit` times, or that no
+free device holds, is placed: on a device without its memory, which loads it; on a free device with its memory; or in
+the local queue of a busy one, where that ends sooner than a load would. So a device may stay free while requests wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Sequence
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
+from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
+from kaas.scheduling.policies.local_queues import LocalQueues
+from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.priority_queue import PriorityQueue
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+
+LIMIT = 25
+"""Times that LALBO3 passes a request over: the paper's number."""
+HOLDERS = ("least", "first")
+Chosen = tuple[QueuedRequest, WorkerState]
+
+
+class Lalbo3(Scheduler):
+    """LALB with out-of-order dispatch.
+
+    Args:
+        limit: how many times requests that came later may overtake a request.
+        holder: the busy device that may get a request promised. "least": where it ends first; "first": the first by its
+            number where it ends before a load elsewhere would, as the paper has it.
+    """
+
+    def __init__(self, devices: Sequence[PhysicalDevice], *, limit: int = LIMIT, holder: str = "least") -> None:
+        if type(limit) is not int or limit < 0:
+            raise PolicyError(f"limit is a whole number from 0 on, not {limit!r}", policy="lalbo3")
+        if holder not in HOLDERS:
+            raise PolicyError(f"holder is one of {', '.join(HOLDERS)}, not {holder!r}", policy="lalbo3")
+        self._limit = limit
+        self._first_holder = holder == "first"
+        self._local_orders: list[LocalityOrder] = []
+        super().__init__(devices)
+
+    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
+        """Return the order of free workers: the least busy, then the one with fewest dispatches so far."""
+        return len(worker.running), worker.dispatches, worker.device.index
+
+    def order(self, serves: Serves) -> RequestOrder:
+        """Return the order of kTasks by locality; eTasks of one function go in the order of their arrival."""
+        if serves.kind is WorkerKind.ETASK:
+            return super().order(serves)
+        made = LocalityOrder(self, self._limit)
+        self._local_orders.append(made)
+        return made
+
+    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
+        """Return what was used longest ago. What the local queue of the worker will read stays."""
+        promised = [reads for order in self._local_orders for reads in order.promised_sets(worker)]
+        return self._holdings.least_recently_used(request.reads, worker.device.index, promised)
+
+    # --- the questions of the order
+
+    def idle_worker(self, some: QueuedRequest) -> WorkerState | None:
+        """Return the free worker that looks for a request next."""
+        return self._placement.best(some.group)
+
+    def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
+        """Return the working sets that are whole on a worker's device, or will be."""
+        return self._holdings.memories[worker.device.index].whole
+
+    def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
+        """Return the worker that a request goes to at once (the paper's place); None: it was promised to a busy one."""
+        holders = request.reads.constants.whole
+        free = min(request.group.free_on(holders), key=self.rank, default=None)
+        if free is not None:
+            return free
+        alternative_s = self._now_s + self.run_s(request, idle) + self._estimates.load_s(request, idle.device.spec)
+        busy = self._busy_holder(request, alternative_s, local)
+        if busy is None:
+            return idle
+        local.promise(request, busy)
+        return None
+
+    def _busy_holder(self, request: QueuedRequest, before_s: float, local: LocalQueues) -> WorkerState | None:
+        """Return the busy worker with a request's memory where the request ends before a time."""
+        holders = request.reads.constants.whole
+        if self._first_holder:
+            able = local.on(holders)
+            return next((each for each in able if local.ends_s(request, each, self._now_s) < before_s), None)
+        found = local.soonest(request, holders, self._now_s)
+        return found[0] if found is not None and found[1] < before_s else None
+
+    def run_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        """Return the seconds that a request runs on a worker that has its memory."""
+        return self._estimates.run_s(request, worker.device.spec)
+
+
+class Lalb(Lalbo3):
+    """LALB: no request overtakes one that has to be placed."""
+
+    def __init__(self, devices: Sequence[PhysicalDevice], *, holder: str = "least") -> None:
+        super().__init__(devices, limit=0, holder=holder)
+
+
+class LocalityOrder(FlowOrder):
+    """The queue of all requests, with the local queues of workers.
+
+    The requests of one client with the same memory are a flow. Each pass over a free device passes over the requests in
+    front of the one that it takes, or over all. So a request is passed over at least as often as those behind it, and
+    only the first one can reach the limit: the passes are kept as the places that they reached.
+    """
+
+    def __init__(self, policy: Lalbo3, limit: int) -> None:
+        super().__init__()
+        self._policy = policy
+        self._limit = limit
+        self._local = LocalQueues(policy.run_s)
+        self._reading: dict[WorkingSet, PriorityQueue[Queue]] = {}  # flows by the constants that they read
+        self._constants: dict[Queue, WorkingSet] = {}
+        self._passes: dict[int, list[int]] = {}  # by priority: the requests that passes reached, a heap
+        self._passed: WorkerState | None = None
+        self._newest = 0
+
+    def promised_sets(self, worker: WorkerState) -> list[WorkingSet]:
+        """Return what the requests read that wait for a worker."""
+        return [request.reads for request in self._local.requests(worker)]
+
+    # --- flows
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        """Return the client and the constants of a request."""
+        return request.share, request.reads.constants
+
+    def offer(self, queue: Queue) -> None:
+        """Give a flow its place among all, and among those that read the same."""
+        super().offer(queue)
+        constants = self._constants[queue] = queue.head.reads.constants
+        self._reading.setdefault(constants, PriorityQueue()).put(queue, self.place(queue))
+
+    def withdraw(self, queue: Queue) -> None:
+        """Take a flow out of its places."""
+        super().withdraw(queue)
+        constants = self._constants.pop(queue, NOTHING)
+        if constants in self._reading:
+            self._reading[constants].discard(queue)
+            if not self._reading[constants]:
+                del self._reading[constants]
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request to the queue."""
+        super().add(request)
+        self._newest = max(self._newest, request.id)
+        self._passed = None
+
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove a request from the queue, or from a local queue."""
+        if request in self._local:
+            self._local.withdraw(request)
+        else:
+            super().drop(request)
+
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
+        """Take in that a request has begun on a worker."""
+        self._local.update(worker)
+        if worker is self._passed:
+            self._passed = None
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
+        """Take in that a request has ended on a worker."""
+        self._local.update(worker)
+
+    def lost(self, worker: WorkerState) -> None:
+        """Take requests that waited for a worker back into the queue."""
+        for request in self._local.lost(worker):
+            super().add(request)
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those in local queues included."""
+        waiting = super().first(skipped)
+        promised = [self._local.requests(worker)[0] for worker in self._local.workers()]
+        return min([*promised, *([waiting] if waiting else [])], default=None, key=_urgency)
+
+    # --- the algorithm
+
+    def next(self) -> Chosen | None:
+        """Return the request that goes now, and its worker."""
+        return self._from_local_queues() or self._from_queue()
+
+    def _from_local_queues(self) -> Chosen | None:
+        for worker in self._local.due:
+            if worker.usable and not worker.gated:
+                for request in self._local.requests(worker):
+                    if not self.parked(request.share):
+                        return request, worker
+        return None
+
+    def _from_queue(self) -> Chosen | None:
+        while (queue := self.heads.first()) is not None and (idle := self._policy.idle_worker(queue.head)) is not None:
+            chosen = self._pass(queue, idle)
+            if chosen is not None:
+                return chosen
+        self._passed = None
+        return None
+
+    def _pass(self, first: Queue, idle: WorkerState) -> Chosen | None:
+        """Return the request that a free worker takes, or one that goes elsewhere, or None if one was promised."""
+        head = first.head
+        constants = head.reads.constants
+        if constants is NOTHING or idle.device.index in constants.whole:
+            return head, idle
+        if self._passed is not idle and self._visits(head) < self._limit:
+            hit = self._oldest_held(idle, head.share.priority)
+            self._mark(head.share.priority, self._newest + 1 if hit is None else hit.id)
+            if hit is not None:
+                return hit, idle
+            self._passed = idle
+        # placed: it was passed over too often, or no request's memory is on the idle device
+        worker = self._policy.destination(head, idle, self._local)
+        if worker is not None:
+            return head, worker
+        super().drop(head)
+        return None
+
+    def _oldest_held(self, idle: WorkerState, priority: int) -> QueuedRequest | None:
+        """Return the oldest request of a priority whose memory is on a device.
+
+        The queue is walked through, and the device's memory in turns with it, until either walk is complete.
+        """
+        held = self._policy.held_by(idle)
+        found = self._first_reading(NOTHING)
+        for queue, reads in zip(self.heads, held, strict=False):
+            if queue.head.reads.constants in held:
+                found = queue if found is None else min(found, queue, key=self.place)
+                break
+            first = self._first_reading(reads)
+            found = first if found is None or (first and self.place(first) < self.place(found)) else found
+        return found.head if found is not None and found.share.priority == priority else None
+
+    def _first_reading(self, constants: WorkingSet) -> Queue | None:
+        flows = self._reading.get(constants)
+        return None if flows is None else flows.first()
+
+    # --- visits
+
+    def _visits(self, head: QueuedRequest) -> int:
+        """Return how many passes have passed over the first request. Passes that ended before it count for none."""
+        passes = self._passes.get(head.share.priority, [])
+        while passes and passes[0] <= head.id:
+            heapq.heappop(passes)
+        return len(passes)
+
+    def _mark(self, priority: int, reached: int) -> None:
+        heapq.heappush(self._passes.setdefault(priority, []), reached)
+
+
+def _urgency(request: QueuedRequest) -> tuple[float, ...]:
+    return -request.share.priority, request.id

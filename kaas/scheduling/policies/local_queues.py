@@ -1,0 +1,125 @@
+"""Requests that wait for one busy worker, and when each worker will be free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from kaas.scheduling.policies.priority_queue import PriorityQueue
+from kaas.scheduling.policies.state import QueuedRequest, WorkerState
+
+Seconds = Callable[[QueuedRequest, WorkerState], float]
+
+
+class LocalQueues:
+    """The local queue of each worker: requests promised to it, since their objects are there.
+
+    Args:
+        run_s: gives the seconds that a request runs on a worker.
+
+    Fields:
+        due: the workers for which requests wait, and that have a free slot.
+    """
+
+    def __init__(self, run_s: Seconds) -> None:
+        self.due: dict[WorkerState, None] = {}
+        self._run_s = run_s
+        self._queues: dict[WorkerState, dict[int, tuple[QueuedRequest, float]]] = {}  # with their seconds
+        self._seconds: dict[WorkerState, float] = {}
+        self._workers: dict[int, WorkerState] = {}  # of the requests
+        self._busy: PriorityQueue[WorkerState] = PriorityQueue()  # by the time at which they are free
+        self._busy_on: dict[int, WorkerState] = {}
+
+    def __contains__(self, request: QueuedRequest) -> bool:
+        return request.id in self._workers
+
+    def requests(self, worker: WorkerState) -> list[QueuedRequest]:
+        """Return the requests that wait for a worker, the one promised first in front."""
+        return [request for request, _ in self._queues.get(worker, {}).values()]
+
+    def workers(self) -> Collection[WorkerState]:
+        """Return the workers for which requests wait."""
+        return self._queues.keys()
+
+    def promise(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Let a request wait for a worker."""
+        seconds = self._run_s(request, worker)
+        self._queues.setdefault(worker, {})[request.id] = request, seconds
+        self._seconds[worker] = self._seconds.get(worker, 0.0) + seconds
+        self._workers[request.id] = worker
+        request.promised = True
+        self.update(worker)
+
+    def withdraw(self, request: QueuedRequest) -> None:
+        """Remove a request, which begins or leaves."""
+        worker = self._workers.pop(request.id)
+        _, seconds = self._queues[worker].pop(request.id)
+        self._seconds[worker] -= seconds
+        if not self._queues[worker]:
+            del self._queues[worker], self._seconds[worker]
+        self.update(worker)
+
+    def lost(self, worker: WorkerState) -> list[QueuedRequest]:
+        """Forget a worker, and return the requests that waited for it."""
+        requests = self.requests(worker)
+        for request in requests:
+            del self._workers[request.id]
+            request.promised = False
+        self._queues.pop(worker, None)
+        self._seconds.pop(worker, None)
+        self._forget(worker)
+        return requests
+
+    def update(self, worker: WorkerState) -> None:
+        """Take in that a request has begun or ended on a worker."""
+        if worker.free and worker in self._queues:
+            self.due[worker] = None
+        else:
+            self.due.pop(worker, None)
+        if worker.free and worker not in self._queues:
+            self._forget(worker)
+        else:
+            self._busy_on[worker.device.index] = worker
+            self._busy.put(worker, (self._free_s(worker, 0.0), worker.id))
+
+    def _forget(self, worker: WorkerState) -> None:
+        self.due.pop(worker, None)
+        self._busy.discard(worker)
+        if self._busy_on.get(worker.device.index) is worker:
+            del self._busy_on[worker.device.index]
+
+    def _free_s(self, worker: WorkerState, now_s: float) -> float:
+        """Return when a worker has a free slot for one more request: its local queue is then under way."""
+        slot_s = now_s if worker.free else max(now_s, min(request.ends_s for request in worker.running.values()))
+        return slot_s + self._seconds.get(worker, 0.0) / max(1, worker.group.slots)
+
+    def soonest(
+        self, request: QueuedRequest, devices: Collection[int], now_s: float
+    ) -> tuple[WorkerState, float] | None:
+        """Return the busy worker on some devices where a request ends first, and the time of that end.
+
+        Workers are walked through by the time at which they are free, and the devices in turns with them, until either
+        walk is complete, or no later worker can do better.
+        """
+        best: tuple[float, int, WorkerState] | None = None
+        for free, index in zip(self._busy, devices, strict=False):
+            if best is not None and self._busy.key(free)[0] >= best[0]:
+                break
+            for worker in (free, self._busy_on.get(index)):
+                if worker is not None and worker.device.index in devices and _promisable(worker):
+                    ends_s = self.ends_s(request, worker, now_s)
+                    if best is None or (ends_s, worker.device.index) < best[:2]:
+                        best = ends_s, worker.device.index, worker
+        return None if best is None else (best[2], best[0])
+
+    def on(self, devices: Collection[int]) -> list[WorkerState]:
+        """Return the busy workers on some devices to which requests may be promised, by the number of the device."""
+        workers = [self._busy_on[index] for index in sorted(devices) if index in self._busy_on]
+        return [worker for worker in workers if _promisable(worker)]
+
+    def ends_s(self, request: QueuedRequest, worker: WorkerState, now_s: float) -> float:
+        """Return the time at which a request ends if it is promised to a worker."""
+        return self._free_s(worker, now_s) + self._run_s(request, worker)
+
+
+def _promisable(worker: WorkerState) -> bool:
+    return not worker.stopping and not worker.starting and worker.alone is None
