@@ -17,9 +17,9 @@ def current_session(pool: str | None = None) -> Session:
     Raises:
         NotInitialized
     """
+    if (usable := HERE.usable()) is not None:
+        return usable
     session = HERE.session
-    if session is not None and not session.gone and session.alive():
-        return session
     if sys.modules.get("ray") is not None:
         from kaas.api import ray_session
 

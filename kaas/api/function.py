@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from kaas.api.attached import current_session
-from kaas.api.session import Session
+from kaas.api.session import HERE, Session
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.futures import Future
 from kaas.ktask.arguments import Buffer, is_text
@@ -190,12 +190,12 @@ class Function:
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
-        session = current_session(self._pool)
+        session = HERE.usable() or current_session(self._pool)
         return invoke_function(self, session, inputs, self._with_scalars(inputs), arrays)
 
     def call(self, /, *arrays: Any, **inputs: Any) -> Future:
         """Invoke the function as `kaas.call` does: the result is a `kaas.Future`, and does not come through Ray."""
-        session = current_session(self._pool)
+        session = HERE.usable() or current_session(self._pool)
         return call_function(self, session, inputs, self._with_scalars(inputs), arrays)
 
     def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
@@ -349,7 +349,7 @@ def call(
         NotInitialized, PoolStopped, InvalidRequest: here, for errors that can be seen here. All other errors come
             through the future, as the KaasError that they are.
     """
-    session = current_session()
+    session = HERE.usable() or current_session()
     if isinstance(task_or_function, Function):
         function = task_or_function
         if (scalars, client, deadline_s, retries, profile) != _CALL_DEFAULTS:

@@ -157,6 +157,11 @@ class CurrentSession:
     session: Session | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def usable(self) -> Session | None:
+        """Return the session if its pool is there."""
+        session = self.session
+        return session if session is not None and not session.gone and session.alive() else None
+
 
 HERE = CurrentSession()
 

@@ -43,6 +43,8 @@ class PhysicalDevice:
     """Its speed at kernels, relative to other devices."""
     etask_workers: int = 1
     """eTask workers that may be on it at a time; one of them runs."""
+    slots: int | None = None
+    """Requests that its executor runs at a time; None: as its WorkerReady says."""
 
 
 class ObjectUse(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -67,7 +67,7 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._background = Background(self.fail)
         self._devices = tuple(
-            PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
+            PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers, config.slots)
             for i, d in enumerate(config.devices)
         )
         self._policy = make_policy(config.policy, self._devices)

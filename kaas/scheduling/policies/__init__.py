@@ -9,6 +9,7 @@ from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.lalb import Lalb, Lalbo3
 from kaas.scheduling.policies.lb import LoadBalancing
+from kaas.scheduling.policies.mqfq_sticky import MqfqSticky
 from kaas.scheduling.policies.static import Static
 
 POLICIES: dict[str, PolicyFactory] = {
@@ -19,6 +20,7 @@ POLICIES: dict[str, PolicyFactory] = {
     "lb": LoadBalancing,
     "lalb": Lalb,
     "lalbo3": Lalbo3,
+    "mqfq_sticky": MqfqSticky,
 }
 
 

@@ -6,16 +6,14 @@ only. A slot never stays free for locality: a waiting client goes to another dev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
-from kaas.scheduling.policies.orders import FlowOrder
-from kaas.scheduling.policies.priority_queue import PriorityQueue, SortKey
+from kaas.scheduling.policies.options import check_choice, check_flag, check_number
+from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 
@@ -46,13 +44,9 @@ class CfsAffinity(Scheduler):
         penalty: float = PENALTY,
         queueing: bool = False,
     ) -> None:
-        if affinity not in AFFINITIES:
-            raise PolicyError(f"affinity is one of {', '.join(AFFINITIES)}, not {affinity!r}", policy="cfs_affinity")
-        number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
-        if not number or not 0 <= penalty < math.inf:
-            raise PolicyError(f"penalty is a number from 0 on, not {penalty!r}", policy="cfs_affinity")
-        if not isinstance(queueing, bool):
-            raise PolicyError(f"queueing is True or False, not {queueing!r}", policy="cfs_affinity")
+        check_choice("cfs_affinity", "affinity", affinity, AFFINITIES)
+        check_number("cfs_affinity", "penalty", penalty)
+        check_flag("cfs_affinity", "queueing", queueing)
         self._orders: list[EffectiveTime] = []
         super().__init__(devices)
         self._bytes = affinity == "bytes"

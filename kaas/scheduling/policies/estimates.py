@@ -128,7 +128,7 @@ class Estimates:
 
     def load_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds to load the objects that a device lacks: as its function loads, else as the device."""
-        missing_bytes = request.reads.missing_bytes(device.index)
+        missing_bytes = request.reads.missing_bytes(device.index) if request.reads.nbytes else 0
         if not missing_bytes:
             return 0.0
         times = self._functions.get(request.function)

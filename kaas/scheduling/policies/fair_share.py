@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from itertools import count
 
 from kaas.scheduling.events import ClientKnown
-from kaas.scheduling.policies.priority_queue import PriorityQueue
 
 WINDOW_S = 1.0
 """Seconds of its share of device time that a client may save up: so long it may have all devices after an absence."""
@@ -89,8 +90,10 @@ class FairShare:
     def __init__(self, devices: int) -> None:
         self._devices = devices
         self._shares: dict[str, ClientShare] = {}
-        self._present: PriorityQueue[ClientShare] = PriorityQueue()  # by started_s, but for those that have changed
+        self._present: dict[ClientShare, None] = {}
+        self._starts: list[tuple[float, int, ClientShare]] = []  # heap of started_s; entries of other times are skipped
         self._changed: dict[ClientShare, None] = {}
+        self._entries = count()
         self._floor_s = 0.0
         self.limited: dict[ClientShare, None] = {}
         self.wake_s: float | None = None
@@ -136,7 +139,7 @@ class FairShare:
         share.devices, share.last_device = event.devices, -1
         share.announced, share.known = event.present, True
         if share.present:
-            self._changed[share] = None
+            self._present[share] = self._changed[share] = None
         else:
             self._leave(share)
         return share
@@ -161,7 +164,7 @@ class FairShare:
             least_s = self._least_s()
             if not again and share.time_s < least_s:
                 share.charged_s = least_s * share.weight
-            self._changed[share] = None
+            self._present[share] = self._changed[share] = None
         share.pending += 1
 
     def adopted(self, share: ClientShare) -> None:
@@ -179,19 +182,24 @@ class FairShare:
 
     def _least_s(self) -> float:
         """Return the time per weight at which a client begins."""
+        starts = self._starts
         for share in self._changed:
-            self._present.put(share, (share.started_s,))
+            heapq.heappush(starts, (share.started_s, next(self._entries), share))
         self._changed.clear()
-        least = self._present.first()
-        return self._floor_s if least is None else least.started_s
+        if len(starts) > 64 + 4 * len(self._present):
+            starts[:] = [(share.started_s, next(self._entries), share) for share in self._present]
+            heapq.heapify(starts)
+        while starts and (starts[0][2] not in self._present or starts[0][0] != starts[0][2].started_s):
+            heapq.heappop(starts)
+        return starts[0][0] if starts else self._floor_s
 
     def _absent(self, share: ClientShare) -> None:
         self._leave(share)
-        if not self._present and not self._changed:
+        if not self._present:
             self._floor_s = max(self._floor_s, share.time_s)
 
     def _leave(self, share: ClientShare) -> None:
-        self._present.discard(share)
+        self._present.pop(share, None)
         self._changed.pop(share, None)
 
     def _forget(self) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Sequence
 
-from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
+from kaas.scheduling.policies.options import check_choice, check_whole
 from kaas.scheduling.policies.orders import FlowOrder
-from kaas.scheduling.policies.priority_queue import PriorityQueue
+from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
 
@@ -35,10 +35,8 @@ class Lalbo3(Scheduler):
     """
 
     def __init__(self, devices: Sequence[PhysicalDevice], *, limit: int = LIMIT, holder: str = "least") -> None:
-        if type(limit) is not int or limit < 0:
-            raise PolicyError(f"limit is a whole number from 0 on, not {limit!r}", policy="lalbo3")
-        if holder not in HOLDERS:
-            raise PolicyError(f"holder is one of {', '.join(HOLDERS)}, not {holder!r}", policy="lalbo3")
+        check_whole("lalbo3", "limit", limit)
+        check_choice("lalbo3", "holder", holder, HOLDERS)
         self._limit = limit
         self._first_holder = holder == "first"
         self._local_orders: list[LocalityOrder] = []
@@ -118,8 +116,7 @@ class LocalityOrder(FlowOrder):
         self._policy = policy
         self._limit = limit
         self._local = LocalQueues(policy.run_s)
-        self._reading: dict[WorkingSet, PriorityQueue[Queue]] = {}  # flows by the constants that they read
-        self._constants: dict[Queue, WorkingSet] = {}
+        self._readers: ReaderQueue[Queue] = ReaderQueue()  # by the constants
         self._passes: dict[int, list[int]] = {}  # by priority: the requests that passes reached, a heap
         self._passed: WorkerState | None = None
         self._newest = 0
@@ -137,17 +134,12 @@ class LocalityOrder(FlowOrder):
     def offer(self, queue: Queue) -> None:
         """Give a flow its place among all, and among those that read the same."""
         super().offer(queue)
-        constants = self._constants[queue] = queue.head.reads.constants
-        self._reading.setdefault(constants, PriorityQueue()).put(queue, self.place(queue))
+        self._readers.put_reader(queue, self.place(queue), queue.head.reads.constants)
 
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places."""
         super().withdraw(queue)
-        constants = self._constants.pop(queue, NOTHING)
-        if constants in self._reading:
-            self._reading[constants].discard(queue)
-            if not self._reading[constants]:
-                del self._reading[constants]
+        self._readers.discard(queue)
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to the queue."""
@@ -212,7 +204,8 @@ class LocalityOrder(FlowOrder):
         if constants is NOTHING or idle.device.index in constants.whole:
             return head, idle
         if self._passed is not idle and self._visits(head) < self._limit:
-            hit = self._oldest_held(idle, head.share.priority)
+            found = self._readers.first_reading(self._policy.held_by(idle))
+            hit = found.head if found is not None and found.share.priority == head.share.priority else None
             self._mark(head.share.priority, self._newest + 1 if hit is None else hit.id)
             if hit is not None:
                 return hit, idle
@@ -223,25 +216,6 @@ class LocalityOrder(FlowOrder):
             return head, worker
         super().drop(head)
         return None
-
-    def _oldest_held(self, idle: WorkerState, priority: int) -> QueuedRequest | None:
-        """Return the oldest request of a priority whose memory is on a device.
-
-        The queue is walked through, and the device's memory in turns with it, until either walk is complete.
-        """
-        held = self._policy.held_by(idle)
-        found = self._first_reading(NOTHING)
-        for queue, reads in zip(self.heads, held, strict=False):
-            if queue.head.reads.constants in held:
-                found = queue if found is None else min(found, queue, key=self.place)
-                break
-            first = self._first_reading(reads)
-            found = first if found is None or (first and self.place(first) < self.place(found)) else found
-        return found.head if found is not None and found.share.priority == priority else None
-
-    def _first_reading(self, constants: WorkingSet) -> Queue | None:
-        flows = self._reading.get(constants)
-        return None if flows is None else flows.first()
 
     # --- visits
 

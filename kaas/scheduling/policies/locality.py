@@ -26,12 +26,9 @@ class Locality:
 
         Among equal devices the fastest is taken, then the one with most room, then the first by rank. Where objects
         would be evicted, a busier worker on a device that has the request's objects does better. `best` is the
-        group's first free worker by rank.
+        group's first free worker by rank, whose device lacks some of the objects.
         """
-        reads = request.reads
-        if len(group.open) == 1 or not reads.nbytes or best.device.index in reads.whole:
-            return best
-        least, near = len(best.running), reads.near
+        least, near = len(best.running), request.reads.near
         idle = (worker for worker in group.open.values() if len(worker.running) == least and not worker.gated)
         compared = list(islice(idle, COMPARED))  # those that are free for the longest time come first
         if len(compared) == COMPARED:

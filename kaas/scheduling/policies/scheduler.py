@@ -1,57 +1,60 @@
 """The part that all policies share: take in an event, dispatch, then give devices to groups that still wait.
 
 A policy adds its rules: the group of a request (`place`), the order of its requests (`order`), which group is served
-first (`urgency`), and others that `rules` lists.
+first (`urgency`), and others: each has a default here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from kaas.errors import PolicyError
+from kaas.scheduling import events
 from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
-from kaas.scheduling.events import (
-    ClientGone,
-    ClientKnown,
-    Event,
-    FunctionKnown,
-    InputsReady,
-    Ordered,
-    Outcome,
-    PhysicalDevice,
-    RequestArrived,
-    RequestCancelled,
-    RequestDone,
-    Residency,
-    Tick,
-    Utilisation,
-    WorkerAdopted,
-    WorkerGone,
-    WorkerKind,
-    WorkerReady,
-)
-from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare
-from kaas.scheduling.policies.orders import Parked
-from kaas.scheduling.policies.request_table import RequestTable
-from kaas.scheduling.policies.rules import Rules
+from kaas.scheduling.policies.cache_orders import CacheOrders
+from kaas.scheduling.policies.estimates import Estimates
+from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
+from kaas.scheduling.policies.holdings import Holdings
+from kaas.scheduling.policies.locality import Locality
+from kaas.scheduling.policies.orders import HeapOrder, Parked
+from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
+    SHARED,
     Partition,
     QueuedRequest,
+    RequestOrder,
+    RequestTable,
     Serves,
     WorkerGroup,
     WorkerState,
+    partition,
 )
 
 GROUPS = 4096
 """Groups without worker and request that are kept, since they know when they last gave up a device."""
 
 
-class Scheduler(Rules):
+class Scheduler:
     """The stateful part of a policy. Decisions follow from the state alone, so equal events give equal decisions."""
 
-    def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
-        super().__init__(devices)
+    work_conserving: ClassVar[bool] = False
+    fair: ClassVar[bool] = False
+    """Clients that always have requests waiting get device time by their weights. Tests check it."""
+    conserving_devices: ClassVar[bool] = True
+    """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
+
+    def __init__(self, devices: Sequence[events.PhysicalDevice]) -> None:
+        self._now_s = 0.0
+        self._fair_share = FairShare(len(devices))
+        self._holdings = Holdings(devices)
+        self._locality = Locality(self._holdings)
+        self._estimates = Estimates()
+        self._placement = Placement(
+            self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
+        )
+        self._cache_orders = CacheOrders(self._holdings, self._placement)
         self._alone = RunningAlone(self._placement)
         self._requests = RequestTable(self._holdings)
         self._parked = Parked()
@@ -61,9 +64,54 @@ class Scheduler(Rules):
         self._most_groups = GROUPS
         self._wake_s: float | None = None
 
+    # --- the rules of a policy
+
+    def partitions(self, devices: Sequence[events.PhysicalDevice]) -> list[Partition]:
+        """Return the devices by the groups that compete for them: here all, with an executor on each free one."""
+        return [partition(devices, home=SHARED)]
+
+    def place(self, kind: events.WorkerKind, client: str, function: str) -> tuple[Serves, Partition]:
+        """Return which requests wait together, and where: here all kTasks, and each function's eTasks by client."""
+        serves = SHARED if kind is events.WorkerKind.EXECUTOR else Serves(kind, client, function)
+        return serves, self._placement.partitions[0]
+
+    def rank(self, worker: WorkerState) -> tuple[float, float, float]:
+        """Return the order of free workers: here the least busy, the fastest, then the lowest device."""
+        return len(worker.running), -worker.device.spec.speed, worker.device.index
+
+    def suited(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
+        group = request.group
+        best = self._placement.best(group)
+        reads = request.reads
+        if best is None or len(group.open) == 1 or not reads.nbytes or best.device.index in reads.whole:
+            return best
+        return self._locality.choose(request, group, best, self.rank)
+
+    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
+        """Return the order of a new group's requests: here the oldest of the highest priority goes next."""
+        return HeapOrder(self.suited)
+
+    def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
+        """Return the order of groups, the least first; `provided` requests have workers on the way."""
+        return min((-request.share.priority, request.id) for request in group.next(provided))
+
+    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:  # noqa: ARG002
+        """Return the objects that a worker gives up first for a request: here those of its cache's own rule."""
+        return ()
+
+    def estimated(self, function: str) -> None:
+        """Take in that the estimates of a function have changed: here no order needs them."""
+
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that the charge, the means or the last device of a client have changed: here no order needs them."""
+
+    def measured(self, event: events.Utilisation) -> None:
+        """Take in a device's utilisation, which a policy with `utilisation_every_s` gets: here it changes nothing."""
+
     # --- events
 
-    def handle(self, event: Event) -> list[Decision]:
+    def handle(self, event: events.Event) -> list[Decision]:
         """Take an event into the state, and return the decisions that follow."""
         self._now_s = self._placement.now_s = event.time_s
         self._fair_share.wake_s = None
@@ -71,40 +119,40 @@ class Scheduler(Rules):
             self._wake_s = None
             self._mark_dirty_all()
         match event:
-            case RequestArrived():
+            case events.RequestArrived():
                 self._arrive(event)
-            case RequestDone():
+            case events.RequestDone():
                 self._done(event)
-            case InputsReady():
+            case events.InputsReady():
                 self._enqueue(self._requests.awaiting_inputs(event.request))
-            case Residency():
+            case events.Residency():
                 self._holdings.moved(event, self._placement.known(event.worker).device.index)
-            case RequestCancelled():
+            case events.RequestCancelled():
                 self._cancel(event.request)
-            case WorkerReady():
+            case events.WorkerReady():
                 self._mark_dirty(self._up(event).group)
-            case WorkerGone():
+            case events.WorkerGone():
                 self._lose(event)
-            case WorkerAdopted():
+            case events.WorkerAdopted():
                 self._adopt(event)
-            case ClientKnown():
+            case events.ClientKnown():
                 self._know(event)
-            case ClientGone():
+            case events.ClientGone():
                 self._client_gone(event.client)
-            case Tick():
+            case events.Tick():
                 self._open = True
                 self._wake_s = None
                 self._mark_dirty_all()
-            case FunctionKnown():
+            case events.FunctionKnown():
                 self._estimates.known(event)
                 self.estimated(event.function)
-            case Ordered():
+            case events.Ordered():
                 self._cache_orders.answered(event)
-            case Utilisation():
+            case events.Utilisation():
                 self.measured(event)
         return self._decide()
 
-    def _know(self, event: ClientKnown) -> None:
+    def _know(self, event: events.ClientKnown) -> None:
         share = self._fair_share.know(event)
         for group in self._placement.groups.values():
             group.order.unpark(share)  # its priority may have changed
@@ -114,7 +162,7 @@ class Scheduler(Rules):
         """Return True if limits of its client keep a ready request from running now."""
         return self._fair_share.held(self._requests[request].share, self._now_s)
 
-    def _arrive(self, event: RequestArrived) -> None:
+    def _arrive(self, event: events.RequestArrived) -> None:
         if event.request in self._requests:
             raise PolicyError(f"request {event.request} arrived twice")
         share = self._fair_share[event.client]
@@ -128,7 +176,7 @@ class Scheduler(Rules):
         elif event.ready:
             self._enqueue(request)
 
-    def _group(self, kind: WorkerKind, client: str, function: str) -> WorkerGroup:
+    def _group(self, kind: events.WorkerKind, client: str, function: str) -> WorkerGroup:
         serves, place = self.place(kind, client, function)
         group = self._placement.groups.get(serves)
         if group is None:
@@ -149,7 +197,7 @@ class Scheduler(Rules):
 
     def _cancel(self, number: int) -> None:
         request = self._requests[number]
-        if request.worker is None:  # else its slot is free only at RequestDone
+        if request.worker is None:  # else its slot is free only at events.RequestDone
             self._leave(request)
 
     def _leave(self, request: QueuedRequest) -> None:
@@ -160,7 +208,7 @@ class Scheduler(Rules):
         self._requests.forget(request)
         self._fair_share.ended(request.share)
 
-    def _done(self, event: RequestDone) -> None:
+    def _done(self, event: events.RequestDone) -> None:
         request = self._requests[event.request]
         worker, share = request.worker, request.share
         if worker is None or worker.id != event.worker:
@@ -174,7 +222,7 @@ class Scheduler(Rules):
         self.estimated(request.function)
         if share is not NO_CLIENT:
             # a request that failed before it had the device, or began in an earlier epoch, is no measure of others
-            failed = event.outcome is Outcome.FAILED and not event.device_s
+            failed = event.outcome is events.Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
             latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
             self._fair_share.measured(share, request.estimate_s, event.device_s, latency_s if counts else None)
@@ -192,7 +240,7 @@ class Scheduler(Rules):
             self._parked.unpark(share)
             self._mark_dirty_all()
 
-    def _adopt(self, event: WorkerAdopted) -> None:
+    def _adopt(self, event: events.WorkerAdopted) -> None:
         serves = Serves(event.kind, event.client, event.function)
         where = self._placement.devices[event.device].partition
         fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
@@ -202,7 +250,7 @@ class Scheduler(Rules):
             else WorkerGroup(serves, where, (0, event.device), self.order(serves))
         )
         worker = self._placement.adopt(event, group)
-        if event.kind is WorkerKind.EXECUTOR:
+        if event.kind is events.WorkerKind.EXECUTOR:
             self._holdings.ready(event.device, event.memory_bytes)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
@@ -215,7 +263,7 @@ class Scheduler(Rules):
             self._placement.stop(worker)
         self._mark_dirty(worker.group)
 
-    def _lose(self, event: WorkerGone) -> None:
+    def _lose(self, event: events.WorkerGone) -> None:
         worker, charged_s = self._placement.gone(event), dict(event.device_s)
         for request in worker.running.values():
             worker.group.running -= 1
@@ -236,9 +284,9 @@ class Scheduler(Rules):
         if worker.starting:
             self._give_up(worker.group.partition)
 
-    def _up(self, event: WorkerReady) -> WorkerState:
+    def _up(self, event: events.WorkerReady) -> WorkerState:
         worker = self._placement.ready(event)
-        if event.kind is WorkerKind.EXECUTOR:
+        if event.kind is events.WorkerKind.EXECUTOR:
             self._holdings.ready(event.device, event.memory_bytes)
         return worker
 
@@ -322,8 +370,7 @@ class Scheduler(Rules):
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
         device = worker.device.spec
-        load_s, run_s = self._estimates.load_s(request, device), self._estimates.run_s(request, device)
-        request.ends_s = self._now_s + load_s + run_s
+        request.ends_s = self._now_s + self._estimates.load_s(request, device) + self._estimates.run_s(request, device)
         victims = self.victims(request, worker)
         share.last_device = worker.device.index
         self.recharged(share)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from kaas.errors import PolicyError
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
-from kaas.scheduling.policies.rules import SHARED
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Partition, Serves, partition
+from kaas.scheduling.policies.state import SHARED, Partition, Serves, partition
 
 
 class Static(Scheduler):

@@ -125,7 +125,7 @@ class SimulatedDevice:
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
     """Return the devices as a policy sees them."""
     return tuple(
-        PhysicalDevice(index, device.kind, to_bytes(device.memory_mb), device.speed)
+        PhysicalDevice(index, device.kind, to_bytes(device.memory_mb), device.speed, slots=device.slots)
         for index, device in enumerate(scenario.devices)
     )
 

@@ -1,0 +1,401 @@
+"""MQFQ-Sticky: fair queueing over flows that stay where their memory is (MQFQ-Sticky paper, section 4).
+
+Each client's calls of one function are a flow. A flow's virtual time grows by the run time of each request that it
+dispatches, divided by the client's weight. A flow more than T ahead of the least is throttled; of the others the one
+with fewest requests in flight goes next, on the device that has its memory. A flow that is throttled, or had no request
+for longer than its arrivals let expect, gives its memory up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from itertools import islice
+
+from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
+from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
+from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
+from kaas.scheduling.policies.locality import COMPARED
+from kaas.scheduling.policies.options import check_choice, check_number, check_whole
+from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
+from kaas.scheduling.policies.reader_queue import ReaderQueue
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.warm_flows import Flow, WarmFlows
+
+ORDERS = ("paper", "longest", "least_vt", "sticky")
+POLL_S = 0.2
+"""The period of the devices' utilisation: the paper's."""
+MOST_FLOWS = 50_000
+"""Flows that are remembered; beyond this number the one goes that had its last request longest ago."""
+
+
+class MqfqSticky(Scheduler):
+    """Fair queueing with over-run, and sticky flows.
+
+    Args:
+        T: seconds of virtual time by which a flow may be ahead of the least. alpha: an empty flow stays active for so
+            many times the mean time between its arrivals.
+        D: requests that a device runs at a time; None: two, or fewer if the device has fewer slots. "utilisation": as
+            many as slots, as long as its measured utilisation is below `limit`.
+        limit: see D.
+        order: which of the flows that may go is next. "paper": for D = 1 the one with the longest queue, else the one
+            with fewest in flight, and then the longest queue; "longest"; "least_vt"; "sticky": the flow that the
+            device ran last, then as in the paper.
+        global_vt: the flows of which the least virtual time is taken: "waiting", those with waiting requests, or
+            "active", also empty ones that are active.
+        tau: the seconds that a request counts: "run", or "all", with loads.
+        sticky: "soft": a device for which no flow of its own may go takes one of another device; "hard": it stays free.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[PhysicalDevice],
+        *,
+        T: float = 10.0,  # noqa: N803 - the paper's names
+        alpha: float = 1.5,
+        D: int | str | None = None,  # noqa: N803
+        limit: float = 0.9,
+        order: str = "paper",
+        global_vt: str = "waiting",
+        tau: str = "run",
+        sticky: str = "soft",
+    ) -> None:
+        for name, number in (("T", T), ("alpha", alpha), ("limit", limit)):
+            check_number("mqfq_sticky", name, number)
+        if D is not None and D != "utilisation":
+            check_whole("mqfq_sticky", "D", D, least=1)
+            fewest = min((each.slots for each in devices if each.slots is not None), default=None)
+            check_most("mqfq_sticky", "D", D, fewest, "slots")
+        check_choice("mqfq_sticky", "order", order, ORDERS)
+        check_choice("mqfq_sticky", "global_vt", global_vt, ("waiting", "active"))
+        check_choice("mqfq_sticky", "tau", tau, ("run", "all"))
+        check_choice("mqfq_sticky", "sticky", sticky, ("soft", "hard"))
+        self.T, self.alpha, self.order_by, self.global_vt, self.hard = T, alpha, order, global_vt, sticky == "hard"
+        self._tau_all = tau == "all"
+        self._most = D if isinstance(D, int) else None
+        self._limit = limit
+        self._busy: dict[int, float] | None = {} if D == "utilisation" else None
+        if self._busy is not None:
+            self.utilisation_every_s = POLL_S
+        self.one_at_a_time = D == 1
+        super().__init__(devices)
+        self.warm = WarmFlows(self._holdings, self._placement, self._cache_orders)
+
+    def order(self, serves: Serves) -> RequestOrder:
+        """Return the order of flows of kTasks; eTasks of one function go in the order of their arrival."""
+        if serves.kind is WorkerKind.ETASK:
+            return super().order(serves)
+        return Flows(self)
+
+    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
+        """Return what was used longest ago, of flows that are not active."""
+        return self.warm.victims(request.reads, worker.device.index)
+
+    # --- tokens
+
+    def has_token(self, worker: WorkerState) -> bool:
+        """Return True if a device may run one more request."""
+        running = len(worker.running)
+        if self._busy is not None:
+            return not running or self._busy.get(worker.device.index, 0.0) <= self._limit
+        return running < (2 if self._most is None else self._most)
+
+    def measured(self, event: Utilisation) -> None:
+        """Take in a device's utilisation, smoothed: half of the last value stays."""
+        if self._busy is not None:
+            self._busy[event.device] = (self._busy.get(event.device, event.busy) + event.busy) / 2
+
+    def add_load(self, worker: WorkerState) -> None:
+        """Count the request that was just dispatched to a device as a part of its utilisation."""
+        if self._busy is not None:
+            device = worker.device.index
+            self._busy[device] = self._busy.get(device, 0.0) + 1.0 / worker.group.slots
+
+    def tau_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        """Return the seconds that a request counts, as far as they are known when it is dispatched."""
+        if self._tau_all and (whole := self._estimates.of(request.function).device_s).count:
+            return whole.value
+        return self._estimates.run_s(request, worker.device.spec)
+
+    # --- places
+
+    def now_s(self) -> float:
+        """Return the time of the event."""
+        return self._now_s
+
+    def workers_with_tokens(self, some: Queue | None) -> list[WorkerState]:
+        """Return the workers that may run one more request, the one that is free for longest first."""
+        return [] if some is None else [each for each in some.head.group.open.values() if self._may_run(each)]
+
+    def held_on(self, device: int) -> dict[WorkingSet, None]:
+        """Return the working sets that are whole on a device, or will be."""
+        return self._holdings.memories[device].whole
+
+    def roomiest(self, request: QueuedRequest) -> WorkerState | None:
+        """Return the worker with most room of those that may run one more request."""
+        able = list(islice((each for each in request.group.open.values() if self._may_run(each)), COMPARED))
+        memories = self._holdings.memories
+        return min(able, default=None, key=lambda each: (-memories[each.device.index].free_bytes, each.device.index))
+
+    def _may_run(self, worker: WorkerState) -> bool:
+        return not worker.gated and self.has_token(worker)
+
+    def wake_at(self, time_s: float) -> None:
+        """Ask for a Tick, when a flow's time is over."""
+        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
+
+
+class Level:
+    """The flows of one priority.
+
+    Fields:
+        vt: the least virtual time; it never falls. waiting: the flows with requests, by their virtual time. throttled:
+            those of them that are too far ahead, by virtual time. able: the others, by the policy's order. able_on: the
+            same by their device. resting: active flows without requests, by virtual time.
+    """
+
+    def __init__(self) -> None:
+        self.vt = 0.0
+        self.waiting: PriorityQueue[Flow] = PriorityQueue()
+        self.throttled: PriorityQueue[Flow] = PriorityQueue()
+        self.able: ReaderQueue[Flow] = ReaderQueue()
+        self.able_on: dict[int, PriorityQueue[Flow]] = {}
+        self.resting: PriorityQueue[Flow] = PriorityQueue()
+
+    def remove(self, flow: Flow) -> None:
+        """Remove a flow from all places."""
+        for places in (self.waiting, self.throttled, self.able, self.resting, *self.able_on.values()):
+            places.discard(flow)
+
+
+class Flows(FlowOrder):
+    """The flows with their virtual times. Flows of clients that limits hold back count for no least virtual time."""
+
+    def __init__(self, policy: MqfqSticky) -> None:
+        super().__init__()
+        self._policy = policy
+        self._known: dict[Hashable, Flow] = {}  # the one called last at the end
+        self._levels: dict[int, Level] = {}
+        self._ends: PriorityQueue[Flow] = PriorityQueue()
+        self._running = 0
+        self._last: dict[int, Flow] = {}
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        """Return the client and the function of a request."""
+        return request.share, request.function
+
+    # --- requests
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request to its flow."""
+        name, now_s = self.flow(request), self._policy.now_s()
+        flow = self._known.pop(name, None) or Flow()
+        self._known[name] = flow
+        if len(self._known) > MOST_FLOWS:
+            self._forget(next(iter(self._known)))
+        if flow.arrived_s is not None:
+            flow.gap_s.add(now_s - flow.arrived_s)
+        flow.arrived_s = now_s
+        self._policy.warm.reads(flow, request.reads)
+        super().add(request)
+        if flow.queue is not None:
+            self._sort(flow)  # its queue is longer now
+
+    def offer(self, queue: Queue) -> None:
+        """Give a flow, whose first request is another one, its places. One that comes back begins at the least time."""
+        super().offer(queue)
+        flow, level = self._known[queue.flow], self._level(queue)
+        if flow.queue is None:
+            flow.vt = max(flow.vt, level.vt)
+            flow.queue = queue
+            level.resting.discard(flow)
+            self._ends.discard(flow)
+        self._sort(flow)
+
+    def withdraw(self, queue: Queue) -> None:
+        """Take a flow out of its places, since it is empty or its client is held back."""
+        super().withdraw(queue)
+        flow = self._known[queue.flow]
+        if flow.queue is not None:
+            flow.queue = None
+            for level in self._levels.values():  # its priority may have changed
+                level.remove(flow)
+            self._advance(self._level(queue))
+            self._rest(flow, queue.share)
+
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Charge a request that has begun."""
+        self._running += 1
+        flow = self._known.get(self.flow(request))
+        if flow is None:
+            return  # an earlier epoch of the pool dispatched it
+        flow.in_flight += 1
+        flow.vt += self._policy.tau_s(request, worker) / request.share.weight
+        self._policy.add_load(worker)
+        self._ends.discard(flow)
+        self._move(flow, worker.device.index)
+        self._last[worker.device.index] = flow
+        self._policy.warm.activate(flow)
+        if flow.queue is not None:
+            self._sort(flow)
+            self._advance(self._level(flow.queue))
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
+        """Take in that a request has ended."""
+        self._running -= 1
+        flow = self._known.get(self.flow(request))
+        if flow is None or not flow.in_flight:
+            return
+        flow.in_flight -= 1
+        if flow.queue is not None:
+            self._sort(flow)
+        else:
+            self._rest(flow, request.share)
+        self._policy.warm.freed(flow)
+
+    def lost(self, worker: WorkerState) -> None:
+        """Let the flows of a worker that has ended choose a device anew."""
+        for flow in self._policy.warm.on(worker.device.index):
+            self._move(flow, -1)
+
+    # --- virtual time
+
+    def _level(self, queue: Queue) -> Level:
+        return self._levels.setdefault(queue.share.priority, Level())
+
+    def _sort(self, flow: Flow) -> None:
+        """Give a flow with requests its place: throttled, or among those that may go."""
+        assert flow.queue is not None, "only flows with requests have a place"
+        level, queue = self._level(flow.queue), flow.queue
+        level.waiting.put(flow, (flow.vt, queue.head.id))
+        self._advance(level)
+        if flow.vt - level.vt > self._policy.T:
+            self._throttle(flow, level)
+            return
+        level.throttled.discard(flow)
+        if not flow.active:
+            self._move(flow, self._policy.warm.device_for(flow))
+            self._policy.warm.activate(flow)
+        key = self._key(flow, queue)
+        level.able.put_reader(flow, key, flow.reads.constants)
+        level.able_on.setdefault(flow.device, PriorityQueue()).put(flow, key)
+
+    def _throttle(self, flow: Flow, level: Level) -> None:
+        assert flow.queue is not None, "only flows with requests are throttled"
+        level.able.discard(flow)
+        for places in level.able_on.values():
+            places.discard(flow)
+        level.throttled.put(flow, (flow.vt, flow.queue.head.id))
+        self._policy.warm.deactivate(flow)
+
+    def _advance(self, level: Level) -> None:
+        """Let the least virtual time grow, and flows go that are no longer too far ahead."""
+        first = [flow.vt for flow in (level.waiting.first(), level.resting.first()) if flow is not None]
+        if not level.waiting or not first or min(first) <= level.vt:
+            return
+        level.vt = min(first)
+        while (flow := level.throttled.first()) is not None and flow.vt - level.vt <= self._policy.T:
+            level.throttled.discard(flow)
+            self._sort(flow)
+
+    def _key(self, flow: Flow, queue: Queue) -> SortKey:
+        waiting, order = -len(queue.requests), self._policy.order_by
+        if order == "least_vt":
+            return flow.vt, queue.head.id
+        if order == "longest" or self._policy.one_at_a_time:
+            return waiting, flow.vt, queue.head.id
+        return flow.in_flight, waiting, flow.vt, queue.head.id
+
+    # --- activity and memory
+
+    def _move(self, flow: Flow, device: int) -> None:
+        """Let a flow stick to another device."""
+        if device == flow.device:
+            return
+        if flow.queue is not None:
+            level = self._level(flow.queue)
+            if flow.device in level.able_on:
+                level.able_on[flow.device].discard(flow)
+            if flow in level.able:
+                level.able_on.setdefault(device, PriorityQueue()).put(flow, level.able.key(flow))
+        self._policy.warm.move(flow, device)
+
+    def _rest(self, flow: Flow, share: ClientShare) -> None:
+        """Let an empty flow be active for as long as its next request may be expected."""
+        if flow.in_flight or not flow.active:
+            return
+        known = flow.gap_s.count > 0
+        ends_s = self._policy.now_s() + (self._policy.alpha * flow.gap_s.value if known else self._policy.T)
+        self._ends.put(flow, (ends_s,))
+        if self._policy.global_vt == "active":
+            self._levels.setdefault(share.priority, Level()).resting.put(flow, (flow.vt,))
+
+    def _end_rests(self) -> None:
+        now_s = self._policy.now_s()
+        while (flow := self._ends.first()) is not None:
+            (ends_s,) = self._ends.key(flow)
+            if ends_s > now_s + SHORTEST_WAIT_S:
+                self._policy.wake_at(ends_s)
+                break
+            self._ends.discard(flow)
+            self._policy.warm.deactivate(flow)
+            for level in self._levels.values():
+                if flow in level.resting:
+                    level.resting.discard(flow)
+                    self._advance(level)
+
+    def _forget(self, name: Hashable) -> None:
+        """Forget the flow called longest ago, unless it has requests."""
+        flow = self._known[name]
+        if flow.queue is None and not flow.in_flight:
+            self._policy.warm.deactivate(flow)
+            self._ends.discard(flow)
+            for level in self._levels.values():
+                level.resting.discard(flow)
+            self._policy.warm.reads(flow, NOTHING)
+            del self._known[name]
+
+    # --- the next request
+
+    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+        """Return the request that goes now, and its worker."""
+        self._end_rests()
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            if level.waiting:
+                flow, worker = self._choose(level)
+                if flow is None and not self._running:  # the least virtual time is that of a flow without requests
+                    flow = level.waiting.first()
+                if flow is None or flow.queue is None:
+                    return None
+                head = flow.queue.head
+                worker = worker or self._policy.roomiest(head)
+                return None if worker is None else (head, worker)
+        return None
+
+    def _choose(self, level: Level) -> tuple[Flow | None, WorkerState | None]:
+        """Return the flow that goes next, and its worker, or None for the one with most room.
+
+        Each free device has its flows: those whose memory it has, and those that go there. Of the first ones the first
+        goes. If there is none, any flow goes, unless they are hard.
+        """
+        found: tuple[Flow, WorkerState] | None = None
+        for worker in self._policy.workers_with_tokens(self.heads.first()):
+            device = worker.device.index
+            own = [level.able.first_reading(self._policy.held_on(device))]
+            own += [level.able_on[place].first() for place in (device, -1) if place in level.able_on]
+            last = self._last.get(device)
+            if self._policy.order_by == "sticky" and last is not None and last in level.able and last.device == device:
+                return last, worker
+            for flow in own:
+                if flow is not None and (found is None or level.able.key(flow) < level.able.key(found[0])):
+                    found = flow, worker
+        if found is not None:
+            return found
+        return (None if self._policy.hard else level.able.first()), None
+
+    def settled(self) -> None:
+        """Bring the memory of the flows that became active and whose requests still wait."""
+        self._end_rests()
+        self._policy.warm.bring_all()

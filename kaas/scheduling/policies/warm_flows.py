@@ -1,0 +1,138 @@
+"""Flows and their memory: where each is warm, what an active one brings, and what one that is not gives up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kaas.scheduling.policies.cache_orders import CacheOrders
+from kaas.scheduling.policies.estimates import Mean
+from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
+from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.state import Queue, WorkerState
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One client's calls of one function, also while it has no request.
+
+    Fields:
+        vt: its virtual time: the start tag of its first request, or the finish tag of its last one. in_flight: requests
+            that run. gap_s: seconds between arrivals. arrived_s: the last arrival. device: where its memory is, or
+            goes. reads: what its last request read. active: it may have memory on its device. queue: its waiting
+            requests, unless its client is parked.
+    """
+
+    vt: float = 0.0
+    in_flight: int = 0
+    gap_s: Mean = field(default_factory=Mean)
+    arrived_s: float | None = None
+    device: int = -1
+    reads: WorkingSet = NOTHING
+    active: bool = False
+    queue: Queue | None = None
+
+
+class WarmFlows:
+    """The memory of flows on devices.
+
+    The paper moves the memory of a flow off the device whenever the flow is throttled or inactive. Here such memory is
+    the first to leave, and moves at once only where active flows lack room: in free memory it harms none.
+    """
+
+    def __init__(self, holdings: Holdings, placement: Placement, cache_orders: CacheOrders) -> None:
+        self._holdings = holdings
+        self._placement = placement
+        self._cache_orders = cache_orders
+        self._active: dict[int, dict[Flow, None]] = {}
+        self._came: dict[Flow, None] = {}
+
+    def on(self, device: int) -> list[Flow]:
+        """Return the active flows whose memory is on a device, or goes there."""
+        return list(self._active.get(device, ()))
+
+    def reads(self, flow: Flow, reads: WorkingSet) -> None:
+        """Take in what the last request of a flow reads."""
+        if flow.reads is not reads:
+            self._holdings.retain(reads)
+            self._holdings.release(flow.reads)
+            flow.reads = reads
+
+    def device_for(self, flow: Flow) -> int:
+        """Return the device of a flow: the one it has, or another where its memory is, else the one with most room.
+
+        -1 if no executor is up.
+        """
+        holders = flow.reads.constants.whole
+        if flow.device in holders or flow.queue is None:
+            return flow.device
+        workers = flow.queue.head.group.workers.values()
+        up = [worker.device.index for worker in workers if not worker.stopping]
+        memories = self._holdings.memories
+        own = [index for index in holders if index in up]
+        return min(own or up, default=-1, key=lambda index: (-memories[index].free_bytes, index))
+
+    def move(self, flow: Flow, device: int) -> None:
+        """Let a flow stick to another device."""
+        if flow.active:
+            self._active[flow.device].pop(flow, None)
+            self._active.setdefault(device, {})[flow] = None
+        flow.device = device
+
+    def activate(self, flow: Flow) -> None:
+        """Let a flow have memory on its device."""
+        if not flow.active:
+            flow.active = True
+            self._active.setdefault(flow.device, {})[flow] = None
+            self._came[flow] = None
+
+    def deactivate(self, flow: Flow) -> None:
+        """Let a flow give its memory up."""
+        if flow.active:
+            flow.active = False
+            self._came.pop(flow, None)
+            self._active[flow.device].pop(flow, None)
+            self.freed(flow)
+
+    def freed(self, flow: Flow) -> None:
+        """Take in that a request of a flow has ended: one that is not active may have memory to give up."""
+        if not flow.active and not flow.in_flight and flow.device >= 0:
+            self._give_up(flow)
+
+    def bring_all(self) -> None:
+        """Load the memory of the flows that became active and whose requests still wait."""
+        came, self._came = self._came, {}
+        for flow in came:
+            if flow.queue is not None and flow.device >= 0:
+                self._bring(flow)
+
+    def victims(self, reads: WorkingSet, device: int) -> tuple[bytes, ...]:
+        """Return the objects of flows that are not active, those used longest ago first, as far as room is needed."""
+        return self._holdings.least_recently_used(reads, device, [flow.reads for flow in self.on(device)])
+
+    def _bring(self, flow: Flow) -> None:
+        """Prefetch the memory of a flow, if only that of flows that are not active has to leave."""
+        device, constants = flow.device, flow.reads.constants
+        worker, memory = self._executor(device), self._holdings.memories[device]
+        missing_bytes = constants.missing_bytes(device)
+        if worker is None or not missing_bytes:
+            return
+        victims = self.victims(constants, device)
+        leaving_bytes = sum(self._holdings.size(key) for key in victims)
+        if memory.capacity_bytes is None or missing_bytes <= memory.free_bytes + leaving_bytes:
+            self._cache_orders.prefetch(worker, constants.sizes, victims)
+
+    def _give_up(self, flow: Flow) -> None:
+        """Move the memory of a flow to the host, if active flows of its device lack room."""
+        device, active = flow.device, [each.reads for each in self.on(flow.device)]
+        worker, memory = self._executor(device), self._holdings.memories[device]
+        lacking_bytes = sum(reads.missing_bytes(device) for reads in active)
+        if worker is None or memory.capacity_bytes is None or lacking_bytes <= memory.free_bytes:
+            return
+        keys = [key for key in flow.reads.constants.sizes if key in memory.used and key not in memory.coming]
+        if leaving := tuple(key for key in keys if not any(key in reads.sizes for reads in active)):
+            self._cache_orders.to_host(worker, leaving)
+
+    def _executor(self, device: int) -> WorkerState | None:
+        """Return the executor of a device, if it is up."""
+        workers = self._placement.devices[device].workers.values()
+        return next((each for each in workers if not each.starting and not each.stopping), None)

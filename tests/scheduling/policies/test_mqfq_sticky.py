@@ -1,0 +1,245 @@
+"""MQFQ-Sticky, as scenarios calculated by hand, and its bound on unfairness."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kaas.errors import InvalidScenario
+from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, WakeAt
+from kaas.scheduling.events import Event, PhysicalDevice, RequestArrived, RequestDone, Utilisation
+from kaas.scheduling.policies.mqfq_sticky import MqfqSticky
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulated import Simulated
+from kaas.scheduling.simulation.simulator import simulate
+
+Told = dict[str, Any]
+
+
+class Witness:
+    """A policy that keeps its events and decisions."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.utilisation_every_s = getattr(policy, "utilisation_every_s", None)
+        self.events: list[Event] = []
+        self.decisions: list[tuple[float, Decision]] = []
+
+    def handle(self, event: Event) -> list[Decision]:
+        self.events.append(event)
+        made = self.policy.handle(event)
+        self.decisions += [(event.time_s, decision) for decision in made]
+        return made
+
+
+def run(options: Told, **told: Any) -> Simulated:
+    return simulate(read({"policy": {"name": "mqfq_sticky", **options}, **told}))
+
+
+def watched(options: Told, **told: Any) -> tuple[Simulated, Witness]:
+    made: list[Witness] = []
+
+    def make(devices: Sequence[PhysicalDevice]) -> Policy:
+        made.append(Witness(MqfqSticky(devices, **options)))
+        return made[0]
+
+    factory: PolicyFactory = make
+    return simulate(read(told), factory), made[0]
+
+
+def requests(*told: tuple[float, str]) -> list[Told]:
+    return [{"at_s": at_s, "function": function} for at_s, function in told]
+
+
+def order(result: Simulated) -> str:
+    """Return the dispatched requests, in order, as one text."""
+    return "".join(str(each.request) for each in result.dispatches)
+
+
+TWO = {"A": {"client": "a", "run_s": 1}, "B": {"client": "b", "run_s": 1}}
+BUSY = [{"busy_until_s": 1}]
+
+
+def test_a_flow_more_than_t_ahead_is_throttled() -> None:
+    """With T = 2, A goes while its time is at most 2 ahead of B's, which is 0: at 0, 1, 2. Then each once in turn."""
+    told = requests(*[(0, "A")] * 6, *[(0, "B")] * 3)
+    result = run({"T": 2, "D": 1}, devices=BUSY, functions=TWO, requests=told)
+    assert order(result) == "012637485"
+
+
+def test_with_one_at_a_time_the_longest_queue_goes_first() -> None:
+    told = requests((0, "A"), (0, "B"), (0, "B"))
+    assert order(run({"D": 1}, devices=BUSY, functions=TWO, requests=told)) == "102"
+
+
+def test_with_two_at_a_time_the_flow_with_fewest_in_flight_goes_first_and_ties_go_to_the_longest_queue() -> None:
+    """The second sort of the paper's Algorithm 1. B has three waiting, then A has none in flight and B one."""
+    told = requests((0, "A"), (0, "A"), (0, "B"), (0, "B"), (0, "B"))
+    devices = [{"busy_until_s": 1, "slots": 2}]
+    assert order(run({"D": 2}, devices=devices, functions=TWO, requests=told)) == "20314"
+
+
+def test_weights_divide_time() -> None:
+    """A of weight 2 counts half a second for each request: with T = 0 it goes twice for each B."""
+    functions = {"A": {"client": "a", "run_s": 1, "weight": 2}, "B": {"client": "b", "run_s": 1}}
+    told = requests(*[(0, "A")] * 400, *[(0, "B")] * 400)
+    result = run({"T": 0, "D": 1, "order": "least_vt"}, devices=BUSY, functions=functions, requests=told)
+    first = [each.request < 400 for each in result.dispatches[:300]]
+    assert sum(first) == pytest.approx(200, rel=0.05)
+
+
+def test_a_short_function_goes_as_often_as_its_run_time_allows() -> None:
+    functions = {"L": {"client": "a", "run_s": 4}, "S": {"client": "a", "run_s": 1}}
+    told = requests(*[(0, "L")] * 20, *[(0, "S")] * 80)
+    result = run({"T": 0, "D": 1, "order": "least_vt"}, devices=BUSY, functions=functions, requests=told)
+    assert sum(each.request < 20 for each in result.dispatches[:50]) == 10
+
+
+def test_a_flow_that_comes_back_begins_at_the_least_time() -> None:
+    """B was away while A had 5 seconds. It may go T = 2 ahead, not 5: A and B take turns soon."""
+    told = requests(*[(0, "A")] * 10, *[(5.5, "B")] * 10)
+    result = run({"T": 2, "D": 1, "order": "least_vt"}, functions=TWO, requests=told)
+    names = "".join("A" if each.request < 10 else "B" for each in result.dispatches)
+    assert names.startswith("AAAAAA")
+    assert sum(name == "B" for name in names[6:14]) == 4
+
+
+# --- where
+
+
+def test_a_flow_stays_on_the_device_that_has_its_memory_and_a_new_one_goes_where_most_room_is() -> None:
+    functions = {name: {"memory_mb": 4, "load_s": 1, "run_s": 1} for name in "ABC"}
+    devices = [{"memory_mb": 8}, {"memory_mb": 12}]
+    told = requests((0, "A"), (10, "B"), (20, "A"), (30, "B"), (40, "C"))
+    result = run({}, devices=devices, functions=functions, requests=told)
+    assert [(each.device, each.start) for each in result.dispatches] == [
+        (1, "load"),
+        (0, "load"),
+        (1, "hit"),
+        (0, "hit"),
+        (1, "load"),
+    ]
+
+
+@pytest.mark.parametrize(("sticky", "device"), [("soft", 1), ("hard", 0)])
+def test_a_soft_flow_goes_elsewhere_and_a_hard_one_waits(sticky: str, device: int) -> None:
+    functions = {"A": {"memory_mb": 4, "load_s": 1, "run_s": 1}}
+    devices = [{"memory_mb": 8, "cached": ["A"]}, {"memory_mb": 8}]
+    told = requests((0, "A"), (0.5, "A"))
+    result = run({"sticky": sticky, "D": 1}, devices=devices, functions=functions, requests=told)
+    assert [each.device for each in result.dispatches] == [0, device]
+
+
+@pytest.mark.parametrize(("alpha", "evicted"), [(1.5, "A"), (10, "B")])
+def test_the_memory_of_a_flow_without_a_request_for_longer_than_expected_leaves_first(
+    alpha: float, evicted: str
+) -> None:
+    """A came at 5 and 6: it is active until 1.5 s after its end at 6.5, B for 6 s after 4.5. C comes at 9.
+
+    With a larger alpha both are active, and the one used longest ago leaves.
+    """
+    functions = {name: {"memory_mb": 4, "run_s": 0.5} for name in "ABC"}
+    told = requests((0, "B"), (4, "B"), (5, "A"), (6, "A"), (9, "C"))
+    result, witness = watched({"alpha": alpha}, devices=[{"memory_mb": 8}], functions=functions, requests=told)
+    moved = [name.decode() for _, each in witness.decisions if isinstance(each, Evict) for name in each.keys]
+    assert [*moved, *result.dispatches[-1].evicted] == [evicted]
+    wakes = [decision.time_s for _, decision in witness.decisions if isinstance(decision, WakeAt)]
+    assert wakes, "one Tick comes when the next flow's time is over"
+
+
+def test_a_flow_that_becomes_active_brings_its_memory_while_the_device_runs_another() -> None:
+    functions = {name: {"memory_mb": 4, "load_s": 1, "run_s": 3} for name in "AB"}
+    told = requests((0, "A"), (0.5, "B"))
+    result, witness = watched({"D": 1}, devices=[{"memory_mb": 8}], functions=functions, requests=told)
+    assert [(time_s, d.keys) for time_s, d in witness.decisions if isinstance(d, Prefetch)] == [(0.5, (b"B",))]
+    assert [(each.at_s, each.start) for each in result.dispatches] == [(0, "load"), (4, "hit")]
+
+
+def test_a_throttled_flow_moves_its_memory_to_the_host_where_others_lack_room() -> None:
+    """Both functions take the whole device. A runs T ahead of B, and gives its memory up for B."""
+    functions = {name: {"memory_mb": 8, "load_s": 1, "run_s": 1} for name in "AB"}
+    told = requests(*[(0, "A")] * 6, (0.5, "B"), (0.5, "B"))
+    _, witness = watched({"D": 1, "T": 1.5}, devices=[{"memory_mb": 8}], functions=functions, requests=told)
+    moved = [d for _, d in witness.decisions if isinstance(d, Evict)]
+    assert moved
+    assert all(each.to is EvictTo.HOST for each in moved)
+
+
+# --- tokens
+
+
+def test_a_device_runs_d_requests_at_a_time() -> None:
+    devices = [{"slots": 4}]
+    told = requests(*[(0, "A")] * 4)
+    for d, times in ((1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (3, [0, 0, 0, 1])):
+        result = run({"D": d}, devices=devices, functions=TWO, requests=told)
+        assert [each.at_s for each in result.dispatches] == times
+
+
+def test_by_utilisation_a_device_takes_more_until_it_is_busy() -> None:
+    told = requests(*[(0, "A")] * 2, *[(0.5, "A")] * 2)
+    options = {"D": "utilisation", "limit": 0.4}
+    result, witness = watched(options, devices=[{"slots": 4}], functions=TWO, requests=told)
+    assert [each.at_s for each in result.dispatches][:2] == [0, 0]
+    assert result.dispatches[2].at_s >= 1, "the device is busy all the time: beyond the limit only an idle one goes on"
+    assert any(isinstance(event, Utilisation) for event in witness.events)
+
+
+# --- fairness
+
+
+@given(data=st.data(), t=st.sampled_from([0, 1, 5]), d=st.integers(1, 2))
+def test_backlogged_flows_get_time_within_the_bound(data: st.DataObject, t: float, d: int) -> None:
+    """|S_i / w_i - S_j / w_j| <= 2 T + tau_i / w_i + tau_j / w_j, with the service counted at the dispatch."""
+    flows: dict[str, Told] = {
+        name: {
+            "client": name,
+            "run_s": data.draw(st.sampled_from([0.25, 1, 3])),
+            "weight": data.draw(st.sampled_from([1, 2, 4])),
+        }
+        for name in "ABC"[: data.draw(st.integers(2, 3))]
+    }
+    told = [{"at_s": 0, "function": name} for name in flows for _ in range(60)]
+    devices = [{"slots": d, "busy_until_s": 1}] * data.draw(st.integers(1, 2))
+    options = {"T": t, "D": d, "order": data.draw(st.sampled_from(["paper", "longest", "least_vt", "sticky"]))}
+    _, witness = watched(options, devices=devices, functions=flows, requests=told)
+    names = {event.request: event.function for event in witness.events if isinstance(event, RequestArrived)}
+    done = {event.request for event in witness.events if isinstance(event, RequestDone)}
+    assert done == set(names)
+    left = dict.fromkeys(flows, 60)
+    service: dict[str, float] = defaultdict(float)
+    for _, decision in witness.decisions:
+        if not isinstance(decision, Dispatch):
+            continue
+        name = names[decision.request]
+        service[name] += flows[name]["run_s"] / flows[name]["weight"]
+        left[name] -= 1
+        if not min(left.values()):
+            break
+        for one in flows:
+            for other in flows:
+                taus = sum(flows[each]["run_s"] / flows[each]["weight"] for each in (one, other))
+                assert service[one] - service[other] <= 2 * t + taus + 1e-9
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"T": -1}, "policy: T is a number from 0 on, not -1"),
+        ({"D": 2}, "policy: D is 2, but a device has 1 slots"),
+        ({"D": 0}, "policy: D is a whole number from 1 on, not 0"),
+        ({"order": "random"}, "policy: order is one of paper, longest, least_vt, sticky, not 'random'"),
+        ({"sticky": True}, "policy: sticky is one of soft, hard, not True"),
+    ],
+)
+def test_wrong_options_are_named(options: Told, message: str) -> None:
+    with pytest.raises(InvalidScenario, match=message):
+        run(options, devices=[{}], functions=TWO, requests=requests((0, "A")))
