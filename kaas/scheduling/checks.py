@@ -68,7 +68,7 @@ class _Worker:
         return self.kind is kind and self.client in ("", client) and self.function in ("", function)
 
 
-Flow = tuple[WorkerKind, str, str]
+FlowName = tuple[WorkerKind, str, str]
 
 
 class CheckedPolicy:
@@ -97,7 +97,7 @@ class CheckedPolicy:
         self._time_s = float("-inf")
         self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
-        self._flows: dict[Flow, dict[int, RequestArrived]] = {}  # the ready requests
+        self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests
         self._running: dict[int, tuple[int, int, str]] = {}
         self._workers: dict[int, _Worker] = {}
         self._started: set[int] = set()
@@ -369,7 +369,7 @@ def _are_keys(keys: Iterable[object]) -> bool:
     return all(isinstance(key, bytes) for key in keys)
 
 
-def _flow(request: RequestArrived) -> Flow:
+def _flow(request: RequestArrived) -> FlowName:
     return request.kind, request.client, request.function
 
 

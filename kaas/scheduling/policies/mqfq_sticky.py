@@ -16,12 +16,11 @@ from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED
-from kaas.scheduling.policies.options import check_choice, check_number, check_whole
+from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
-from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
-from kaas.scheduling.policies.warm_flows import Flow, WarmFlows
+from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
 POLL_S = 0.2
@@ -146,40 +145,17 @@ class MqfqSticky(Scheduler):
         self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
 
 
-class Level:
-    """The flows of one priority.
-
-    Fields:
-        vt: the least virtual time; it never falls. waiting: the flows with requests, by their virtual time. throttled:
-            those of them that are too far ahead, by virtual time. able: the others, by the policy's order. able_on: the
-            same by their device. resting: active flows without requests, by virtual time.
-    """
-
-    def __init__(self) -> None:
-        self.vt = 0.0
-        self.waiting: PriorityQueue[Flow] = PriorityQueue()
-        self.throttled: PriorityQueue[Flow] = PriorityQueue()
-        self.able: ReaderQueue[Flow] = ReaderQueue()
-        self.able_on: dict[int, PriorityQueue[Flow]] = {}
-        self.resting: PriorityQueue[Flow] = PriorityQueue()
-
-    def remove(self, flow: Flow) -> None:
-        """Remove a flow from all places."""
-        for places in (self.waiting, self.throttled, self.able, self.resting, *self.able_on.values()):
-            places.discard(flow)
-
-
 class Flows(FlowOrder):
     """The flows with their virtual times. Flows of clients that limits hold back count for no least virtual time."""
 
     def __init__(self, policy: MqfqSticky) -> None:
         super().__init__()
         self._policy = policy
-        self._known: dict[Hashable, Flow] = {}  # the one called last at the end
-        self._levels: dict[int, Level] = {}
-        self._ends: PriorityQueue[Flow] = PriorityQueue()
+        self._known: dict[Hashable, TimedFlow] = {}  # the one called last at the end
+        self._levels: dict[int, PriorityLevel] = {}
+        self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
         self._running = 0
-        self._last: dict[int, Flow] = {}
+        self._last: dict[int, TimedFlow] = {}
 
     def flow(self, request: QueuedRequest) -> Hashable:
         """Return the client and the function of a request."""
@@ -190,7 +166,7 @@ class Flows(FlowOrder):
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
         name, now_s = self.flow(request), self._policy.now_s()
-        flow = self._known.pop(name, None) or Flow()
+        flow = self._known.pop(name, None) or TimedFlow()
         self._known[name] = flow
         if len(self._known) > MOST_FLOWS:
             self._forget(next(iter(self._known)))
@@ -261,10 +237,10 @@ class Flows(FlowOrder):
 
     # --- virtual time
 
-    def _level(self, queue: Queue) -> Level:
-        return self._levels.setdefault(queue.share.priority, Level())
+    def _level(self, queue: Queue) -> PriorityLevel:
+        return self._levels.setdefault(queue.share.priority, PriorityLevel())
 
-    def _sort(self, flow: Flow) -> None:
+    def _sort(self, flow: TimedFlow) -> None:
         """Give a flow with requests its place: throttled, or among those that may go."""
         assert flow.queue is not None, "only flows with requests have a place"
         level, queue = self._level(flow.queue), flow.queue
@@ -281,7 +257,7 @@ class Flows(FlowOrder):
         level.able.put_reader(flow, key, flow.reads.constants)
         level.able_on.setdefault(flow.device, PriorityQueue()).put(flow, key)
 
-    def _throttle(self, flow: Flow, level: Level) -> None:
+    def _throttle(self, flow: TimedFlow, level: PriorityLevel) -> None:
         assert flow.queue is not None, "only flows with requests are throttled"
         level.able.discard(flow)
         for places in level.able_on.values():
@@ -289,7 +265,7 @@ class Flows(FlowOrder):
         level.throttled.put(flow, (flow.vt, flow.queue.head.id))
         self._policy.warm.deactivate(flow)
 
-    def _advance(self, level: Level) -> None:
+    def _advance(self, level: PriorityLevel) -> None:
         """Let the least virtual time grow, and flows go that are no longer too far ahead."""
         first = [flow.vt for flow in (level.waiting.first(), level.resting.first()) if flow is not None]
         if not level.waiting or not first or min(first) <= level.vt:
@@ -299,7 +275,7 @@ class Flows(FlowOrder):
             level.throttled.discard(flow)
             self._sort(flow)
 
-    def _key(self, flow: Flow, queue: Queue) -> SortKey:
+    def _key(self, flow: TimedFlow, queue: Queue) -> SortKey:
         waiting, order = -len(queue.requests), self._policy.order_by
         if order == "least_vt":
             return flow.vt, queue.head.id
@@ -309,7 +285,7 @@ class Flows(FlowOrder):
 
     # --- activity and memory
 
-    def _move(self, flow: Flow, device: int) -> None:
+    def _move(self, flow: TimedFlow, device: int) -> None:
         """Let a flow stick to another device."""
         if device == flow.device:
             return
@@ -321,7 +297,7 @@ class Flows(FlowOrder):
                 level.able_on.setdefault(device, PriorityQueue()).put(flow, level.able.key(flow))
         self._policy.warm.move(flow, device)
 
-    def _rest(self, flow: Flow, share: ClientShare) -> None:
+    def _rest(self, flow: TimedFlow, share: ClientShare) -> None:
         """Let an empty flow be active for as long as its next request may be expected."""
         if flow.in_flight or not flow.active:
             return
@@ -329,7 +305,7 @@ class Flows(FlowOrder):
         ends_s = self._policy.now_s() + (self._policy.alpha * flow.gap_s.value if known else self._policy.T)
         self._ends.put(flow, (ends_s,))
         if self._policy.global_vt == "active":
-            self._levels.setdefault(share.priority, Level()).resting.put(flow, (flow.vt,))
+            self._levels.setdefault(share.priority, PriorityLevel()).resting.put(flow, (flow.vt,))
 
     def _end_rests(self) -> None:
         now_s = self._policy.now_s()
@@ -374,13 +350,13 @@ class Flows(FlowOrder):
                 return None if worker is None else (head, worker)
         return None
 
-    def _choose(self, level: Level) -> tuple[Flow | None, WorkerState | None]:
+    def _choose(self, level: PriorityLevel) -> tuple[TimedFlow | None, WorkerState | None]:
         """Return the flow that goes next, and its worker, or None for the one with most room.
 
         Each free device has its flows: those whose memory it has, and those that go there. Of the first ones the first
         goes. If there is none, any flow goes, unless they are hard.
         """
-        found: tuple[Flow, WorkerState] | None = None
+        found: tuple[TimedFlow, WorkerState] | None = None
         for worker in self._policy.workers_with_tokens(self.heads.first()):
             device = worker.device.index
             own = [level.able.first_reading(self._policy.held_on(device))]

@@ -1,4 +1,4 @@
-"""Flows and their memory: where each is warm, what an active one brings, and what one that is not gives up."""
+"""Flows: their places by virtual time, the device that each is warm on, what an active one brings, what others give up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
+from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.placement import Placement
+from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.state import Queue, WorkerState
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class TimedFlow:
     """One client's calls of one function, also while it has no request.
 
     Fields:
@@ -32,6 +34,29 @@ class Flow:
     queue: Queue | None = None
 
 
+class PriorityLevel:
+    """The flows of one priority.
+
+    Fields:
+        vt: the least virtual time; it never falls. waiting: the flows with requests, by their virtual time. throttled:
+            those of them that are too far ahead, by virtual time. able: the others, by the policy's order. able_on: the
+            same by their device. resting: active flows without requests, by virtual time.
+    """
+
+    def __init__(self) -> None:
+        self.vt = 0.0
+        self.waiting: PriorityQueue[TimedFlow] = PriorityQueue()
+        self.throttled: PriorityQueue[TimedFlow] = PriorityQueue()
+        self.able: ReaderQueue[TimedFlow] = ReaderQueue()
+        self.able_on: dict[int, PriorityQueue[TimedFlow]] = {}
+        self.resting: PriorityQueue[TimedFlow] = PriorityQueue()
+
+    def remove(self, flow: TimedFlow) -> None:
+        """Remove a flow from all places."""
+        for places in (self.waiting, self.throttled, self.able, self.resting, *self.able_on.values()):
+            places.discard(flow)
+
+
 class WarmFlows:
     """The memory of flows on devices.
 
@@ -43,21 +68,21 @@ class WarmFlows:
         self._holdings = holdings
         self._placement = placement
         self._cache_orders = cache_orders
-        self._active: dict[int, dict[Flow, None]] = {}
-        self._came: dict[Flow, None] = {}
+        self._active: dict[int, dict[TimedFlow, None]] = {}
+        self._came: dict[TimedFlow, None] = {}
 
-    def on(self, device: int) -> list[Flow]:
+    def on(self, device: int) -> list[TimedFlow]:
         """Return the active flows whose memory is on a device, or goes there."""
         return list(self._active.get(device, ()))
 
-    def reads(self, flow: Flow, reads: WorkingSet) -> None:
+    def reads(self, flow: TimedFlow, reads: WorkingSet) -> None:
         """Take in what the last request of a flow reads."""
         if flow.reads is not reads:
             self._holdings.retain(reads)
             self._holdings.release(flow.reads)
             flow.reads = reads
 
-    def device_for(self, flow: Flow) -> int:
+    def device_for(self, flow: TimedFlow) -> int:
         """Return the device of a flow: the one it has, or another where its memory is, else the one with most room.
 
         -1 if no executor is up.
@@ -71,21 +96,21 @@ class WarmFlows:
         own = [index for index in holders if index in up]
         return min(own or up, default=-1, key=lambda index: (-memories[index].free_bytes, index))
 
-    def move(self, flow: Flow, device: int) -> None:
+    def move(self, flow: TimedFlow, device: int) -> None:
         """Let a flow stick to another device."""
         if flow.active:
             self._active[flow.device].pop(flow, None)
             self._active.setdefault(device, {})[flow] = None
         flow.device = device
 
-    def activate(self, flow: Flow) -> None:
+    def activate(self, flow: TimedFlow) -> None:
         """Let a flow have memory on its device."""
         if not flow.active:
             flow.active = True
             self._active.setdefault(flow.device, {})[flow] = None
             self._came[flow] = None
 
-    def deactivate(self, flow: Flow) -> None:
+    def deactivate(self, flow: TimedFlow) -> None:
         """Let a flow give its memory up."""
         if flow.active:
             flow.active = False
@@ -93,7 +118,7 @@ class WarmFlows:
             self._active[flow.device].pop(flow, None)
             self.freed(flow)
 
-    def freed(self, flow: Flow) -> None:
+    def freed(self, flow: TimedFlow) -> None:
         """Take in that a request of a flow has ended: one that is not active may have memory to give up."""
         if not flow.active and not flow.in_flight and flow.device >= 0:
             self._give_up(flow)
@@ -109,7 +134,7 @@ class WarmFlows:
         """Return the objects of flows that are not active, those used longest ago first, as far as room is needed."""
         return self._holdings.least_recently_used(reads, device, [flow.reads for flow in self.on(device)])
 
-    def _bring(self, flow: Flow) -> None:
+    def _bring(self, flow: TimedFlow) -> None:
         """Prefetch the memory of a flow, if only that of flows that are not active has to leave."""
         device, constants = flow.device, flow.reads.constants
         worker, memory = self._executor(device), self._holdings.memories[device]
@@ -121,7 +146,7 @@ class WarmFlows:
         if memory.capacity_bytes is None or missing_bytes <= memory.free_bytes + leaving_bytes:
             self._cache_orders.prefetch(worker, constants.sizes, victims)
 
-    def _give_up(self, flow: Flow) -> None:
+    def _give_up(self, flow: TimedFlow) -> None:
         """Move the memory of a flow to the host, if active flows of its device lack room."""
         device, active = flow.device, [each.reads for each in self.on(flow.device)]
         worker, memory = self._executor(device), self._holdings.memories[device]
