@@ -19,7 +19,20 @@ SOFTWARE_GPUS = 2
 SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
-POLICY_NAMES = ("fcfs", "cfs_affinity", "exclusive", "static", "lb", "lalb", "lalbo3", "mqfq_sticky")
+POLICY_NAMES = (
+    "fcfs",
+    "cfs_affinity",
+    "exclusive",
+    "static",
+    "lb",
+    "lalb",
+    "lalbo3",
+    "mqfq_sticky",
+    "batch",
+    "sjf",
+    "edf",
+    "adaptive",
+)
 """The names of `kaas.scheduling.policies.POLICIES`, which is in a layer above this file."""
 EXECUTOR_OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
 """The fields of `Config` that each executor gets."""

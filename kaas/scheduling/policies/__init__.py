@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from kaas.errors import InvalidConfig
 from kaas.scheduling.decisions import PolicyFactory
+from kaas.scheduling.policies.adaptive import Adaptive
+from kaas.scheduling.policies.batch import Batch
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.edf import EarliestDeadlineFirst
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.scheduling.policies.lalb import Lalb, Lalbo3
 from kaas.scheduling.policies.lb import LoadBalancing
 from kaas.scheduling.policies.mqfq_sticky import MqfqSticky
+from kaas.scheduling.policies.sjf import ShortestJobFirst
 from kaas.scheduling.policies.static import Static
 
 POLICIES: dict[str, PolicyFactory] = {
@@ -21,6 +25,10 @@ POLICIES: dict[str, PolicyFactory] = {
     "lalb": Lalb,
     "lalbo3": Lalbo3,
     "mqfq_sticky": MqfqSticky,
+    "batch": Batch,
+    "sjf": ShortestJobFirst,
+    "edf": EarliestDeadlineFirst,
+    "adaptive": Adaptive,
 }
 
 

@@ -15,7 +15,7 @@ from kaas.scheduling.policies.holdings import Holdings, WorkingSet
 from kaas.scheduling.policies.options import check_choice, check_flag, check_number
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 
 PENALTY = 10.0
 """Mean latencies that a client counts for a device without its data: the paper's number."""
@@ -144,7 +144,7 @@ class EffectiveTime(FlowOrder):
         """Take in that the time, the mean or the last device of a client has changed."""
         self._changed.update(dict.fromkeys(self.queues(share)))
 
-    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+    def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self._least()
         if queue is None:

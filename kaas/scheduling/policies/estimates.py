@@ -14,6 +14,8 @@ from kaas.scheduling.policies.state import QueuedRequest
 
 MEASURED = 20
 """Values that count alike in a mean."""
+SHORTEST_GAP_S = 1e-3
+"""The least time between two calls of a function, for its rate."""
 MOST_FUNCTIONS = 50_000
 """Functions that are remembered; beyond this number the one goes that was called longest ago."""
 
@@ -54,6 +56,7 @@ class Estimates:
     """The times of all functions."""
 
     def __init__(self) -> None:
+        self._began_s: float | None = None
         self._functions: dict[str, FunctionTimes] = {}  # the one called last at the end
         self._families: dict[str, dict[str, None]] = {}
         self._lines: dict[str, dict[str, tuple[float, float]]] = {}  # intercept and slope, by family, then by kind
@@ -95,6 +98,8 @@ class Estimates:
     def arrived(self, function: str, time_s: float) -> None:
         """Take in that a function is called."""
         times = self.of(function)
+        if self._began_s is None:
+            self._began_s = time_s
         if times.called_s is not None:
             times.gap_s.add(time_s - times.called_s)
         times.called_s = time_s
@@ -138,6 +143,24 @@ class Estimates:
         if mean is None and times is not None:
             mean = _of_kind(times.loads, device.kind)
         return 0.0 if mean is None else mean.value * missing_bytes
+
+    def whole_load_s(self, function: str, nbytes: int) -> float:
+        """Return the seconds to load all of a function's memory on some device."""
+        times = self._functions.get(function)
+        means = list(times.loads.values()) if times is not None else []
+        mean = means[0] if means else next(iter(self._device_loads.values()), None)
+        return 0.0 if mean is None else mean.value * nbytes
+
+    def rate(self, function: str, now_s: float) -> float:
+        """Return the calls of a function in a second: by the mean gap, or the time since the last call if it is longer.
+
+        One that was called once is taken for called once since the first call of all.
+        """
+        times = self._functions.get(function)
+        if times is None or times.called_s is None or self._began_s is None:
+            return 0.0
+        gap_s = times.gap_s.value if times.gap_s.count else now_s - self._began_s
+        return 1.0 / max(gap_s, now_s - times.called_s, SHORTEST_GAP_S)
 
     def _line(self, family: str, kind: str) -> tuple[float, float] | None:
         """Return intercept and slope of a family's run times over the batch size, by least squares."""

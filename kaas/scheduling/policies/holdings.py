@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kaas.scheduling.events import ObjectUse, PhysicalDevice, Residency
 
-KEPT_SETS = 4096
+KEPT_SETS = 50_000
 """Working sets without a request that are kept, so that the next request of a function need not look at each object."""
 
 
@@ -23,6 +23,7 @@ class WorkingSet:
         sizes: bytes of each object, by key. nbytes: their sum. held: bytes of them on each device that holds some.
         near: the devices that hold at least half of the bytes. whole: those that hold all objects.
         constants: the objects that the function binds, as a working set; this one if these are all.
+        function: the one whose request read it last, if the policy keeps that.
         users: requests and working sets that refer to this one.
     """
 
@@ -33,6 +34,7 @@ class WorkingSet:
     near: dict[int, None] = field(default_factory=dict)
     whole: dict[int, None] = field(default_factory=dict)
     users: int = 0
+    function: str = ""
     _constants: WorkingSet | None = None
 
     @property

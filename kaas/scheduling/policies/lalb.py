@@ -17,12 +17,11 @@ from kaas.scheduling.policies.options import check_choice, check_whole
 from kaas.scheduling.policies.orders import FlowOrder
 from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
 
 LIMIT = 25
 """Times that LALBO3 passes a request over: the paper's number."""
 HOLDERS = ("least", "first")
-Chosen = tuple[QueuedRequest, WorkerState]
 
 
 class Lalbo3(Scheduler):

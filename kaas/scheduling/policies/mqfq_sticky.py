@@ -19,7 +19,7 @@ from kaas.scheduling.policies.locality import COMPARED
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
 from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
@@ -334,7 +334,7 @@ class Flows(FlowOrder):
 
     # --- the next request
 
-    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+    def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         self._end_rests()
         for priority in sorted(self._levels, reverse=True):

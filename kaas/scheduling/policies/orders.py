@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import Generic, TypeVar
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, WorkerState
 
 Item = TypeVar("Item")
 SortKey = tuple[float, ...]
@@ -187,7 +187,7 @@ class HeapOrder(FlowOrder):
         super().__init__()
         self._suited = suited
 
-    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+    def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self.heads.first()
         worker = None if queue is None else self._suited(queue.head)

@@ -41,15 +41,20 @@ class ReaderQueue(PriorityQueue[Reader]):
 
         All items are walked through by their keys, and the sets in turns with them, until either walk is complete.
         """
-        found = self._first_of(NOTHING)
+        found = self.first_of(NOTHING)
         for item, reads in zip(self, held, strict=False):
             if self._reads[item] in held:
                 return item if found is None else min(item, found, key=self.key)
-            first = self._first_of(reads)
+            first = self.first_of(reads)
             if first is not None and (found is None or self.key(first) < self.key(found)):
                 found = first
         return found
 
-    def _first_of(self, reads: WorkingSet) -> Reader | None:
+    def reads(self, reads: WorkingSet) -> bool:
+        """Return True if an item reads a working set."""
+        return reads in self._readers
+
+    def first_of(self, reads: WorkingSet) -> Reader | None:
+        """Return the first item that reads a working set."""
         readers = self._readers.get(reads)
         return None if readers is None else readers.first()

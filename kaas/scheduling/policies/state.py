@@ -87,6 +87,10 @@ class Queue(msgspec.Struct, eq=False):
         return requests[heap[0][1]]
 
 
+Chosen = tuple[QueuedRequest, "WorkerState"]
+"""A request that goes now, and its worker."""
+
+
 class RequestOrder(Protocol):
     """Which of the waiting requests of a group goes next, and to which worker. A policy gives each group one."""
 
@@ -102,7 +106,7 @@ class RequestOrder(Protocol):
     def unpark(self, share: ClientShare) -> None:
         """Take in that limits, or the priority, of a client have changed: its requests may go again."""
 
-    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+    def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker; None if none can."""
 
     def first(self, skipped: int = 0) -> QueuedRequest | None:

@@ -1,4 +1,4 @@
-"""Flows: their places by virtual time, the device that each is warm on, what an active one brings, what others give up."""
+"""Flows: places by virtual time, the device that each is warm on, what active ones bring and what others give up."""
 
 from __future__ import annotations
 

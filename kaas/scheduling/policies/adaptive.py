@@ -1,0 +1,381 @@
+"""Adaptive: boosted arrivals, locality, and memory by its worth; fair between clients, and in time for deadlines.
+
+Each part has a source: the order is that of gamma-Boost (Yu, Scully 2024), the place that of LALB, the memory that of
+GreedyDual-Size-Frequency (FaasCache, 2021), fairness that of start-time fair queueing between clients (DLPM, 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from typing import ClassVar
+
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
+from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.fair_turns import FairTurns
+from kaas.scheduling.policies.holdings import WorkingSet
+from kaas.scheduling.policies.keep import Keep
+from kaas.scheduling.policies.local_queues import LocalQueues
+from kaas.scheduling.policies.options import check_flag, check_number
+from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue
+from kaas.scheduling.policies.reader_queue import ReaderQueue
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+
+COMPARED = 16
+"""Free devices that are compared for a request that has to be loaded."""
+HELD = 256
+"""Working sets of a device that are looked at one by one."""
+
+
+class Adaptive(Scheduler):
+    """At each free device the request goes that arrived first, after a boost that is larger for cheap ones.
+
+    Args:
+        T: device seconds per weight by which a client may be ahead of the one that waits and has had least.
+        boost: a factor for the boosts; 0: first come, first served.
+        fair: False: clients have no shares.
+    """
+
+    fair: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        devices: Sequence[PhysicalDevice],
+        *,
+        T: float = 10.0,  # noqa: N803 - the name of the option
+        boost: float = 1.0,
+        fair: bool = True,
+    ) -> None:
+        check_number("adaptive", "T", T)
+        check_number("adaptive", "boost", boost)
+        check_flag("adaptive", "fair", fair)
+        self.lead_s = T if fair else math.inf
+        self.boost = Boost(boost)
+        self._orders: list[BoostedArrivals] = []
+        super().__init__(devices)
+        self._fastest = max(devices, key=lambda device: device.speed)
+        self.mixed = len({(device.kind, device.speed) for device in devices}) > 1
+        self.keep = Keep(self._holdings, self._estimates)
+
+    def order(self, serves: Serves) -> RequestOrder:
+        """Return the order of boosted arrivals; eTasks of one function go in the order of their arrival."""
+        if serves.kind is WorkerKind.ETASK:
+            return super().order(serves)
+        made = BoostedArrivals(self)
+        self._orders.append(made)
+        return made
+
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that a client's charge has changed."""
+        for order in self._orders:
+            order.recharged(share)
+
+    def estimated(self, function: str) -> None:
+        """Take in that a function's times have changed."""
+        for order in self._orders:
+            order.estimated(function)
+
+    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
+        """Return what is worth least on the device; what its local queue reads stays."""
+        return self.worth_least(request.reads, worker)
+
+    def worth_least(self, reads: WorkingSet, worker: WorkerState) -> tuple[bytes, ...]:
+        """Return the objects that a worker gives up for a working set."""
+        promised = [each for order in self._orders for each in order.promised_sets(worker)]
+        waited = [order.waited_for for order in self._orders]
+        return self.keep.victims(
+            reads, worker.device.index, self._now_s, promised, lambda sets: any(waits(sets) for waits in waited)
+        )
+
+    # --- the questions of the order
+
+    @property
+    def now_s(self) -> float:
+        """The time of the event."""
+        return self._now_s
+
+    def idle_worker(self, some: QueuedRequest) -> WorkerState | None:
+        """Return the free worker that looks for a request next."""
+        return self._placement.best(some.group)
+
+    def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
+        """Return the working sets that are whole on a worker's device, or will be."""
+        return self._holdings.memories[worker.device.index].whole
+
+    def run_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        """Return the seconds that a request runs on a worker that has its memory."""
+        return self._estimates.run_s(request, worker.device.spec)
+
+    def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        """Return the seconds that a request takes on a worker, with the load of what is missing."""
+        device = worker.device.spec
+        return self._estimates.run_s(request, device) + self._estimates.load_s(request, device)
+
+    def costs_s(self, request: QueuedRequest) -> tuple[float, float]:
+        """Return the seconds of a run, and of a run with the load of all its memory, on the fastest device."""
+        run_s = self._estimates.run_s(request, self._fastest)
+        constants = request.reads.constants
+        return run_s, run_s + self._estimates.whole_load_s(request.function, constants.nbytes)
+
+    def prefetch(self, request: QueuedRequest, worker: WorkerState) -> bool:
+        """Load a request's memory on a busy worker, if no device has it and what leaves is worth less."""
+        constants, device = request.reads.constants, worker.device.index
+        if not constants.nbytes or constants.whole:
+            return False
+        memory = self._holdings.memories[device]
+        victims = self.worth_least(constants, worker)
+        leaving_bytes = sum(self._holdings.size(key) for key in victims)
+        missing_bytes = constants.missing_bytes(device)
+        if memory.capacity_bytes is None or missing_bytes > memory.free_bytes + leaving_bytes:
+            return False
+        if victims and self.keep.loss(constants, device, self._now_s) >= self.keep.worth(constants, self._now_s, 1):
+            return False
+        self._cache_orders.prefetch(worker, constants.sizes, victims)
+        return True
+
+    def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
+        """Return the worker that a request goes to at once; None: it was promised to a busy one.
+
+        That is a free device with its memory, or a busy one with its memory where it ends before it would elsewhere, or
+        the free device where it ends first, and of equals the one that loses least.
+        """
+        holders = request.reads.constants.whole
+        free = min(request.group.free_on(holders), default=None, key=lambda worker: self._ends(request, worker))
+        if free is None:
+            free = min(self._some_free(request, idle), key=lambda worker: self._ends(request, worker))
+        if free.device.index in holders and not self.mixed:
+            return free
+        all_devices = {device.index: None for device in request.group.partition.devices}
+        found = local.soonest(request, all_devices if self.mixed else holders, self._now_s)
+        if found is None or found[1] >= self._now_s + self.cost_s(request, free):
+            return free
+        local.promise(request, found[0])
+        return None
+
+    def _some_free(self, request: QueuedRequest, idle: WorkerState) -> Iterator[WorkerState]:
+        yield idle
+        others = (worker for worker in request.group.open.values() if worker is not idle and not worker.gated)
+        for _, worker in zip(range(COMPARED), others, strict=False):
+            yield worker
+
+    def _ends(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
+        device = worker.device.index
+        lost = self.keep.loss(request.reads, device, self._now_s)
+        return (
+            self.cost_s(request, worker),
+            len(worker.running),
+            lost,
+            -self._holdings.memories[device].free_bytes,
+            device,
+        )
+
+
+class BoostedArrivals(FlowOrder):
+    """The flows, one client's calls of one function each, by their boosted arrivals; and the local queues of workers.
+
+    Flows whose costs are in one class have the same boost, so the first of a class is the one that came first.
+    """
+
+    def __init__(self, policy: Adaptive) -> None:
+        super().__init__()
+        self._policy = policy
+        self._local = LocalQueues(policy.cost_s)
+        self._turns = FairTurns(policy.lead_s)
+        self._readers: ReaderQueue[Queue] = ReaderQueue()
+        self._costs: dict[Queue, tuple[int, int]] = {}  # classes of a run, and of a run with the load
+        self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the second
+        self._of_function: dict[str, dict[Queue, None]] = {}
+        self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
+        self._urgent: PriorityQueue[QueuedRequest] = PriorityQueue()  # by deadline
+        self._busy: dict[WorkerState, None] = {}  # those that got a request since all was settled
+
+    def promised_sets(self, worker: WorkerState) -> list[WorkingSet]:
+        """Return what the requests read that wait for a worker or run there."""
+        running = [request.reads for request in worker.running.values()]
+        return [*running, *(request.reads for request in self._local.requests(worker))]
+
+    def waited_for(self, constants: WorkingSet) -> bool:
+        """Return True if a request waits that reads a working set."""
+        return self._readers.reads(constants)
+
+    # --- flows
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        """Return the client and the function of a request."""
+        return request.share, request.function
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request to its flow."""
+        request.reads.constants.function = request.function
+        super().add(request)
+        if request.deadline_s is not None:
+            _, cost_s = self._policy.costs_s(request)
+            self._later.put(request, (request.deadline_s - 2 * cost_s, request.id))
+
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove a request from its flow, or from a local queue."""
+        if request.deadline_s is not None:
+            self._later.discard(request)
+            self._urgent.discard(request)
+        if request in self._local:
+            self._local.withdraw(request)
+        else:
+            super().drop(request)
+
+    def offer(self, queue: Queue) -> None:
+        """Give a flow, whose first request is another one, its places."""
+        super().offer(queue)
+        self._of_function.setdefault(queue.head.function, {})[queue] = None
+        self._take_turns(queue.share)
+        if self._turns.may_go(queue.share):
+            self._put(queue)
+
+    def withdraw(self, queue: Queue) -> None:
+        """Take a flow out of its places."""
+        super().withdraw(queue)
+        self._remove_place(queue)
+        self._take_turns(queue.share)
+
+    def _put(self, queue: Queue) -> None:
+        head = queue.head
+        run, whole = (cost_class(seconds) for seconds in self._policy.costs_s(head))
+        known = self._costs.get(queue)
+        if known is not None and known[1] != whole:
+            self._remove_place(queue)
+        self._costs[queue] = run, whole
+        key = (-head.share.priority, head.arrived_s or 0.0, head.id)
+        self._classes.setdefault(whole, PriorityQueue()).put(queue, key)
+        self._readers.put_reader(queue, key, head.reads.constants)
+
+    def _remove_place(self, queue: Queue) -> None:
+        costs = self._costs.pop(queue, None)
+        if costs is not None:
+            _, whole = costs
+            self._readers.discard(queue)
+            self._classes[whole].discard(queue)
+            if not self._classes[whole]:
+                del self._classes[whole]
+
+    def _take_turns(self, share: ClientShare) -> None:
+        """Let the clients go that may go now, and hold the others back."""
+        waits = any(queue in self.heads for queue in self.queues(share))
+        for changed in self._turns.changed(share, waits=waits):
+            may_go = self._turns.may_go(changed)
+            for queue in self.queues(changed):
+                if queue in self.heads and may_go:
+                    self._put(queue)
+                else:
+                    self._remove_place(queue)
+
+    def recharged(self, share: ClientShare) -> None:
+        """Take in that a client's charge has changed."""
+        self._take_turns(share)
+
+    def estimated(self, function: str) -> None:
+        """Give the flows of a function places by its new times."""
+        for queue in self._of_function.get(function, ()):
+            if queue in self._costs:
+                self._put(queue)
+
+    # --- workers
+
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
+        """Take in that a request has begun, and how long it waited."""
+        if request.arrived_s is not None:
+            self._policy.boost.waited(self._policy.now_s - request.arrived_s)
+        self._local.update(worker)
+        self._busy[worker] = None
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
+        """Take in that a request has ended on a worker."""
+        self._local.update(worker)
+
+    def lost(self, worker: WorkerState) -> None:
+        """Take requests that waited for a worker back into their flows."""
+        self._busy.pop(worker, None)
+        for request in self._local.lost(worker):
+            self.add(request)
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those in local queues included."""
+        waiting = super().first(skipped)
+        promised = [self._local.requests(worker)[0] for worker in self._local.workers()]
+        return min([*promised, *([waiting] if waiting else [])], default=None, key=_urgency)
+
+    # --- the next request
+
+    def next(self) -> Chosen | None:
+        """Return the request that goes now, and its worker."""
+        for worker in self._local.due:
+            if worker.usable and not worker.gated:
+                for request in self._local.requests(worker):
+                    if not self.parked(request.share):
+                        return request, worker
+        while (first := self.heads.first()) is not None:
+            idle = self._policy.idle_worker(first.head)
+            chosen = None if idle is None else self._urgent_one(idle) or self._best(idle)
+            if idle is None or chosen is None:
+                return None
+            constants = chosen.reads.constants
+            if not constants.nbytes or idle.device.index in constants.whole:
+                return chosen, idle
+            to = self._policy.destination(chosen, idle, self._local)
+            if to is not None:
+                return chosen, to
+            super().drop(chosen)
+        return None
+
+    def _best(self, idle: WorkerState) -> QueuedRequest | None:
+        """Return the request of the least boosted arrival on a device."""
+        held, costs, boost_s = self._policy.held_by(idle), self._costs, self._policy.boost.seconds
+        best: tuple[float, ...] | None = None
+        found: Queue | None = None
+        if len(held) <= HELD:
+            hits = [queue for reads in held if (queue := self._readers.first_of(reads)) is not None]
+        else:
+            oldest = self._readers.first_reading(held)
+            hits = [] if oldest is None else [oldest]
+        for queue in hits:
+            head = queue.head
+            index = (-head.share.priority, (head.arrived_s or 0.0) - boost_s(costs[queue][0]), head.id)
+            if best is None or index < best:
+                best, found = index, queue
+        for whole, queues in self._classes.items():
+            queue = queues.first()
+            if queue is None:
+                continue
+            head = queue.head
+            index = (-head.share.priority, (head.arrived_s or 0.0) - boost_s(whole), head.id)
+            if best is None or index < best:
+                best, found = index, queue
+        return None if found is None else found.head
+
+    def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
+        """Return the request of the earliest deadline that has less slack than it costs, and can still be met."""
+        now_s = self._policy.now_s
+        while (request := self._later.first()) is not None and self._later.key(request)[0] <= now_s:
+            self._later.discard(request)
+            self._urgent.put(request, (request.deadline_s or 0.0, request.id))
+        for request in list(self._urgent):
+            if now_s + self._policy.cost_s(request, idle) > (request.deadline_s or 0.0):
+                self._urgent.discard(request)
+            elif request not in self._local and self._turns.may_go(request.share) and not self.parked(request.share):
+                return request
+        return None
+
+    def settled(self) -> None:
+        """Load what the next requests of busy workers read, while these compute."""
+        busy, self._busy = self._busy, {}
+        for worker in busy:
+            if worker.free or worker.stopping or self._local.requests(worker):
+                continue
+            request = self._best(worker)
+            if request is not None and self._policy.prefetch(request, worker):
+                self._local.promise(request, worker)
+                super().drop(request)
+
+
+def _urgency(request: QueuedRequest) -> tuple[float, ...]:
+    return -request.share.priority, request.id

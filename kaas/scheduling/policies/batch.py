@@ -1,0 +1,110 @@
+"""Batch: all requests of a flow go one after the other (the batching baseline of the MQFQ-Sticky paper).
+
+The flow, one client's calls of one function, of the oldest request is a batch with the requests that wait in it then;
+those that arrive later belong to a later batch. Each worker has a batch of its own; a worker for which there is none
+helps the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import ClassVar
+
+from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.orders import FlowOrder, Suited
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
+
+Best = Callable[[WorkerGroup], WorkerState | None]
+
+
+class Batch(Scheduler):
+    """One queue for all, by batches."""
+
+    work_conserving: ClassVar[bool] = True
+
+    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - eTasks of one function are one flow by client
+        """Return the order by batches."""
+        return Batches(self._placement.best, self.suited)
+
+
+class Batches(FlowOrder):
+    """The batches of workers, and the flows of requests that are in no batch.
+
+    Args:
+        best: gives the free worker of a group that is next. suited: gives the one for a request.
+    """
+
+    def __init__(self, best: Best, suited: Suited) -> None:
+        super().__init__()
+        self._best = best
+        self._suited = suited
+        self._batches: dict[WorkerState, dict[int, QueuedRequest]] = {}
+        self._worker_of: dict[int, WorkerState] = {}  # by request
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        """Return the client and the function of a request."""
+        return request.share, request.function
+
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove a request from its batch, or its flow."""
+        worker = self._worker_of.pop(request.id, None)
+        if worker is None:
+            super().drop(request)
+            return
+        del self._batches[worker][request.id]
+        if not self._batches[worker]:
+            del self._batches[worker]
+
+    def park(self, share: ClientShare) -> None:
+        """Pass over a client: its batches end."""
+        super().park(share)
+        for worker, batch in list(self._batches.items()):
+            if next(iter(batch.values())).share is share:
+                self._end(worker)
+
+    def lost(self, worker: WorkerState) -> None:
+        """End the batch of a worker that has ended."""
+        if worker in self._batches:
+            self._end(worker)
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those in batches included."""
+        waiting = super().first(skipped)
+        heads = [next(iter(batch.values())) for batch in self._batches.values()]
+        return min([*heads, *([waiting] if waiting else [])], default=None, key=_urgency)
+
+    def next(self) -> Chosen | None:
+        """Return the next request of a free worker's batch; a worker without one gets that of the oldest request."""
+        queue = self.heads.first()
+        some = queue.head if queue is not None else next((r for b in self._batches.values() for r in b.values()), None)
+        worker = None if some is None else self._best(some.group)
+        if worker is None:
+            return None
+        if worker not in self._batches and queue is not None:
+            worker = self._suited(queue.head) or worker
+            if worker not in self._batches:
+                self._begin(worker, list(queue.requests.values()))
+        batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: _urgency(_head(own)))
+        return _head(batch), worker
+
+    def _begin(self, worker: WorkerState, requests: list[QueuedRequest]) -> None:
+        requests.sort(key=lambda request: request.id)
+        for request in requests:
+            super().drop(request)
+            self._worker_of[request.id] = worker
+        self._batches[worker] = {request.id: request for request in requests}
+
+    def _end(self, worker: WorkerState) -> None:
+        """Take the requests of a batch back into their flow."""
+        for request in self._batches.pop(worker).values():
+            del self._worker_of[request.id]
+            super().add(request)
+
+
+def _head(batch: dict[int, QueuedRequest]) -> QueuedRequest:
+    return next(iter(batch.values()))
+
+
+def _urgency(request: QueuedRequest) -> tuple[float, ...]:
+    return -request.share.priority, request.id

@@ -1,0 +1,80 @@
+"""What stays in a device's memory (GreedyDual-Size-Frequency; FaasCache, 2021): what is worth most for each byte.
+
+The worth of a function's memory on a device is the time that its loads would take in each second without it: the time
+of a load times the rate of its calls, divided by the number of devices that have it. So further copies leave before
+only ones. An only copy that a request waits for leaves last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kaas.scheduling.policies.estimates import Estimates
+from kaas.scheduling.policies.holdings import Holdings, WorkingSet
+
+Waits = Callable[[WorkingSet], bool]
+
+
+class Keep:
+    """The worth of working sets on devices. Other objects are worth nothing."""
+
+    def __init__(self, holdings: Holdings, estimates: Estimates) -> None:
+        self._holdings = holdings
+        self._estimates = estimates
+
+    def worth(self, constants: WorkingSet, now_s: float, copies: int) -> float:
+        """Return the seconds of loads in each second that one of some copies spares."""
+        function = constants.function
+        load_s = self._estimates.whole_load_s(function, constants.nbytes)
+        return load_s * self._estimates.rate(function, now_s) / max(1, copies)
+
+    def loss(self, reads: WorkingSet, device: int, now_s: float) -> float:
+        """Return the worth of what leaves a device for a working set."""
+        memory = self._holdings.memories[device]
+        needed_bytes = reads.missing_bytes(device) - memory.free_bytes
+        if memory.capacity_bytes is None or needed_bytes <= 0:
+            return 0.0
+        lost = 0.0
+        for density, constants in self._by_worth(reads, device, now_s, (), None):
+            lost += density * constants.nbytes
+            needed_bytes -= constants.nbytes
+            if needed_bytes <= 0:
+                break
+        return lost
+
+    def victims(
+        self, reads: WorkingSet, device: int, now_s: float, kept: Iterable[WorkingSet], waits: Waits
+    ) -> tuple[bytes, ...]:
+        """Return the objects that leave a device for a working set, those worth least first.
+
+        Objects of the sets in `kept` stay. waits: whether a request waits that reads a working set.
+        """
+        memory, stay = self._holdings.memories[device], [reads, *kept]
+        needed_bytes = reads.missing_bytes(device) - memory.free_bytes
+        if memory.capacity_bytes is None or needed_bytes <= 0:
+            return ()
+        victims: dict[bytes, None] = {}
+        sets = self._by_worth(reads, device, now_s, stay, waits)
+        whole = {key for constants in memory.whole for key in constants.sizes}
+        rest = (key for key in memory.oldest_first() if key not in whole)
+        for key in (*rest, *(key for _, constants in sets for key in constants.sizes)):
+            if key in victims or key not in memory.used or any(key in each.sizes for each in stay):
+                continue
+            victims[key] = None
+            needed_bytes -= self._holdings.size(key)
+            if needed_bytes <= 0:
+                break
+        return tuple(victims)
+
+    def _by_worth(
+        self, reads: WorkingSet, device: int, now_s: float, stay: Iterable[WorkingSet], waits: Waits | None
+    ) -> list[tuple[float, WorkingSet]]:
+        """Return the working sets of functions on a device with their worth for each byte, the least first."""
+        ranked: list[tuple[bool, float, int, WorkingSet]] = []
+        for constants in self._holdings.memories[device].whole:
+            if constants is reads or constants.constants is not constants or constants in stay:
+                continue
+            copies = len(constants.whole)
+            last = waits is not None and copies == 1 and waits(constants)
+            ranked.append((last, self.worth(constants, now_s, copies) / constants.nbytes, len(ranked), constants))
+        return [(density, constants) for _, density, _, constants in sorted(ranked)]
