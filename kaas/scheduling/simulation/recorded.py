@@ -148,5 +148,6 @@ def _request(ran: _RecordedRequest, function: ScenarioFunction, began_s: float) 
     if arrived.deadline_s is not None:
         deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (ran.ready_s - ran.arrived_s))
     run_s = function.run_s if ran.loaded else ran.device_s
+    assert not isinstance(run_s, Mapping), "functions of records have one time for all kinds of devices"
     client = None if arrived.client == function.client else arrived.client
     return ScenarioRequest(arrived.function, ran.ready_s - began_s, client, run_s, deadline_s)

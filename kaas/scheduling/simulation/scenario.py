@@ -43,19 +43,28 @@ class ScenarioDevice:
     kind: str = "gpu"
     slots: int = 1
     speed: float = 1.0
+    interference: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFunction:
-    """A function of a scenario: its memory, its times in seconds, its client."""
+    """A function of a scenario: its memory, its times in seconds, its client.
+
+    Fields:
+        run_s: by kind of device, or for all. run_cv: the coefficient of variation of run times, which are lognormal.
+        family, batch: functions of one family differ in the batch size only.
+    """
 
     memory_mb: float = 0.0
     load_s: float = 0.0
-    run_s: float = 0.0
+    run_s: float | Mapping[str, float] = 0.0
     cold_s: float = 0.0
     kind: str = "ktask"
     client: str = "default"
     weight: float = 1.0
+    run_cv: float = 0.0
+    family: str = ""
+    batch: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,12 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Devices, functions, clients and requests, and the policy that schedules them."""
+    """Devices, functions, clients and requests, and the policy that schedules them.
+
+    Fields:
+        profiles: the policy is told all functions' times at the start; a number: times wrong by this factor.
+        worker_start_s: seconds that an executor takes to start.
+    """
 
     policy: PolicyChoice = PolicyChoice()
     seed: int = 0
@@ -97,6 +111,8 @@ class Scenario:
     functions: Mapping[str, ScenarioFunction] = field(default_factory=dict)
     clients: Mapping[str, ScenarioClient] = field(default_factory=dict)
     requests: tuple[ScenarioRequest, ...] = ()
+    profiles: bool | float = True
+    worker_start_s: float = 0.0
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.

@@ -90,6 +90,23 @@ def _name(path: str, value: Any) -> str:
     return value
 
 
+def _text(path: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(path, f"a text, not {value!r}")
+    return value
+
+
+def _seconds_by_kind(path: str, value: Any) -> float | dict[str, float]:
+    """Return seconds on all kinds of devices, or on each."""
+    return (
+        _object(path, value, dict.fromkeys(DEVICE_KINDS, _number)) if isinstance(value, dict) else _number(path, value)
+    )
+
+
+def _profiles(path: str, value: Any) -> bool | float:
+    return value if isinstance(value, bool) else _positive(path, value)
+
+
 def _one_of(*words: str) -> Reader:
     def read(path: str, value: Any) -> str:
         if value not in words:
@@ -162,11 +179,15 @@ _DEVICE: dict[str, Reader] = {
     "kind": _one_of(*DEVICE_KINDS),
     "slots": partial(_whole, least=1, most=MOST_SLOTS),
     "speed": _positive,
+    "interference": _number,
 }
 _FUNCTION: dict[str, Reader] = {
     "memory_mb": _number,
     "load_s": _number,
-    "run_s": _number,
+    "run_s": _seconds_by_kind,
+    "run_cv": _number,
+    "family": _text,
+    "batch": _number,
     "cold_s": _number,
     "kind": _one_of("ktask", "etask"),
     "client": _name,
@@ -192,6 +213,8 @@ _SCENARIO: dict[str, Reader] = {
     "functions": _named(_record(ScenarioFunction, _FUNCTION)),
     "clients": _named(_record(ScenarioClient, _CLIENT)),
     "requests": _list(_record(ScenarioRequest, _REQUEST, required="function")),
+    "profiles": _profiles,
+    "worker_start_s": _number,
 }
 
 
@@ -210,6 +233,10 @@ def _check_names(scenario: Scenario) -> None:
     for index, request in enumerate(scenario.requests):
         if request.function not in scenario.functions:
             raise _wrong(f"requests[{index}].function", f"no function {request.function!r}")
+    kinds = {device.kind for device in scenario.devices}
+    for name, function in scenario.functions.items():
+        if isinstance(function.run_s, dict) and (missing := sorted(kinds - function.run_s.keys())):
+            raise _wrong(f"functions.{name}.run_s.{missing[0]}", "is missing: the scenario has such a device")
     weights = scenario.weights()
     for name, function in scenario.functions.items():
         if function.client not in scenario.clients and function.weight != weights[function.client]:

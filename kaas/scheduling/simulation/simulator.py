@@ -35,6 +35,7 @@ from kaas.scheduling.events import (
     Utilisation,
     WorkerAdopted,
     WorkerGone,
+    WorkerKind,
     WorkerReady,
 )
 from kaas.scheduling.simulation import start
@@ -156,6 +157,7 @@ class _Simulation:
         outcome = Outcome.ABANDONED if request.replied else Outcome.SUCCEEDED
         request.replied = True
         device, memory = self._device_of(request), request.memory
+        device.running -= 1
         device.memory.end(request.key)
         if memory is not None and memory.loaded:
             self._send(self._moved(request.dispatched.worker, (request.key,), memory.evicted))
@@ -248,6 +250,7 @@ class _Simulation:
         request.memory = place
         device.memory.begin(request.key)
         request.ran_ps = device.run_ps(request)
+        device.running += 1
         device.busy_ps += request.ran_ps + request.loaded_ps
         how: Start = "load" if place.loaded else "hit"
         if worker.cold_ps is not None:
@@ -341,7 +344,8 @@ class _Simulation:
         worker = self._workers[decision.worker] = device.worker(decision.worker, decision.kind)
         if (function := self._scenario.functions.get(decision.function)) is not None:
             worker.cold_ps = picoseconds(function.cold_s)
-        ready_ps = max(self._clock.now_ps, device.free_ps) + (worker.cold_ps or 0)
+        start_s = self._scenario.worker_start_s if decision.kind is WorkerKind.EXECUTOR else 0.0
+        ready_ps = max(self._clock.now_ps, device.free_ps) + (worker.cold_ps or 0) + picoseconds(start_s)
         self._clock.at(ready_ps, Turn.WORKER, (device.index, 0), partial(self._ready, worker))
 
     def _ready(self, worker: SimulatedWorker) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 
 from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import (
@@ -19,7 +21,7 @@ from kaas.scheduling.events import (
     WorkerKind,
 )
 from kaas.scheduling.simulation.clock import picoseconds, seconds
-from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario
+from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario, ScenarioFunction, ScenarioRequest
 from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
 
 MEGABYTE = 1 << 20
@@ -30,7 +32,8 @@ class SimulatedRequest:
     """A request of a simulation.
 
     Fields:
-        index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival.
+        index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival. run_ps: its
+            run by kind of device, at speed 1.
     """
 
     index: int
@@ -39,7 +42,7 @@ class SimulatedRequest:
     nbytes: int
     arrived_ps: int
     load_ps: int
-    run_ps: int
+    run_ps: Mapping[str, int]
     deadline_ps: int | None
     dispatch: Dispatch | None = None
     """The policy's decision, once it was made."""
@@ -87,15 +90,18 @@ class SimulatedDevice:
     """A device of a simulation.
 
     Fields:
-        free_ps: no worker starts before. entering: dispatched requests that wait for room in memory.
-        runs: the times from which, and to which, requests run, as far as `busy_share` needs them.
+        running: requests that run. free_ps: no worker starts before. entering: dispatched requests that wait for room
+            in memory. runs: the times from which, and to which, requests run, as far as `busy_share` needs them.
     """
 
     index: int
     slots: int
+    kind: str
     speed: float
+    interference: float
     free_ps: int
     memory: SimulatedMemory
+    running: int = 0
     busy_ps: int = 0
     workers: set[int] = field(default_factory=set)
     entering: deque[SimulatedRequest] = field(default_factory=deque)
@@ -118,8 +124,10 @@ class SimulatedDevice:
         return busy_ps / (until_ps - since_ps)
 
     def run_ps(self, request: SimulatedRequest) -> int:
-        """Return the picoseconds that a request takes here."""
-        return request.run_ps if self.speed == 1.0 else round(request.run_ps / self.speed)
+        """Return the picoseconds that a request takes here that begins beside those that run."""
+        alone_ps = request.run_ps[self.kind]
+        factor = (1.0 + self.interference * self.running) / self.speed
+        return alone_ps if factor == 1.0 else round(alone_ps * factor)
 
 
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
@@ -137,13 +145,18 @@ def devices(scenario: Scenario, copies: Counter[bytes]) -> list[SimulatedDevice]
         memory = SimulatedMemory(to_bytes(device.memory_mb), copies)
         for name in device.cached:
             memory.holds_from_start(name.encode(), to_bytes(scenario.functions[name].memory_mb))
-        made.append(SimulatedDevice(index, device.slots, device.speed, picoseconds(device.busy_until_s), memory))
+        free_ps = picoseconds(device.busy_until_s)
+        made.append(
+            SimulatedDevice(index, device.slots, device.kind, device.speed, device.interference, free_ps, memory)
+        )
     return made
 
 
 def requests(scenario: Scenario) -> list[SimulatedRequest]:
-    """Return the requests in the order of their arrival."""
+    """Return the requests in the order of their arrival. Those without a run time of their own draw it by the seed."""
     made: list[SimulatedRequest] = []
+    kinds = dict.fromkeys(device.kind for device in scenario.devices)
+    draws = Random(scenario.seed)
     for index in sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].at_s):
         request = scenario.requests[index]
         function = scenario.functions[request.function]
@@ -159,11 +172,27 @@ def requests(scenario: Scenario) -> list[SimulatedRequest]:
             deadline_s=None if deadline_ps is None else seconds(deadline_ps),
             kind=scenario.kind_of(request.function),
         )
-        run_ps = picoseconds(function.run_s if request.run_s is None else request.run_s)
+        factor = 1.0 if request.run_s is not None else _lognormal(draws, function.run_cv)
+        run_ps = {kind: picoseconds(factor * _run_s(function, request, kind)) for kind in kinds}
         made.append(
             SimulatedRequest(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps)
         )
     return made
+
+
+def _run_s(function: ScenarioFunction, request: ScenarioRequest, kind: str) -> float:
+    """Return the mean run time of a request on a kind of device."""
+    if request.run_s is not None:
+        return request.run_s
+    return function.run_s[kind] if isinstance(function.run_s, Mapping) else function.run_s
+
+
+def _lognormal(draws: Random, cv: float) -> float:
+    """Return a lognormal number of mean 1."""
+    if not cv:
+        return 1.0
+    variance = math.log1p(cv * cv)
+    return draws.lognormvariate(-variance / 2, math.sqrt(variance))
 
 
 def clients(scenario: Scenario) -> Iterator[ClientKnown]:
@@ -184,11 +213,15 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
 
 
 def functions(scenario: Scenario) -> Iterator[FunctionKnown]:
-    """Yield what is known of each function on each kind of device: the times of the scenario."""
+    """Yield what the policy is told of each function on each kind of device: its times, perhaps wrong by a factor."""
+    if scenario.profiles is False:
+        return
+    factor = float(scenario.profiles)
     for kind in dict.fromkeys(device.kind for device in scenario.devices):
         for name, function in scenario.functions.items():
-            nbytes = to_bytes(function.memory_mb)
-            yield FunctionKnown(0.0, name, kind, function.run_s, function.load_s, nbytes, observations=1)
+            run_s = factor * _run_s(function, ScenarioRequest(name), kind)
+            load_s, nbytes = factor * function.load_s, to_bytes(function.memory_mb)
+            yield FunctionKnown(0.0, name, kind, run_s, load_s, nbytes, 1, function.family, function.batch)
 
 
 def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:

@@ -173,3 +173,21 @@ def test_functions_of_a_client_that_is_not_listed_agree_about_its_weight() -> No
 def test_a_malformed_scenario_is_refused(text: str) -> None:
     with pytest.raises(InvalidScenario):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("told", "path"),
+    [
+        ({"functions": {"A": {"run_s": {"gpu": 1, "tpu": 2}}}}, "functions.A.run_s.tpu"),
+        ({"functions": {"A": {"run_s": {"software": 1}}}}, "functions.A.run_s.gpu"),
+        ({"functions": {"A": {"run_cv": -1}}}, "functions.A.run_cv"),
+        ({"profiles": 0}, "profiles"),
+        ({"profiles": "no"}, "profiles"),
+        ({"devices": [{"interference": True}]}, "devices[0].interference"),
+        ({"worker_start_s": -1}, "worker_start_s"),
+    ],
+)
+def test_wrong_times_are_named(told: dict[str, object], path: str) -> None:
+    with pytest.raises(InvalidScenario) as caught:
+        read(told)
+    assert caught.value.path == path
