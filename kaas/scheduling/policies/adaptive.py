@@ -151,8 +151,14 @@ class Adaptive(Scheduler):
         found = local.soonest(request, all_devices if self.mixed else holders, self._now_s)
         if found is None or found[1] >= self._now_s + self.cost_s(request, free):
             return free
-        local.promise(request, found[0])
+        # once a load elsewhere would have ended, the busy device has taken longer than expected
+        until_s = self._now_s + self.cost_s(request, free) - self.run_s(request, free)
+        local.promise(request, found[0], until_s if until_s > self._now_s else None)
         return None
+
+    def wake_at(self, time_s: float) -> None:
+        """Ask for a Tick."""
+        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
 
     def _some_free(self, request: QueuedRequest, idle: WorkerState) -> Iterator[WorkerState]:
         yield idle
@@ -181,7 +187,7 @@ class BoostedArrivals(FlowOrder):
     def __init__(self, policy: Adaptive) -> None:
         super().__init__()
         self._policy = policy
-        self._local = LocalQueues(policy.cost_s)
+        self._local = LocalQueues(policy.cost_s, overrun=1.0)
         self._turns = FairTurns(policy.lead_s)
         self._readers: ReaderQueue[Queue] = ReaderQueue()
         self._costs: dict[Queue, tuple[int, int]] = {}  # classes of a run, and of a run with the load
@@ -189,7 +195,6 @@ class BoostedArrivals(FlowOrder):
         self._of_function: dict[str, dict[Queue, None]] = {}
         self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
         self._urgent: PriorityQueue[QueuedRequest] = PriorityQueue()  # by deadline
-        self._busy: dict[WorkerState, None] = {}  # those that got a request since all was settled
 
     def promised_sets(self, worker: WorkerState) -> list[WorkingSet]:
         """Return what the requests read that wait for a worker or run there."""
@@ -286,7 +291,6 @@ class BoostedArrivals(FlowOrder):
         if request.arrived_s is not None:
             self._policy.boost.waited(self._policy.now_s - request.arrived_s)
         self._local.update(worker)
-        self._busy[worker] = None
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended on a worker."""
@@ -294,7 +298,6 @@ class BoostedArrivals(FlowOrder):
 
     def lost(self, worker: WorkerState) -> None:
         """Take requests that waited for a worker back into their flows."""
-        self._busy.pop(worker, None)
         for request in self._local.lost(worker):
             self.add(request)
 
@@ -313,6 +316,7 @@ class BoostedArrivals(FlowOrder):
                 for request in self._local.requests(worker):
                     if not self.parked(request.share):
                         return request, worker
+        self._take_back()
         while (first := self.heads.first()) is not None:
             idle = self._policy.idle_worker(first.head)
             chosen = None if idle is None else self._urgent_one(idle) or self._best(idle)
@@ -326,6 +330,15 @@ class BoostedArrivals(FlowOrder):
                 return chosen, to
             super().drop(chosen)
         return None
+
+    def _take_back(self) -> None:
+        """Let requests go elsewhere that have waited for a busy worker for too long, if another worker is free."""
+        while (late := self._local.overdue(self._policy.now_s)) is not None:
+            if self._policy.idle_worker(late) is None:
+                return
+            self._local.withdraw(late)
+            late.promised = False
+            super().add(late)
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
@@ -366,15 +379,16 @@ class BoostedArrivals(FlowOrder):
         return None
 
     def settled(self) -> None:
-        """Load what the next requests of busy workers read, while these compute."""
-        busy, self._busy = self._busy, {}
-        for worker in busy:
-            if worker.free or worker.stopping or self._local.requests(worker):
-                continue
-            request = self._best(worker)
-            if request is not None and self._policy.prefetch(request, worker):
-                self._local.promise(request, worker)
-                super().drop(request)
+        """Load what the next request reads on the worker that is free soonest, while it computes."""
+        overdue_s = self._local.next_overdue_s
+        if overdue_s is not None and overdue_s > self._policy.now_s:
+            self._policy.wake_at(overdue_s)
+        worker = self._local.next_free()
+        request = None if worker is None or not self.heads else self._best(worker)
+        if worker is not None and request is not None and self._policy.prefetch(request, worker):
+            # another worker that is free sooner may have it
+            self._local.promise(request, worker, self._policy.now_s)
+            super().drop(request)
 
 
 def _urgency(request: QueuedRequest) -> tuple[float, ...]:

@@ -15,17 +15,20 @@ class LocalQueues:
 
     Args:
         run_s: gives the seconds that a request runs on a worker.
+        overrun: a run that takes longer than expected is expected to take this times its overrun more.
 
     Fields:
         due: the workers for which requests wait, and that have a free slot.
     """
 
-    def __init__(self, run_s: Seconds) -> None:
+    def __init__(self, run_s: Seconds, *, overrun: float = 0.0) -> None:
+        self._overrun = overrun
         self.due: dict[WorkerState, None] = {}
         self._run_s = run_s
         self._queues: dict[WorkerState, dict[int, tuple[QueuedRequest, float]]] = {}  # with their seconds
         self._seconds: dict[WorkerState, float] = {}
         self._workers: dict[int, WorkerState] = {}  # of the requests
+        self._until: PriorityQueue[QueuedRequest] = PriorityQueue()  # those that wait for some time only
         self._busy: PriorityQueue[WorkerState] = PriorityQueue()  # by the time at which they are free
         self._busy_on: dict[int, WorkerState] = {}
 
@@ -40,8 +43,10 @@ class LocalQueues:
         """Return the workers for which requests wait."""
         return self._queues.keys()
 
-    def promise(self, request: QueuedRequest, worker: WorkerState) -> None:
-        """Let a request wait for a worker."""
+    def promise(self, request: QueuedRequest, worker: WorkerState, until_s: float | None = None) -> None:
+        """Let a request wait for a worker; until_s: it may go elsewhere from then on."""
+        if until_s is not None:
+            self._until.put(request, (until_s,))
         seconds = self._run_s(request, worker)
         self._queues.setdefault(worker, {})[request.id] = request, seconds
         self._seconds[worker] = self._seconds.get(worker, 0.0) + seconds
@@ -52,17 +57,30 @@ class LocalQueues:
     def withdraw(self, request: QueuedRequest) -> None:
         """Remove a request, which begins or leaves."""
         worker = self._workers.pop(request.id)
+        self._until.discard(request)
         _, seconds = self._queues[worker].pop(request.id)
         self._seconds[worker] -= seconds
         if not self._queues[worker]:
             del self._queues[worker], self._seconds[worker]
         self.update(worker)
 
+    def overdue(self, now_s: float) -> QueuedRequest | None:
+        """Return a request that has waited for its worker for too long, if there is one."""
+        first = self._until.first()
+        return first if first is not None and self._until.key(first)[0] <= now_s else None
+
+    @property
+    def next_overdue_s(self) -> float | None:
+        """The time at which the next request will have waited for too long."""
+        first = self._until.first()
+        return None if first is None else self._until.key(first)[0]
+
     def lost(self, worker: WorkerState) -> list[QueuedRequest]:
         """Forget a worker, and return the requests that waited for it."""
         requests = self.requests(worker)
         for request in requests:
             del self._workers[request.id]
+            self._until.discard(request)
             request.promised = False
         self._queues.pop(worker, None)
         self._seconds.pop(worker, None)
@@ -89,8 +107,12 @@ class LocalQueues:
 
     def _free_s(self, worker: WorkerState, now_s: float) -> float:
         """Return when a worker has a free slot for one more request: its local queue is then under way."""
-        slot_s = now_s if worker.free else max(now_s, min(request.ends_s for request in worker.running.values()))
+        slot_s = now_s if worker.free else min(self._ends_s(each, now_s) for each in worker.running.values())
         return slot_s + self._seconds.get(worker, 0.0) / max(1, worker.group.slots)
+
+    def _ends_s(self, running: QueuedRequest, now_s: float) -> float:
+        """Return the time at which a running request is expected to end, as seen now."""
+        return running.ends_s if running.ends_s >= now_s else now_s + self._overrun * (now_s - running.ends_s)
 
     def soonest(
         self, request: QueuedRequest, devices: Collection[int], now_s: float
@@ -110,6 +132,13 @@ class LocalQueues:
                     if best is None or (ends_s, worker.device.index) < best[:2]:
                         best = ends_s, worker.device.index, worker
         return None if best is None else (best[2], best[0])
+
+    def next_free(self) -> WorkerState | None:
+        """Return the busy worker that is free soonest of those for which no request waits."""
+        able = (
+            worker for worker in self._busy if worker not in self._queues and not worker.free and _promisable(worker)
+        )
+        return next(able, None)
 
     def on(self, devices: Collection[int]) -> list[WorkerState]:
         """Return the busy workers on some devices to which requests may be promised, by the number of the device."""
