@@ -7,10 +7,11 @@ coefficient of 0.8, no policy is told them, and all requests have one client. Th
 the least mean latency there, of all policies but exclusive and static, each with its defaults; p99 likewise. Bars are
 the geometric mean over the cells, and the worst one.
 
-Fairness is measured apart: in the same cells with four clients of weights 1, 1, 2 and 4, of which the first calls three
-times as often as its part of the load. There the others are cfs_affinity and mqfq_sticky, which are fair. A client's due
-are the run seconds that it asks for until the last arrival, or its share by weight of what clients that ask for less
-leave over. Jain's index is that of what clients got over their due. The price is the mean with `fair` over that without.
+Fairness is measured apart: in the same cells with four clients of weights 1, 1, 2 and 4, of which the first calls
+three times as often as its part of the load. There the others are cfs_affinity and mqfq_sticky, which are fair. The due
+of a client are the run seconds that it asks for until the last arrival, or its share by weight of what clients that ask
+for less leave over. Jain's index is that of what clients got over their due. The price is the mean with `fair` over
+that without.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import PolicyError
+from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import Dispatch, PolicyFactory
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
@@ -16,11 +17,12 @@ from tests.scheduling.policies.world import World
 PAGE = Path(__file__).parents[3] / "docs" / "policies.md"
 
 
-def policy_of_the_page() -> PolicyFactory:
-    *_, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def policy_of_the_page(name: str = "NewestFirst") -> PolicyFactory:
+    sources = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = [source for source in sources if f"class {name}" in source]
     names: dict[str, type] = {}
     exec(source, names)
-    return names["NewestFirst"]
+    return names[name]
 
 
 def test_the_policy_of_the_documentation_runs() -> None:
@@ -44,6 +46,19 @@ SCENARIO = {
 def test_the_policy_of_the_documentation_runs_in_the_simulator() -> None:
     result = simulate(read(SCENARIO), policy_of_the_page())
     assert [(each.request, each.device) for each in result.dispatches] == [(0, 0), (2, 0), (1, 0)]
+
+
+def test_the_order_of_the_documentation_prefers_the_client_that_runs_fewest() -> None:
+    """Two slots: a runs 0 and b 2, then the free slot goes to the client that runs fewest, not to the older request."""
+    functions = {"A": {"client": "a", "run_s": 2}, "B": {"client": "b", "run_s": 2}}
+    told = {
+        "devices": [{"slots": 2, "busy_until_s": 1}],
+        "functions": functions,
+        "requests": [{"function": name} for name in "AABB"],
+    }
+    policy = policy_of_the_page("FewestRunning")
+    result = simulate(read(told), lambda devices: CheckedPolicy(policy(devices), devices))
+    assert [each.request for each in result.dispatches] == [0, 2, 1, 3]
 
 
 class Stubborn:
