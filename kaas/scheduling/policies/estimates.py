@@ -56,7 +56,6 @@ class Estimates:
     """The times of all functions."""
 
     def __init__(self) -> None:
-        self._began_s: float | None = None
         self._functions: dict[str, FunctionTimes] = {}  # the one called last at the end
         self._families: dict[str, dict[str, None]] = {}
         self._lines: dict[str, dict[str, tuple[float, float]]] = {}  # intercept and slope, by family, then by kind
@@ -98,8 +97,6 @@ class Estimates:
     def arrived(self, function: str, time_s: float) -> None:
         """Take in that a function is called."""
         times = self.of(function)
-        if self._began_s is None:
-            self._began_s = time_s
         if times.called_s is not None:
             times.gap_s.add(time_s - times.called_s)
         times.called_s = time_s
@@ -154,13 +151,12 @@ class Estimates:
     def rate(self, function: str, now_s: float) -> float:
         """Return the calls of a function in a second: by the mean gap, or the time since the last call if it is longer.
 
-        One that was called once is taken for called once since the first call of all.
+        One that was called once is expected again after as long as it has been away: so it is soon worth little.
         """
         times = self._functions.get(function)
-        if times is None or times.called_s is None or self._began_s is None:
+        if times is None or times.called_s is None:
             return 0.0
-        gap_s = times.gap_s.value if times.gap_s.count else now_s - self._began_s
-        return 1.0 / max(gap_s, now_s - times.called_s, SHORTEST_GAP_S)
+        return 1.0 / max(times.gap_s.value, now_s - times.called_s, SHORTEST_GAP_S)
 
     def _line(self, family: str, kind: str) -> tuple[float, float] | None:
         """Return intercept and slope of a family's run times over the batch size, by least squares."""

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from itertools import islice
 
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
+from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED
@@ -154,6 +155,7 @@ class Flows(FlowOrder):
         self._known: dict[Hashable, TimedFlow] = {}  # the one called last at the end
         self._levels: dict[int, PriorityLevel] = {}
         self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
+        self._gap_s = Mean()
         self._running = 0
         self._last: dict[int, TimedFlow] = {}
 
@@ -172,6 +174,7 @@ class Flows(FlowOrder):
             self._forget(next(iter(self._known)))
         if flow.arrived_s is not None:
             flow.gap_s.add(now_s - flow.arrived_s)
+            self._gap_s.add(now_s - flow.arrived_s)
         flow.arrived_s = now_s
         self._policy.warm.reads(flow, request.reads)
         super().add(request)
@@ -301,8 +304,8 @@ class Flows(FlowOrder):
         """Let an empty flow be active for as long as its next request may be expected."""
         if flow.in_flight or not flow.active:
             return
-        known = flow.gap_s.count > 0
-        ends_s = self._policy.now_s() + (self._policy.alpha * flow.gap_s.value if known else self._policy.T)
+        known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
+        ends_s = self._policy.now_s() + (self._policy.alpha * known.value if known.count else self._policy.T)
         self._ends.put(flow, (ends_s,))
         if self._policy.global_vt == "active":
             self._levels.setdefault(share.priority, PriorityLevel()).resting.put(flow, (flow.vt,))

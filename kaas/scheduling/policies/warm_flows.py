@@ -69,6 +69,7 @@ class WarmFlows:
         self._placement = placement
         self._cache_orders = cache_orders
         self._active: dict[int, dict[TimedFlow, None]] = {}
+        self._needed_bytes: dict[int, int] = {}  # of the active flows of each device
         self._came: dict[TimedFlow, None] = {}
 
     def on(self, device: int) -> list[TimedFlow]:
@@ -80,27 +81,37 @@ class WarmFlows:
         if flow.reads is not reads:
             self._holdings.retain(reads)
             self._holdings.release(flow.reads)
+            if flow.active:
+                self._need(flow.device, reads.nbytes - flow.reads.nbytes)
             flow.reads = reads
 
     def device_for(self, flow: TimedFlow) -> int:
         """Return the device of a flow: the one it has, or another where its memory is, else the one with most room.
 
-        -1 if no executor is up.
+        Most room is where active flows need least of the memory. -1 if no executor is up.
         """
         holders = flow.reads.constants.whole
         if flow.device in holders or flow.queue is None:
             return flow.device
         workers = flow.queue.head.group.workers.values()
         up = [worker.device.index for worker in workers if not worker.stopping]
-        memories = self._holdings.memories
         own = [index for index in holders if index in up]
-        return min(own or up, default=-1, key=lambda index: (-memories[index].free_bytes, index))
+        return min(own or up, default=-1, key=self._fullness)
+
+    def _fullness(self, device: int) -> tuple[int, int, int]:
+        memory = self._holdings.memories[device]
+        return self._needed_bytes.get(device, 0) - (memory.capacity_bytes or 0), -memory.free_bytes, device
+
+    def _need(self, device: int, more_bytes: int) -> None:
+        self._needed_bytes[device] = self._needed_bytes.get(device, 0) + more_bytes
 
     def move(self, flow: TimedFlow, device: int) -> None:
         """Let a flow stick to another device."""
         if flow.active:
             self._active[flow.device].pop(flow, None)
             self._active.setdefault(device, {})[flow] = None
+            self._need(flow.device, -flow.reads.nbytes)
+            self._need(device, flow.reads.nbytes)
         flow.device = device
 
     def activate(self, flow: TimedFlow) -> None:
@@ -108,6 +119,7 @@ class WarmFlows:
         if not flow.active:
             flow.active = True
             self._active.setdefault(flow.device, {})[flow] = None
+            self._need(flow.device, flow.reads.nbytes)
             self._came[flow] = None
 
     def deactivate(self, flow: TimedFlow) -> None:
@@ -116,6 +128,7 @@ class WarmFlows:
             flow.active = False
             self._came.pop(flow, None)
             self._active[flow.device].pop(flow, None)
+            self._need(flow.device, -flow.reads.nbytes)
             self.freed(flow)
 
     def freed(self, flow: TimedFlow) -> None:
@@ -147,10 +160,11 @@ class WarmFlows:
             self._cache_orders.prefetch(worker, constants.sizes, victims)
 
     def _give_up(self, flow: TimedFlow) -> None:
-        """Move the memory of a flow to the host, if active flows of its device lack room."""
+        """Move the memory of a flow to the host, if active flows with requests lack room on its device."""
         device, active = flow.device, [each.reads for each in self.on(flow.device)]
         worker, memory = self._executor(device), self._holdings.memories[device]
-        lacking_bytes = sum(reads.missing_bytes(device) for reads in active)
+        waiting = [each.reads for each in self.on(device) if each.queue is not None]
+        lacking_bytes = sum(reads.missing_bytes(device) for reads in waiting)
         if worker is None or memory.capacity_bytes is None or lacking_bytes <= memory.free_bytes:
             return
         keys = [key for key in flow.reads.constants.sizes if key in memory.used and key not in memory.coming]
