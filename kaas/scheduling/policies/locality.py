@@ -38,19 +38,14 @@ class Locality:
         def order(worker: WorkerState) -> tuple[float, ...]:
             device = worker.device.index
             _, slowness, last = rank(worker)
-            return *self._order(request, device), slowness, -memories[device].free_bytes, last
+            return *self.suits(request, device), slowness, -memories[device].free_bytes, last
 
         found = min(compared, key=order)
         if near and found.device.index not in near and self._evicts(request, found.device.index):
             return min(group.free_on(near), key=rank, default=found)
         return found
 
-    def _evicts(self, request: QueuedRequest, device: int) -> bool:
-        """Return True if a device must evict an object to run a request."""
-        reads, memory = request.reads, self._holdings.memories[device]
-        return self._loss(reads.sizes, memory, reads.missing_bytes(device))[1] >= 0
-
-    def _order(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
+    def suits(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
         """Return how well a device suits a request, compared with other devices: the least does best.
 
         First come devices that hold at least half of the request's bytes, if fewer bytes move there than the request
@@ -65,6 +60,11 @@ class Locality:
         if 2 * missing_bytes <= all_bytes and moved_bytes < all_bytes:
             return 0.0, moved_bytes, 0.0
         return 1.0, newest, missing_bytes
+
+    def _evicts(self, request: QueuedRequest, device: int) -> bool:
+        """Return True if a device must evict an object to run a request."""
+        reads, memory = request.reads, self._holdings.memories[device]
+        return self._loss(reads.sizes, memory, reads.missing_bytes(device))[1] >= 0
 
     def _loss(self, sizes: Mapping[bytes, int], memory: DeviceMemory, needed_bytes: int) -> tuple[float, float]:
         """Return the bytes that will be loaded anew since they leave for a request, and their last use.

@@ -80,7 +80,7 @@ class MqfqSticky(Scheduler):
             self.utilisation_every_s = POLL_S
         self.one_at_a_time = D == 1
         super().__init__(devices)
-        self.warm = WarmFlows(self._holdings, self._placement, self._cache_orders)
+        self.warm = WarmFlows(self._holdings, self._locality, self._placement, self._cache_orders)
 
     def order(self, serves: Serves) -> RequestOrder:
         """Return the order of flows of kTasks; eTasks of one function go in the order of their arrival."""

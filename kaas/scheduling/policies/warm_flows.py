@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
+from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.reader_queue import ReaderQueue
@@ -64,12 +65,12 @@ class WarmFlows:
     the first to leave, and moves at once only where active flows lack room: in free memory it harms none.
     """
 
-    def __init__(self, holdings: Holdings, placement: Placement, cache_orders: CacheOrders) -> None:
+    def __init__(self, holdings: Holdings, locality: Locality, placement: Placement, cache_orders: CacheOrders) -> None:
         self._holdings = holdings
+        self._locality = locality
         self._placement = placement
         self._cache_orders = cache_orders
         self._active: dict[int, dict[TimedFlow, None]] = {}
-        self._needed_bytes: dict[int, int] = {}  # of the active flows of each device
         self._came: dict[TimedFlow, None] = {}
 
     def on(self, device: int) -> list[TimedFlow]:
@@ -81,14 +82,12 @@ class WarmFlows:
         if flow.reads is not reads:
             self._holdings.retain(reads)
             self._holdings.release(flow.reads)
-            if flow.active:
-                self._need(flow.device, reads.nbytes - flow.reads.nbytes)
             flow.reads = reads
 
     def device_for(self, flow: TimedFlow) -> int:
         """Return the device of a flow: the one it has, or another where its memory is, else the one with most room.
 
-        Most room is where active flows need least of the memory. -1 if no executor is up.
+        Where no device has room enough, it is the one whose losses were used longest ago. -1 if no executor is up.
         """
         holders = flow.reads.constants.whole
         if flow.device in holders or flow.queue is None:
@@ -96,22 +95,15 @@ class WarmFlows:
         workers = flow.queue.head.group.workers.values()
         up = [worker.device.index for worker in workers if not worker.stopping]
         own = [index for index in holders if index in up]
-        return min(own or up, default=-1, key=self._fullness)
-
-    def _fullness(self, device: int) -> tuple[int, int, int]:
-        memory = self._holdings.memories[device]
-        return self._needed_bytes.get(device, 0) - (memory.capacity_bytes or 0), -memory.free_bytes, device
-
-    def _need(self, device: int, more_bytes: int) -> None:
-        self._needed_bytes[device] = self._needed_bytes.get(device, 0) + more_bytes
+        head, memories = flow.queue.head, self._holdings.memories
+        key = lambda index: (*self._locality.suits(head, index), -memories[index].free_bytes, index)  # noqa: E731
+        return min(own or up, default=-1, key=key)
 
     def move(self, flow: TimedFlow, device: int) -> None:
         """Let a flow stick to another device."""
         if flow.active:
             self._active[flow.device].pop(flow, None)
             self._active.setdefault(device, {})[flow] = None
-            self._need(flow.device, -flow.reads.nbytes)
-            self._need(device, flow.reads.nbytes)
         flow.device = device
 
     def activate(self, flow: TimedFlow) -> None:
@@ -119,7 +111,6 @@ class WarmFlows:
         if not flow.active:
             flow.active = True
             self._active.setdefault(flow.device, {})[flow] = None
-            self._need(flow.device, flow.reads.nbytes)
             self._came[flow] = None
 
     def deactivate(self, flow: TimedFlow) -> None:
@@ -128,7 +119,6 @@ class WarmFlows:
             flow.active = False
             self._came.pop(flow, None)
             self._active[flow.device].pop(flow, None)
-            self._need(flow.device, -flow.reads.nbytes)
             self.freed(flow)
 
     def freed(self, flow: TimedFlow) -> None:

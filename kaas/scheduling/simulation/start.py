@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from random import Random
 
 from kaas.scheduling.decisions import Dispatch
 from kaas.scheduling.events import (
@@ -21,6 +19,7 @@ from kaas.scheduling.events import (
     WorkerKind,
 )
 from kaas.scheduling.simulation.clock import picoseconds, seconds
+from kaas.scheduling.simulation.draws import Draws
 from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario, ScenarioFunction, ScenarioRequest
 from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
 
@@ -156,7 +155,7 @@ def requests(scenario: Scenario) -> list[SimulatedRequest]:
     """Return the requests in the order of their arrival. Those without a run time of their own draw it by the seed."""
     made: list[SimulatedRequest] = []
     kinds = dict.fromkeys(device.kind for device in scenario.devices)
-    draws = Random(scenario.seed)
+    draws = Draws(scenario.seed)
     for index in sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].at_s):
         request = scenario.requests[index]
         function = scenario.functions[request.function]
@@ -172,7 +171,7 @@ def requests(scenario: Scenario) -> list[SimulatedRequest]:
             deadline_s=None if deadline_ps is None else seconds(deadline_ps),
             kind=scenario.kind_of(request.function),
         )
-        factor = 1.0 if request.run_s is not None else _lognormal(draws, function.run_cv)
+        factor = 1.0 if request.run_s is not None else draws.lognormal(function.run_cv)
         run_ps = {kind: picoseconds(factor * _run_s(function, request, kind)) for kind in kinds}
         made.append(
             SimulatedRequest(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps)
@@ -185,14 +184,6 @@ def _run_s(function: ScenarioFunction, request: ScenarioRequest, kind: str) -> f
     if request.run_s is not None:
         return request.run_s
     return function.run_s[kind] if isinstance(function.run_s, Mapping) else function.run_s
-
-
-def _lognormal(draws: Random, cv: float) -> float:
-    """Return a lognormal number of mean 1."""
-    if not cv:
-        return 1.0
-    variance = math.log1p(cv * cv)
-    return draws.lognormvariate(-variance / 2, math.sqrt(variance))
 
 
 def clients(scenario: Scenario) -> Iterator[ClientKnown]:
