@@ -24,6 +24,7 @@ _NOT_BENCHMARKS = {
     "station",
     "taps",
     "tenants",
+    "workloads",
 }
 
 

@@ -1,0 +1,152 @@
+"""The time of one decision in a large pool: a request ends, and its worker gets the next one, with all checks.
+
+    python -m benchmarks.scheduler [--json] [--policy NAME]
+
+Under each policy that shares devices: 1,000 devices, 10,000 functions of 10,000 clients, 100,000 waiting requests. A
+device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone under the slowest policy,
+over a push and a pop on a heap of 100,000 entries in the same run. growth_devices is over the same with 10 devices, and
+growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.report import parser, report
+from kaas.scheduling.checks import CheckedPolicy
+from kaas.scheduling.decisions import Dispatch, Evict, Prefetch, StartWorker
+from kaas.scheduling.events import (
+    ObjectUse,
+    Ordered,
+    Outcome,
+    PhysicalDevice,
+    RequestArrived,
+    RequestDone,
+    Residency,
+    Tick,
+    WorkerReady,
+)
+from kaas.scheduling.policies import POLICIES
+
+SHARING = tuple(name for name in POLICIES if name not in ("exclusive", "static"))
+DEVICES, CLIENTS, WAITING = 1000, 10_000, 100_000
+FUNCTION_BYTES = 1 << 30
+DEVICE_BYTES = 10 * FUNCTION_BYTES
+MEASURED = 200
+
+
+class Pool:
+    """Devices that are always busy under a policy, and a queue that keeps its length."""
+
+    def __init__(self, policy: str, devices: int, clients: int, waiting: int) -> None:
+        physical = [PhysicalDevice(index, "gpu", DEVICE_BYTES, slots=1) for index in range(devices)]
+        self._policy = CheckedPolicy(POLICIES[policy](physical), physical, name=policy)
+        self._random = Random(0)
+        self._clients = clients
+        self._ids = count()
+        self._now_s = 0.0
+        self._running: dict[int, tuple[int, bytes]] = {}  # request: its worker, and what it reads
+        self._held: dict[int, dict[bytes, None]] = {}
+        self._keys: dict[int, bytes] = {}
+        for start in [each for each in self._handle(Tick(0.0)) if isinstance(each, StartWorker)]:
+            self._held[start.worker] = {}
+            self._handle(WorkerReady(0.0, start.worker, start.kind, start.device, 1, DEVICE_BYTES))
+        for _ in range(devices + waiting):
+            self._arrive()
+
+    def _handle(self, event: Any) -> list[Any]:
+        decisions = self._policy.handle(event)
+        for decision in decisions:
+            match decision:
+                case Dispatch(request=request, worker=worker):
+                    self._running[request] = worker, self._keys.pop(request)
+                case Prefetch(worker=worker, order=order) | Evict(worker=worker, order=order):
+                    self._policy.handle(Ordered(self._now_s, worker, order, (), decision.keys))
+        return decisions
+
+    def _arrive(self) -> None:
+        self._now_s += 0.001
+        number, request = self._random.randrange(self._clients), next(self._ids)
+        self._keys[request] = key = number.to_bytes(4, "big")
+        uses = (ObjectUse(key, FUNCTION_BYTES, constant=True),)
+        self._handle(RequestArrived(self._now_s, request, f"c{number}", f"f{number}", uses))
+
+    def step(self) -> float:
+        """End a request, and let another one arrive. Return the seconds of the end."""
+        request = self._random.choice(list(self._running)) if len(self._running) < 32 else next(iter(self._running))
+        worker, key = self._running.pop(request)
+        self._now_s += 0.01
+        held = self._held[worker]
+        loaded = key not in held
+        held.pop(key, None)
+        held[key] = None
+        if loaded:
+            gone = next(iter(held)) if len(held) > DEVICE_BYTES // FUNCTION_BYTES else None
+            if gone is not None:
+                del held[gone]
+            self._handle(Residency(self._now_s, worker, (key,), () if gone is None else (gone,)))
+        done = RequestDone(
+            self._now_s, request, worker, 0, Outcome.SUCCEEDED, 1.5, 1.0, 0.5 * loaded, FUNCTION_BYTES * loaded
+        )
+        began = perf_counter()
+        self._handle(done)
+        took_s = perf_counter() - began
+        self._arrive()
+        return took_s
+
+
+def decision_s(policy: str, devices: int = DEVICES, clients: int = CLIENTS, waiting: int = WAITING) -> float:
+    """Return the median seconds of a RequestDone with its dispatch."""
+    pool = Pool(policy, devices, clients, waiting)
+    for _ in range(MEASURED // 4):
+        pool.step()
+    return median(pool.step() for _ in range(MEASURED))
+
+
+def heap_s(entries: int = WAITING) -> float:
+    """Return the median seconds of a push and a pop on a heap."""
+    draws = Random(0)
+    heap = [(draws.random(), number) for number in range(entries)]
+    heapq.heapify(heap)
+    took = []
+    for number in range(20_000):
+        entry = (draws.random(), entries + number)
+        began = perf_counter()
+        heapq.heappush(heap, entry)
+        heapq.heappop(heap)
+        took.append(perf_counter() - began)
+    return median(took)
+
+
+def main() -> None:
+    """Measure, and report."""
+    options = parser((__doc__ or "").partition("\n")[0])
+    options.add_argument("--policy", choices=SHARING)
+    chosen = options.parse_args()
+    policies = SHARING if chosen.policy is None else (chosen.policy,)
+    unit_s = heap_s()
+    detail: dict[str, Any] = {"heap_us": round(unit_s * 1e6, 2)}
+    over_heap, by_devices, by_waiting = [], [], []
+    for policy in policies:
+        large, few, short = decision_s(policy), decision_s(policy, devices=10), decision_s(policy, 16, 16, 100)
+        over_heap.append(large / unit_s)
+        by_devices.append(large / few)
+        by_waiting.append(large / short)
+        detail[f"{policy}_us"] = round(large * 1e6, 1)
+        detail[f"{policy}_10_devices_us"] = round(few * 1e6, 1)
+        detail[f"{policy}_100_waiting_us"] = round(short * 1e6, 1)
+    bars = {
+        "decision_over_heap": (max(over_heap), "<=", 50),
+        "growth_devices": (max(by_devices), "<=", 2),
+        "growth_waiting": (max(by_waiting), "<=", 3),
+    }
+    report("scheduler", bars, detail, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
