@@ -3,8 +3,8 @@
     python -m benchmarks.scheduler [--json] [--policy NAME]
 
 Under each policy that shares devices: 1,000 devices, 10,000 functions of 10,000 clients, 100,000 waiting requests. A
-device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone under the slowest policy,
-over a push and a pop on a heap of 100,000 entries in the same run. growth_devices is over the same with 10 devices, and
+device holds some 10 functions. decision_over_heap is the median time of handling a RequestDone, under the slowest
+policy, over a push and a pop on a heap of 100,000 entries. growth_devices is over the same with 10 devices, and
 growth_waiting over 100 waiting requests of 16 clients; both are of the policy that grows most.
 """
 

@@ -323,7 +323,7 @@ class BoostedArrivals(FlowOrder):
             if idle is None or chosen is None:
                 return None
             constants = chosen.reads.constants
-            if not constants.nbytes or idle.device.index in constants.whole:
+            if not self._policy.mixed and (not constants.nbytes or idle.device.index in constants.whole):
                 return chosen, idle
             to = self._policy.destination(chosen, idle, self._local)
             if to is not None:

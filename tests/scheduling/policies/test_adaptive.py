@@ -1,0 +1,184 @@
+"""Each rule of adaptive alone, and without it; and what a user gets: less waiting than under any other policy."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from benchmarks.adaptive import OTHERS, dues
+from benchmarks.workloads import kaas_clients, lalb, mqfq
+from kaas.errors import InvalidScenario
+from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulated import Simulated
+from kaas.scheduling.simulation.simulator import simulate
+
+Told = dict[str, Any]
+
+
+def run(options: Told, **told: Any) -> Simulated:
+    return simulate(read({"policy": {"name": "adaptive", **options}, **told}))
+
+
+def requests(*told: tuple[float, str]) -> list[Told]:
+    return [{"at_s": at_s, "function": function} for at_s, function in told]
+
+
+def order(result: Simulated) -> list[int]:
+    return [each.request for each in result.dispatches]
+
+
+# --- 1. boosted arrivals
+
+
+def test_without_waits_there_is_no_boost_and_with_waits_short_requests_have_a_larger_one() -> None:
+    boost = Boost(1.0)
+    assert boost.seconds(cost_class(1.0)) == 0
+    for _ in range(500):
+        boost.waited(10.0)
+    short, long = (boost.seconds(cost_class(cost_s)) for cost_s in (1.0, 20.0))
+    assert short == pytest.approx(-10 * math.log(1 - math.exp(-0.1)), rel=0.06)
+    assert 0 < long < short
+    assert Boost(0.0).seconds(cost_class(1.0)) == 0
+
+
+def test_in_a_backlog_short_requests_go_first_and_a_boost_of_0_keeps_the_order_of_arrival() -> None:
+    functions = {"L": {"run_s": 5}, "S": {"run_s": 0.5}}
+    told = requests(*[(0.1 * n, "L") for n in range(20)], *[(2 + 0.1 * n, "S") for n in range(10)])
+    boosted = order(run({}, functions=functions, requests=told))
+    assert order(run({"boost": 0}, functions=functions, requests=told)) == list(range(30))
+    assert fmean(boosted.index(number) for number in range(20, 30)) < 12
+
+
+def test_a_long_request_is_overtaken_only_by_those_that_come_soon_after() -> None:
+    """Short requests come without end, faster than one device runs them: the long one still goes."""
+    functions = {"L": {"run_s": 5}, "S": {"run_s": 0.5}}
+    told = requests((0.2, "L"), *[(0.4 * n, "S") for n in range(400)])
+    result = run({}, functions=functions, requests=told)
+    (long,) = [each for each in result.dispatches if each.request == 0]
+    assert long.at_s < 60
+
+
+# --- 2. place
+
+
+def test_a_request_goes_where_its_memory_is_or_waits_there_or_is_loaded_elsewhere() -> None:
+    functions = {"A": {"memory_mb": 4, "load_s": 3, "run_s": 1}}
+    for busy_until_s, place in ((0, (1, 0, "hit")), (2, (1, 2, "hit")), (9, (0, 0, "load"))):
+        devices = [{"memory_mb": 8}, {"memory_mb": 8, "cached": ["A"], "busy_until_s": busy_until_s}]
+        (only,) = run({}, devices=devices, functions=functions, requests=requests((0, "A"))).dispatches
+        assert (only.device, only.at_s, only.start) == place
+
+
+def test_a_promise_ends_when_the_busy_device_takes_longer_than_a_load_elsewhere() -> None:
+    """Device 0 should be free at 2, and a load takes 3: the request waits. At 3.5 the run is 1.5 s late, and expected
+    to take as much more; at 6.5 it is 4.5 s late, and device 1 loads."""
+    functions = {"A": {"memory_mb": 4, "load_s": 3, "run_s": 2}}
+    devices = [{"memory_mb": 8, "cached": ["A"]}, {"memory_mb": 8}]
+    told = [{"function": "A", "run_s": 50}, {"function": "A", "at_s": 0.5}]
+    result = run({}, devices=devices, functions=functions, requests=told)
+    assert [(each.request, each.device, each.at_s) for each in result.dispatches] == [(0, 0, 0), (1, 1, 6.5)]
+
+
+def test_of_devices_of_different_speed_the_one_goes_where_the_request_ends_first() -> None:
+    """On the slow device A would end at 8; the fast one is free at 3, and there it ends at 4."""
+    functions = {"A": {"run_s": {"gpu": 1, "software": 8}}}
+    devices = [{"kind": "software"}, {"kind": "gpu", "busy_until_s": 3}]
+    (only,) = run({}, devices=devices, functions=functions, requests=requests((0, "A"))).dispatches
+    assert (only.device, only.at_s) == (1, 3)
+
+
+# --- 3. keep
+
+
+def test_what_is_worth_least_leaves_and_not_what_was_used_longest_ago() -> None:
+    """A takes 9 s to load and is called every 10 s, B 1 s and often. For C, B leaves, though A was used before it."""
+    functions = {
+        "A": {"memory_mb": 4, "load_s": 9, "run_s": 0.1},
+        "B": {"memory_mb": 4, "load_s": 0.1, "run_s": 0.1},
+        "C": {"memory_mb": 4, "load_s": 1, "run_s": 0.1},
+    }
+    told = requests((0, "A"), (10, "B"), (11, "B"), (20, "A"), (21, "B"), (22, "B"), (23, "C"))
+    for policy, evicted in (("adaptive", "B"), ("lalb", "A")):
+        result = simulate(
+            read({"policy": {"name": policy}, "devices": [{"memory_mb": 8}], "functions": functions, "requests": told})
+        )
+        assert result.dispatches[-1].evicted == (evicted,)
+
+
+def test_a_copy_leaves_before_an_only_one() -> None:
+    """Both devices have A, device 0 also B, called as often: for C, A's copy leaves."""
+    functions = {name: {"memory_mb": 4, "load_s": 2, "run_s": 0.1} for name in "ABC"}
+    devices = [{"memory_mb": 8, "cached": ["A", "B"]}, {"memory_mb": 4, "cached": ["A"], "busy_until_s": 40}]
+    told = requests((0, "A"), (1, "B"), (10, "A"), (11, "B"), (12, "C"))
+    result = run({}, devices=devices, functions=functions, requests=told)
+    assert result.dispatches[-1].evicted == ("A",)
+
+
+# --- 4. prefetch
+
+
+def test_the_next_functions_memory_comes_while_the_device_computes() -> None:
+    functions = {name: {"memory_mb": 4, "load_s": 2, "run_s": 5} for name in "AB"}
+    told = requests((0, "A"), (0.5, "B"))
+    result = run({}, devices=[{"memory_mb": 8}], functions=functions, requests=told)
+    assert [(each.at_s, each.start) for each in result.dispatches] == [(0, "load"), (7, "hit")]
+
+
+# --- 5. fair turns
+
+
+def test_a_client_is_held_back_that_is_further_ahead_than_t_and_only_if_turns_are_fair() -> None:
+    functions: Told = {"A": {"client": "a", "run_s": 1}, "B": {"client": "b", "run_s": 3}}
+    told = requests(*[(0, "A")] * 40, *[(0.5, "B")] * 10)
+
+    def first_b(fair: bool) -> float:
+        result = run({"T": 4, "fair": fair}, functions=functions, requests=told)
+        return next(each.at_s for each in result.dispatches if each.request >= 40)
+
+    assert first_b(True) <= 6 < first_b(False)
+
+
+# --- 6. deadlines
+
+
+def test_a_request_with_less_slack_than_it_costs_goes_first_if_it_can_be_met() -> None:
+    functions = {"A": {"run_s": 1}}
+    told: list[Told] = [{"function": "A"} for _ in range(5)]
+    told += [{"function": "A", "deadline_s": 3.5}, {"function": "A", "deadline_s": 100}]
+    result = run({"boost": 0}, devices=[{"busy_until_s": 1}], functions=functions, requests=told)
+    assert order(result) == [0, 5, 1, 2, 3, 4, 6]
+    assert not result.rejected
+
+
+# --- what a user gets
+
+
+@pytest.mark.parametrize(("workload", "load"), [(kaas_clients, 0.6), (lambda: mqfq(1), 0.8), (lambda: lalb(35), 0.6)])
+def test_requests_wait_no_longer_than_under_the_best_of_the_other_policies(workload: Any, load: float) -> None:
+    def mean_s(policy: str) -> float:
+        scenario = workload().scenario(load, 1, {"name": policy}, run_cv=0.8, profiles=False)
+        return simulate(scenario).summary.mean_latency_s
+
+    assert mean_s("adaptive") <= 1.1 * min(map(mean_s, OTHERS))
+
+
+def test_dues_are_shares_by_weight_of_what_modest_clients_leave() -> None:
+    due = dues({"a": 10.0, "b": 1.0, "c": 10.0}, {"a": 1.0, "b": 1.0, "c": 2.0}, 10.0)
+    assert due == {"b": 1.0, "a": pytest.approx(3.0), "c": pytest.approx(6.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"T": "long"}, "policy: T is a number from 0 on, not 'long'"),
+        ({"boost": -0.5}, "policy: boost is a number from 0 on, not -0.5"),
+        ({"fair": 1}, "policy: fair is True or False, not 1"),
+    ],
+)
+def test_wrong_options_are_named(options: Told, message: str) -> None:
+    with pytest.raises(InvalidScenario, match=message):
+        run(options, functions={"A": {}}, requests=requests((0, "A")))
