@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.boost import Boost, cost_class
@@ -26,7 +25,7 @@ from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, Request
 COMPARED = 16
 """Free devices that are compared for a request that has to be loaded."""
 HELD = 256
-"""Working sets of a device that are looked at one by one."""
+"""Working sets of a device, at most, whose requests are compared by their boosts; of more the oldest request counts."""
 
 
 class Adaptive(Scheduler):
@@ -37,8 +36,6 @@ class Adaptive(Scheduler):
         boost: a factor for the boosts; 0: first come, first served.
         fair: False: clients have no shares.
     """
-
-    fair: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class Adaptive(Scheduler):
 
     def worth_least(self, reads: WorkingSet, worker: WorkerState) -> tuple[bytes, ...]:
         """Return the objects that a worker gives up for a working set."""
-        promised = [each for order in self._orders for each in order.promised_sets(worker)]
+        promised = [each for order in self._orders for each in order.needed_sets(worker)]
         waited = [order.waited_for for order in self._orders]
         return self.keep.victims(
             reads, worker.device.index, self._now_s, promised, lambda sets: any(waits(sets) for waits in waited)
@@ -96,9 +93,9 @@ class Adaptive(Scheduler):
         """The time of the event."""
         return self._now_s
 
-    def idle_worker(self, some: QueuedRequest) -> WorkerState | None:
+    def idle_worker(self, head: QueuedRequest) -> WorkerState | None:
         """Return the free worker that looks for a request next."""
-        return self._placement.best(some.group)
+        return self._placement.best(head.group)
 
     def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
         """Return the working sets that are whole on a worker's device, or will be."""
@@ -136,15 +133,16 @@ class Adaptive(Scheduler):
         return True
 
     def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
-        """Return the worker that a request goes to at once; None: it was promised to a busy one.
+        """Return the worker that a request goes to at once; None: the request was promised to a busy one.
 
-        That is a free device with its memory, or a busy one with its memory where it ends before it would elsewhere, or
-        the free device where it ends first, and of equals the one that loses least.
+        That is a free device with the request's memory; or a busy one with the memory, if the request ends there before
+        it would end on a free device; or the free device where it ends first, of equals the one that loses least. On
+        devices of different speed a busy device may lack the memory.
         """
         holders = request.reads.constants.whole
-        free = min(request.group.free_on(holders), default=None, key=lambda worker: self._ends(request, worker))
+        free = min(request.group.free_on(holders), default=None, key=lambda worker: self._preference(request, worker))
         if free is None:
-            free = min(self._some_free(request, idle), key=lambda worker: self._ends(request, worker))
+            free = min(self._some_free(request, idle), key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
         all_devices = {device.index: None for device in request.group.partition.devices}
@@ -163,10 +161,11 @@ class Adaptive(Scheduler):
     def _some_free(self, request: QueuedRequest, idle: WorkerState) -> Iterator[WorkerState]:
         yield idle
         others = (worker for worker in request.group.open.values() if worker is not idle and not worker.gated)
-        for _, worker in zip(range(COMPARED), others, strict=False):
+        for _, worker in zip(range(COMPARED - 1), others, strict=False):
             yield worker
 
-    def _ends(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
+    def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
+        """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
         device = worker.device.index
         lost = self.keep.loss(request.reads, device, self._now_s)
         return (
@@ -190,13 +189,13 @@ class BoostedArrivals(FlowOrder):
         self._local = LocalQueues(policy.cost_s, overrun=1.0)
         self._turns = FairTurns(policy.lead_s)
         self._readers: ReaderQueue[Queue] = ReaderQueue()
-        self._costs: dict[Queue, tuple[int, int]] = {}  # classes of a run, and of a run with the load
-        self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the second
+        self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
+        self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
         self._of_function: dict[str, dict[Queue, None]] = {}
         self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
         self._urgent: PriorityQueue[QueuedRequest] = PriorityQueue()  # by deadline
 
-    def promised_sets(self, worker: WorkerState) -> list[WorkingSet]:
+    def needed_sets(self, worker: WorkerState) -> list[WorkingSet]:
         """Return what the requests read that wait for a worker or run there."""
         running = [request.reads for request in worker.running.values()]
         return [*running, *(request.reads for request in self._local.requests(worker))]
@@ -366,20 +365,25 @@ class BoostedArrivals(FlowOrder):
         return None if found is None else found.head
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
-        """Return the request of the earliest deadline that has less slack than it costs, and can still be met."""
+        """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
         now_s = self._policy.now_s
         while (request := self._later.first()) is not None and self._later.key(request)[0] <= now_s:
             self._later.discard(request)
             self._urgent.put(request, (request.deadline_s or 0.0, request.id))
+        first = self.heads.first()
         for request in list(self._urgent):
-            if now_s + self._policy.cost_s(request, idle) > (request.deadline_s or 0.0):
-                self._urgent.discard(request)
-            elif request not in self._local and self._turns.may_go(request.share) and not self.parked(request.share):
+            deadline_s = request.deadline_s or 0.0
+            if now_s + self._policy.costs_s(request)[0] > deadline_s:
+                self._urgent.discard(request)  # no device meets the deadline any more
+                continue
+            passed_over = first is None or request.share.priority < first.share.priority or request in self._local
+            may_go = self._turns.may_go(request.share) and not self.parked(request.share)
+            if may_go and not passed_over and now_s + self._policy.cost_s(request, idle) <= deadline_s:
                 return request
         return None
 
     def settled(self) -> None:
-        """Load what the next request reads on the worker that is free soonest, while it computes."""
+        """Load what the next request reads on the worker that is free soonest, and promise the request to it."""
         overdue_s = self._local.next_overdue_s
         if overdue_s is not None and overdue_s > self._policy.now_s:
             self._policy.wake_at(overdue_s)

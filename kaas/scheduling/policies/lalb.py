@@ -1,8 +1,9 @@
 """Locality-aware load balancing (LALB and LALBO3, paper section III): a request goes where its function's memory is.
 
-A free device takes the oldest request whose memory it holds. A request that was passed over `limit` times, or that no
-free device holds, is placed: on a device without its memory, which loads it; on a free device with its memory; or in
-the local queue of a busy one, where that ends sooner than a load would. So a device may stay free while requests wait.
+A free device takes the oldest request whose memory it holds. A request that was passed over `limit` times, or that
+finds its memory on no free device, is placed: on a device without its memory, which loads it; on a free device with its
+memory; or in the local queue of a busy one, where that ends sooner than a load would. So a device may stay free while
+requests wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, Request
 
 LIMIT = 25
 """Times that LALBO3 passes a request over: the paper's number."""
-HOLDERS = ("least", "first")
+HOLDER_RULES = ("least", "first")
 
 
 class Lalbo3(Scheduler):
@@ -35,7 +36,7 @@ class Lalbo3(Scheduler):
 
     def __init__(self, devices: Sequence[PhysicalDevice], *, limit: int = LIMIT, holder: str = "least") -> None:
         check_whole("lalbo3", "limit", limit)
-        check_choice("lalbo3", "holder", holder, HOLDERS)
+        check_choice("lalbo3", "holder", holder, HOLDER_RULES)
         self._limit = limit
         self._first_holder = holder == "first"
         self._local_orders: list[LocalityOrder] = []
@@ -60,16 +61,16 @@ class Lalbo3(Scheduler):
 
     # --- the questions of the order
 
-    def idle_worker(self, some: QueuedRequest) -> WorkerState | None:
-        """Return the free worker that looks for a request next."""
-        return self._placement.best(some.group)
+    def idle_worker(self, head: QueuedRequest) -> WorkerState | None:
+        """Return the free worker that looks for a request next; head: any request of the group."""
+        return self._placement.best(head.group)
 
     def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
         """Return the working sets that are whole on a worker's device, or will be."""
         return self._holdings.memories[worker.device.index].whole
 
     def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
-        """Return the worker that a request goes to at once (the paper's place); None: it was promised to a busy one."""
+        """Return the worker that a request goes to at once (the paper: place); None: it was promised to a busy one."""
         holders = request.reads.constants.whole
         free = min(request.group.free_on(holders), key=self.rank, default=None)
         if free is not None:
@@ -117,7 +118,7 @@ class LocalityOrder(FlowOrder):
         self._local = LocalQueues(policy.run_s)
         self._readers: ReaderQueue[Queue] = ReaderQueue()  # by the constants
         self._passes: dict[int, list[int]] = {}  # by priority: the requests that passes reached, a heap
-        self._passed: WorkerState | None = None
+        self._passed: WorkerState | None = None  # the free worker whose pass over the queue has found nothing
         self._newest = 0
 
     def promised_sets(self, worker: WorkerState) -> list[WorkingSet]:
@@ -219,7 +220,7 @@ class LocalityOrder(FlowOrder):
     # --- visits
 
     def _visits(self, head: QueuedRequest) -> int:
-        """Return how many passes have passed over the first request. Passes that ended before it count for none."""
+        """Return how many passes have gone over the first request. Those that ended at an older one do not count."""
         passes = self._passes.get(head.share.priority, [])
         while passes and passes[0] <= head.id:
             heapq.heappop(passes)

@@ -1,9 +1,9 @@
 """MQFQ-Sticky: fair queueing over flows that stay where their memory is (MQFQ-Sticky paper, section 4).
 
-Each client's calls of one function are a flow. A flow's virtual time grows by the run time of each request that it
-dispatches, divided by the client's weight. A flow more than T ahead of the least is throttled; of the others the one
-with fewest requests in flight goes next, on the device that has its memory. A flow that is throttled, or had no request
-for longer than its arrivals let expect, gives its memory up.
+Each client's calls of one function are a flow. With each dispatched request the flow's virtual time grows by the mean
+run time, divided by the client's weight. A flow more than T ahead of the least is throttled; of the others the one with
+fewest requests in flight goes next, on the device that has its memory. The memory of a flow that is throttled, or that
+had no request for longer than its arrivals let expect, is the first to leave.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDERS = ("paper", "longest", "least_vt", "sticky")
 POLL_S = 0.2
 """The period of the devices' utilisation: the paper's."""
 MOST_FLOWS = 50_000
-"""Flows that are remembered; beyond this number the one goes that had its last request longest ago."""
+"""Flows that are remembered; beyond this number the one called longest ago goes, if it has no request."""
 
 
 class MqfqSticky(Scheduler):
@@ -125,7 +125,7 @@ class MqfqSticky(Scheduler):
         return self._now_s
 
     def workers_with_tokens(self, some: Queue | None) -> list[WorkerState]:
-        """Return the workers that may run one more request, the one that is free for longest first."""
+        """Return the workers that may run one more request, the one that has been free longest first."""
         return [] if some is None else [each for each in some.head.group.open.values() if self._may_run(each)]
 
     def held_on(self, device: int) -> dict[WorkingSet, None]:
@@ -147,7 +147,7 @@ class MqfqSticky(Scheduler):
 
 
 class Flows(FlowOrder):
-    """The flows with their virtual times. Flows of clients that limits hold back count for no least virtual time."""
+    """The flows with their virtual times. The least one is taken without the flows of clients that limits hold back."""
 
     def __init__(self, policy: MqfqSticky) -> None:
         super().__init__()
@@ -201,7 +201,8 @@ class Flows(FlowOrder):
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
             self._advance(self._level(queue))
-            self._rest(flow, queue.share)
+            if not queue.requests:
+                self._rest(flow, queue.share)
 
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Charge a request that has begun."""
@@ -229,7 +230,7 @@ class Flows(FlowOrder):
         flow.in_flight -= 1
         if flow.queue is not None:
             self._sort(flow)
-        else:
+        elif self.flow(request) not in self:
             self._rest(flow, request.share)
         self._policy.warm.freed(flow)
 
@@ -327,7 +328,7 @@ class Flows(FlowOrder):
     def _forget(self, name: Hashable) -> None:
         """Forget the flow called longest ago, unless it has requests."""
         flow = self._known[name]
-        if flow.queue is None and not flow.in_flight:
+        if name not in self and not flow.in_flight:
             self._policy.warm.deactivate(flow)
             self._ends.discard(flow)
             for level in self._levels.values():
@@ -356,8 +357,8 @@ class Flows(FlowOrder):
     def _choose(self, level: PriorityLevel) -> tuple[TimedFlow | None, WorkerState | None]:
         """Return the flow that goes next, and its worker, or None for the one with most room.
 
-        Each free device has its flows: those whose memory it has, and those that go there. Of the first ones the first
-        goes. If there is none, any flow goes, unless they are hard.
+        Each free device has flows: those whose memory it has, and those assigned to it. The first of all these, by the
+        policy's order, goes. If there is none, the first of all other flows goes, unless the policy's flows are hard.
         """
         found: tuple[TimedFlow, WorkerState] | None = None
         for worker in self._policy.workers_with_tokens(self.heads.first()):

@@ -166,6 +166,9 @@ class FlowOrder(RequestOrder):
     def __len__(self) -> int:
         return len(self._flows)
 
+    def __contains__(self, flow: Hashable) -> bool:
+        return flow in self._flows
+
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request, those of parked clients included."""
         least = self.heads.first()

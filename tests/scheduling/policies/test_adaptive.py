@@ -11,10 +11,13 @@ import pytest
 from benchmarks.adaptive import OTHERS, dues
 from benchmarks.workloads import kaas_clients, lalb, mqfq
 from kaas.errors import InvalidScenario
+from kaas.scheduling.events import ClientKnown
+from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.policies.world import World
 
 Told = dict[str, Any]
 
@@ -152,6 +155,21 @@ def test_a_request_with_less_slack_than_it_costs_goes_first_if_it_can_be_met() -
     result = run({"boost": 0}, devices=[{"busy_until_s": 1}], functions=functions, requests=told)
     assert order(result) == [0, 5, 1, 2, 3, 4, 6]
     assert not result.rejected
+
+
+def test_a_deadline_is_no_way_past_a_client_of_higher_priority() -> None:
+    """Function g never ran, so a request for it costs the client's mean, 1 s: with a deadline at 2 s it is urgent."""
+    for priority, first in ((0, 1), (1, 2)):
+        world = World(Adaptive)
+        world.tick()
+        world.up(0)
+        world.feed(ClientKnown(0.0, "low", mean_s=1.0))
+        world.feed(ClientKnown(0.0, "high", priority=priority, mean_s=1.0))
+        world.arrive("low")
+        urgent, high = world.arrive("low", "g", deadline_s=2.0), world.arrive("high")
+        world.finish(0, 1.0)
+        assert (urgent, high) == (1, 2)
+        assert world.dispatched[1].request == first
 
 
 # --- what a user gets
