@@ -39,6 +39,7 @@ from kaas.scheduling.policies.static import Static
 from kaas.scheduling.recording import Recorder, replay
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.status import WorkerInfo
+from tests.lanes import spread
 from tests.pool.fake_workers import FakeWorkers, settle
 from tests.timeouts import TIMEOUT_S
 
@@ -127,7 +128,7 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", spread(POLICIES, 4))
 def test_another_process_decides_the_same(policy: str, tmp_path: Path) -> None:
     """In another process sets of names have another order."""
     path = tmp_path / "run.jsonl"
