@@ -17,7 +17,7 @@ from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.keep import Keep
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_flag, check_number
-from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue
+from kaas.scheduling.policies.orders import FlowOrder, FunctionFlows, PriorityQueue, by_age
 from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
@@ -75,7 +75,7 @@ class Adaptive(Scheduler):
             order.estimated(function)
 
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
-        """Return what is worth least on the device; what its local queue reads stays."""
+        """Return the objects worth least on the device; those that its local queue reads stay."""
         return self.worth_least(request.reads, worker)
 
     def worth_least(self, reads: WorkingSet, worker: WorkerState) -> tuple[bytes, ...]:
@@ -191,7 +191,7 @@ class BoostedArrivals(FlowOrder):
         self._readers: ReaderQueue[Queue] = ReaderQueue()
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
         self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
-        self._of_function: dict[str, dict[Queue, None]] = {}
+        self._of_function = FunctionFlows()
         self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
         self._urgent: PriorityQueue[QueuedRequest] = PriorityQueue()  # by deadline
 
@@ -212,7 +212,8 @@ class BoostedArrivals(FlowOrder):
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
-        request.reads.constants.function = request.function
+        if request.reads.nbytes:
+            request.reads.constants.function = request.function
         super().add(request)
         if request.deadline_s is not None:
             _, cost_s = self._policy.costs_s(request)
@@ -231,7 +232,7 @@ class BoostedArrivals(FlowOrder):
     def offer(self, queue: Queue) -> None:
         """Give a flow, whose first request is another one, its places."""
         super().offer(queue)
-        self._of_function.setdefault(queue.head.function, {})[queue] = None
+        self._of_function.add(queue)
         self._take_turns(queue.share)
         if self._turns.may_go(queue.share):
             self._put(queue)
@@ -239,6 +240,7 @@ class BoostedArrivals(FlowOrder):
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places."""
         super().withdraw(queue)
+        self._of_function.discard(queue)
         self._remove_place(queue)
         self._take_turns(queue.share)
 
@@ -279,7 +281,7 @@ class BoostedArrivals(FlowOrder):
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times."""
-        for queue in self._of_function.get(function, ()):
+        for queue in self._of_function.of(function):
             if queue in self._costs:
                 self._put(queue)
 
@@ -303,8 +305,7 @@ class BoostedArrivals(FlowOrder):
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request, those in local queues included."""
         waiting = super().first(skipped)
-        promised = [self._local.requests(worker)[0] for worker in self._local.workers()]
-        return min([*promised, *([waiting] if waiting else [])], default=None, key=_urgency)
+        return min([*self._local.heads(), *([waiting] if waiting else [])], default=None, key=by_age)
 
     # --- the next request
 
@@ -393,7 +394,3 @@ class BoostedArrivals(FlowOrder):
             # another worker that is free sooner may have it
             self._local.promise(request, worker, self._policy.now_s)
             super().drop(request)
-
-
-def _urgency(request: QueuedRequest) -> tuple[float, ...]:
-    return -request.share.priority, request.id

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import ClassVar
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.orders import FlowOrder, Suited
+from kaas.scheduling.policies.orders import FlowOrder, Suited, by_age
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 
@@ -72,7 +72,7 @@ class Batches(FlowOrder):
         """Return the most urgent request, those in batches included."""
         waiting = super().first(skipped)
         heads = [next(iter(batch.values())) for batch in self._batches.values()]
-        return min([*heads, *([waiting] if waiting else [])], default=None, key=_urgency)
+        return min([*heads, *([waiting] if waiting else [])], default=None, key=by_age)
 
     def next(self) -> Chosen | None:
         """Return the next request of a free worker's batch; a worker without one gets that of the oldest request."""
@@ -85,7 +85,7 @@ class Batches(FlowOrder):
             worker = self._suited(queue.head) or worker
             if worker not in self._batches:
                 self._begin(worker, list(queue.requests.values()))
-        batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: _urgency(_head(own)))
+        batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: by_age(_head(own)))
         return _head(batch), worker
 
     def _begin(self, worker: WorkerState, requests: list[QueuedRequest]) -> None:
@@ -104,7 +104,3 @@ class Batches(FlowOrder):
 
 def _head(batch: dict[int, QueuedRequest]) -> QueuedRequest:
     return next(iter(batch.values()))
-
-
-def _urgency(request: QueuedRequest) -> tuple[float, ...]:
-    return -request.share.priority, request.id

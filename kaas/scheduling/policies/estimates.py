@@ -35,7 +35,7 @@ class Mean:
 
 @dataclass(slots=True, eq=False)
 class FunctionTimes:
-    """What is known of one function.
+    """The times of one function.
 
     Fields:
         runs: seconds without loads, by kind of device. device_s: seconds with loads, on all devices. loads: seconds to

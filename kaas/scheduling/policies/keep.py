@@ -1,4 +1,4 @@
-"""What stays in a device's memory (GreedyDual-Size-Frequency; FaasCache, 2021): what is worth most for each byte.
+"""The objects that stay in a device's memory (GreedyDual-Size-Frequency; FaasCache, 2021): those worth most by byte.
 
 The worth of a function's memory on a device is the time that its loads would take in each second without it: the time
 of a load times the rate of its calls, divided by the number of devices that have it. So further copies leave before

@@ -15,7 +15,7 @@ from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_choice, check_whole
-from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.orders import FlowOrder, by_age
 from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
@@ -55,7 +55,7 @@ class Lalbo3(Scheduler):
         return made
 
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
-        """Return what was used longest ago. What the local queue of the worker will read stays."""
+        """Return the objects used longest ago. Those that the local queue of the worker reads stay."""
         promised = [reads for order in self._local_orders for reads in order.promised_sets(worker)]
         return self._holdings.least_recently_used(request.reads, worker.device.index, promised)
 
@@ -172,8 +172,7 @@ class LocalityOrder(FlowOrder):
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request, those in local queues included."""
         waiting = super().first(skipped)
-        promised = [self._local.requests(worker)[0] for worker in self._local.workers()]
-        return min([*promised, *([waiting] if waiting else [])], default=None, key=_urgency)
+        return min([*self._local.heads(), *([waiting] if waiting else [])], default=None, key=by_age)
 
     # --- the algorithm
 
@@ -228,7 +227,3 @@ class LocalityOrder(FlowOrder):
 
     def _mark(self, priority: int, reached: int) -> None:
         heapq.heappush(self._passes.setdefault(priority, []), reached)
-
-
-def _urgency(request: QueuedRequest) -> tuple[float, ...]:
-    return -request.share.priority, request.id

@@ -1,6 +1,6 @@
 """Load balancing without locality (LB, LALB paper section III): the oldest request goes to the device idle for longest.
 
-It is the baseline of LALB. What was used longest ago leaves the device first.
+It is the baseline of LALB. Objects used longest ago leave the device first.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class LocalQueues:
         """Return the requests that wait for a worker, the one promised first in front."""
         return [request for request, _ in self._queues.get(worker, {}).values()]
 
-    def workers(self) -> Collection[WorkerState]:
-        """Return the workers for which requests wait."""
-        return self._queues.keys()
+    def heads(self) -> list[QueuedRequest]:
+        """Return the first request of each local queue."""
+        return [next(iter(own.values()))[0] for own in self._queues.values()]
 
     def promise(self, request: QueuedRequest, worker: WorkerState, until_s: float | None = None) -> None:
         """Let a request wait for a worker; until_s: it may go elsewhere from then on."""

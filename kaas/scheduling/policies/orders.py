@@ -63,6 +63,36 @@ class PriorityQueue(Generic[Item]):
         return self._sorted[0][2] if self._sorted else None
 
 
+def by_age(request: QueuedRequest) -> SortKey:
+    """Return the place of a request among others by its client's priority and its age."""
+    return -request.share.priority, request.id
+
+
+class FunctionFlows:
+    """The flows of each function, for orders that depend on its times."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, dict[Queue, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def add(self, queue: Queue) -> None:
+        """Add a flow."""
+        self._flows.setdefault(queue.function, {})[queue] = None
+
+    def discard(self, queue: Queue) -> None:
+        """Remove a flow, if it is there."""
+        own = self._flows.get(queue.function, {})
+        own.pop(queue, None)
+        if not own:
+            self._flows.pop(queue.function, None)
+
+    def of(self, function: str) -> list[Queue]:
+        """Return the flows of a function."""
+        return list(self._flows.get(function, ()))
+
+
 class FlowOrder(RequestOrder):
     """The requests of a group in flows. A policy's order says what a flow is, how its requests follow, and `next`.
 
@@ -105,7 +135,7 @@ class FlowOrder(RequestOrder):
         flow, share = self.flow(request), request.share
         queue = self._flows.get(flow)
         if queue is None:
-            queue = self._flows[flow] = Queue(share, flow)
+            queue = self._flows[flow] = Queue(share, flow, request.function)
             self._of_client.setdefault(share, {})[queue] = None
         queue.push(request, self.key(request))
         if queue.head is request and share not in self._parked:

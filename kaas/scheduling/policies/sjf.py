@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice
-from kaas.scheduling.policies.orders import HeapOrder, SortKey
+from kaas.scheduling.policies.orders import FunctionFlows, HeapOrder, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves
 
@@ -47,8 +47,7 @@ class ShortestFirst(HeapOrder):
     def __init__(self, policy: ShortestJobFirst) -> None:
         super().__init__(policy.suited)
         self._run_s = policy.run_s
-        self._of_function: dict[str, dict[Queue, None]] = {}
-        self._functions: dict[Queue, str] = {}
+        self._of_function = FunctionFlows()
 
     def flow(self, request: QueuedRequest) -> Hashable:
         """Return the client and the function of a request."""
@@ -61,19 +60,14 @@ class ShortestFirst(HeapOrder):
     def offer(self, queue: Queue) -> None:
         """Give a flow its place."""
         super().offer(queue)
-        function = self._functions[queue] = queue.head.function
-        self._of_function.setdefault(function, {})[queue] = None
+        self._of_function.add(queue)
 
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its place."""
         super().withdraw(queue)
-        function = self._functions.pop(queue, None)
-        if function is not None:
-            del self._of_function[function][queue]
-            if not self._of_function[function]:
-                del self._of_function[function]
+        self._of_function.discard(queue)
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function their places anew."""
-        for queue in list(self._of_function.get(function, ())):
+        for queue in self._of_function.of(function):
             self.offer(queue)

@@ -65,11 +65,13 @@ class Queue(msgspec.Struct, eq=False):
     """A flow: ready requests of one client in an order. An empty queue is removed.
 
     Fields:
-        flow: its name in the order. heap: keys and ids, the first request on top; ids that left `requests` are skipped.
+        flow: its name in the order. function: that of its first request. heap: keys and ids, the first request on top;
+            ids that left `requests` are skipped.
     """
 
     share: ClientShare
     flow: Hashable = None
+    function: str = ""
     requests: dict[int, QueuedRequest] = {}
     heap: list[tuple[float, int]] = []
 

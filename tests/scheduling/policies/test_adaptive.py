@@ -14,6 +14,7 @@ from kaas.errors import InvalidScenario
 from kaas.scheduling.events import ClientKnown
 from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.sjf import ShortestJobFirst
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
@@ -170,6 +171,18 @@ def test_a_deadline_is_no_way_past_a_client_of_higher_priority() -> None:
         world.finish(0, 1.0)
         assert (urgent, high) == (1, 2)
         assert world.dispatched[1].request == first
+
+
+def test_flows_that_are_done_leave_nothing_behind() -> None:
+    """An order that keeps finished flows grows with every client and function that ever called."""
+    for policy in (Adaptive, ShortestJobFirst):
+        world = World(policy)
+        world.tick()
+        world.up(0)
+        for number in range(20):
+            world.finish(world.arrive(f"client {number}", f"function {number}"), 1.0)
+        (order,) = world.raw._orders  # type: ignore[attr-defined]
+        assert not order._of_function
 
 
 # --- what a user gets
