@@ -107,8 +107,10 @@ class FakeWorkers:
         self.die(worker, "killed")
 
     def die(self, worker: int, why: str) -> None:
-        if not self.ends[worker].done():
-            self.ends[worker].set_result(why)
+        """End a worker, if `start` has begun to make it."""
+        end = self.ends.get(worker)
+        if end is not None and not end.done():
+            end.set_result(why)
         for at, _, answer in self.runs:
             if at == worker and not answer.done():
                 answer.set_exception(WorkerLost(why))

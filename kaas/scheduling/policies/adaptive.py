@@ -32,7 +32,7 @@ class Adaptive(Scheduler):
     """At each free device the request goes that arrived first, after a boost that is larger for cheap ones.
 
     Args:
-        T: device seconds per weight by which a client may be ahead of the one that waits and has had least.
+        T: seconds of all devices, per weight, by which a client may be ahead of the one that waits and has had least.
         boost: a factor for the boosts; 0: first come, first served.
         fair: False: clients have no shares.
     """
@@ -48,10 +48,11 @@ class Adaptive(Scheduler):
         check_number("adaptive", "T", T)
         check_number("adaptive", "boost", boost)
         check_flag("adaptive", "fair", fair)
-        self.lead_s = T if fair else math.inf
+        self.lead_s = T * len(devices) if fair else math.inf
         self.boost = Boost(boost)
         self._orders: list[BoostedArrivals] = []
         super().__init__(devices)
+        self.clients = self._fair_share
         self._fastest = max(devices, key=lambda device: device.speed)
         self.mixed = len({(device.kind, device.speed) for device in devices}) > 1
         self.keep = Keep(self._holdings, self._estimates)
@@ -187,7 +188,7 @@ class BoostedArrivals(FlowOrder):
         super().__init__()
         self._policy = policy
         self._local = LocalQueues(policy.cost_s, overrun=1.0)
-        self._turns = FairTurns(policy.lead_s)
+        self._turns = FairTurns(policy.clients, policy.lead_s)
         self._readers: ReaderQueue[Queue] = ReaderQueue()
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
         self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
@@ -214,7 +215,7 @@ class BoostedArrivals(FlowOrder):
         """Add a request to its flow."""
         if request.reads.nbytes:
             request.reads.constants.function = request.function
-        super().add(request)
+        self._enter(request)
         if request.deadline_s is not None:
             _, cost_s = self._policy.costs_s(request)
             self._later.put(request, (request.deadline_s - 2 * cost_s, request.id))
@@ -227,7 +228,15 @@ class BoostedArrivals(FlowOrder):
         if request in self._local:
             self._local.withdraw(request)
         else:
-            super().drop(request)
+            self._leave(request)
+
+    def _enter(self, request: QueuedRequest) -> None:
+        self._turns.came(request)
+        super().add(request)
+
+    def _leave(self, request: QueuedRequest) -> None:
+        self._turns.left(request)
+        super().drop(request)
 
     def offer(self, queue: Queue) -> None:
         """Give a flow, whose first request is another one, its places."""
@@ -291,6 +300,7 @@ class BoostedArrivals(FlowOrder):
         """Take in that a request has begun, and how long it waited."""
         if request.arrived_s is not None:
             self._policy.boost.waited(self._policy.now_s - request.arrived_s)
+        self._turns.began(request)
         self._local.update(worker)
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
@@ -328,7 +338,7 @@ class BoostedArrivals(FlowOrder):
             to = self._policy.destination(chosen, idle, self._local)
             if to is not None:
                 return chosen, to
-            super().drop(chosen)
+            self._leave(chosen)
         return None
 
     def _take_back(self) -> None:
@@ -338,32 +348,24 @@ class BoostedArrivals(FlowOrder):
                 return
             self._local.withdraw(late)
             late.promised = False
-            super().add(late)
+            self._enter(late)
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
-        held, costs, boost_s = self._policy.held_by(idle), self._costs, self._policy.boost.seconds
-        best: tuple[float, ...] | None = None
-        found: Queue | None = None
+        held, boost_s = self._policy.held_by(idle), self._policy.boost.seconds
         if len(held) <= HELD:
-            hits = [queue for reads in held if (queue := self._readers.first_of(reads)) is not None]
+            found = [self._readers.first_of(reads) for reads in held]
         else:
-            oldest = self._readers.first_reading(held)
-            hits = [] if oldest is None else [oldest]
-        for queue in hits:
-            head = queue.head
-            index = (-head.share.priority, (head.arrived_s or 0.0) - boost_s(costs[queue][0]), head.id)
-            if best is None or index < best:
-                best, found = index, queue
-        for whole, queues in self._classes.items():
-            queue = queues.first()
-            if queue is None:
-                continue
-            head = queue.head
-            index = (-head.share.priority, (head.arrived_s or 0.0) - boost_s(whole), head.id)
-            if best is None or index < best:
-                best, found = index, queue
-        return None if found is None else found.head
+            found = [self._readers.first_reading(held)]
+        candidates = [(queue, self._costs[queue][0]) for queue in found if queue is not None]
+        candidates += [(queue, whole) for whole, each in self._classes.items() if (queue := each.first()) is not None]
+
+        def index(candidate: tuple[Queue, int]) -> tuple[float, ...]:
+            head = candidate[0].head
+            return -head.share.priority, (head.arrived_s or 0.0) - boost_s(candidate[1]), head.id
+
+        best = min(candidates, default=None, key=index)
+        return None if best is None else best[0].head
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
@@ -393,4 +395,4 @@ class BoostedArrivals(FlowOrder):
         if worker is not None and request is not None and self._policy.prefetch(request, worker):
             # another worker that is free sooner may have it
             self._local.promise(request, worker, self._policy.now_s)
-            super().drop(request)
+            self._leave(request)

@@ -161,9 +161,8 @@ class FairShare:
     def arrived(self, share: ClientShare, *, again: bool = False) -> None:
         """Count one more request. again: the request was here before and lost its worker."""
         if not share.present:
-            least_s = self._least_s()
-            if not again and share.time_s < least_s:
-                share.charged_s = least_s * share.weight
+            if not again:
+                self.lift(share, self._least_s())
             self._present[share] = self._changed[share] = None
         share.pending += 1
 
@@ -210,6 +209,13 @@ class FairShare:
                 del self._shares[client]
 
     # --- charges
+
+    def lift(self, share: ClientShare, time_s: float) -> None:
+        """Let a client have had at least this time per weight: what it did not ask for is no credit."""
+        if share.time_s < time_s:
+            share.charged_s = time_s * share.weight
+            if share.present:
+                self._changed[share] = None
 
     def dispatched(self, share: ClientShare) -> float:
         """Charge a request that begins with the client's mean, and return that estimate."""

@@ -1,19 +1,19 @@
-"""Fair turns between clients (start-time fair queueing, as DLPM 2025 has it for caches): none is far ahead of another.
+"""Fair turns between clients (start-time fair queueing; DLPM, 2025, has it for caches): none is far ahead of another.
 
-A client may go on while its device time per weight is at most T ahead of the least of all clients that wait. A client
-that begins to wait has at least the virtual time, which is the least time of those that waited so far: what a client
-did not ask for is no credit.
+A client may go on while its device time per weight is at most a lead ahead of the least of all clients that wait. Its
+time is at least the virtual time at which its oldest waiting request came: what a client did not ask for is no credit,
+although it always has some request waiting. The virtual time is the largest time at which a client's request began, as
+in SFQ(D) (Jin, Chase, Kaur 2004).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 
-from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.orders import PriorityQueue
-
-MOST_LIFTS = 8192
-"""Clients whose lifts are remembered, at most; the others are lifted anew when they wait."""
+from kaas.scheduling.policies.state import QueuedRequest
 
 
 class Turns:
@@ -29,23 +29,68 @@ class Turns:
         self.ahead: PriorityQueue[ClientShare] = PriorityQueue()
 
 
+class Backlog:
+    """The waiting requests of a client, with the virtual times at which they came."""
+
+    def __init__(self) -> None:
+        self.arrivals: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, request: int, time_s: float) -> None:
+        """Add a request."""
+        self.arrivals[request] = time_s
+        heapq.heappush(self._heap, (time_s, request))
+
+    @property
+    def oldest_s(self) -> float:
+        """The virtual time of the oldest request. There must be one."""
+        heap = self._heap
+        while heap[0][1] not in self.arrivals:
+            heapq.heappop(heap)
+        return heap[0][0]
+
+
 class FairTurns:
     """The clients that wait, by their device time. Those of different priority do not compete.
 
     Args:
-        lead_s: T; infinite if clients have no shares.
+        fair_share: the clients' device times. lead_s: per weight; infinite if clients have no shares.
     """
 
-    def __init__(self, lead_s: float) -> None:
+    def __init__(self, fair_share: FairShare, lead_s: float) -> None:
+        self._fair_share = fair_share
         self._lead_s = lead_s
         self._turns: dict[int, Turns] = {}
         self._priority: dict[ClientShare, int] = {}  # of those that wait
-        self._lifts: dict[ClientShare, float] = {}  # seconds that a client's time was lifted by
+        self._backlogs: dict[ClientShare, Backlog] = {}
 
     def may_go(self, share: ClientShare) -> bool:
         """Return True if a client is not too far ahead."""
         priority = self._priority.get(share)
         return priority is None or share not in self._turns[priority].ahead
+
+    def came(self, request: QueuedRequest) -> None:
+        """Take in that a request waits."""
+        if self._lead_s < math.inf:
+            backlog = self._backlogs.get(request.share)
+            if backlog is None:
+                backlog = self._backlogs[request.share] = Backlog()
+            backlog.add(request.id, self._turns_of(request.share.priority).now_s)
+
+    def left(self, request: QueuedRequest) -> None:
+        """Take in that a request waits no longer."""
+        if self._lead_s < math.inf:
+            backlog = self._backlogs[request.share]
+            del backlog.arrivals[request.id]
+            if not backlog.arrivals:
+                del self._backlogs[request.share]
+
+    def began(self, request: QueuedRequest) -> None:
+        """Take in that a request, which is charged with its estimate, has begun: time has come to its start."""
+        if self._lead_s < math.inf:
+            share = request.share
+            turns = self._turns_of(share.priority)
+            turns.now_s = max(turns.now_s, share.time_s - (request.estimate_s or 0.0) / share.weight)
 
     def changed(self, share: ClientShare, *, waits: bool) -> list[ClientShare]:
         """Take in that a client waits or does not, or that its time changed. Return those that may go, or no longer."""
@@ -56,22 +101,17 @@ class FairTurns:
             left = self._leave(share)
         if not waits:
             return left
-        turns = self._turns.setdefault(share.priority, Turns())
-        if share not in self._priority:
-            self._priority[share] = share.priority
-            self._lift(share, turns.now_s)
-        turns.waiting.put(share, (self._time_s(share),))
+        turns = self._turns_of(share.priority)
+        self._priority[share] = share.priority
+        self._fair_share.lift(share, self._backlogs[share].oldest_s)
+        turns.waiting.put(share, (share.time_s,))
         return left + self._settle(share, turns)
 
-    def _time_s(self, share: ClientShare) -> float:
-        return share.time_s + self._lifts.get(share, 0.0)
-
-    def _lift(self, share: ClientShare, least_s: float) -> None:
-        missing_s = least_s - self._time_s(share)
-        if missing_s > 0:
-            self._lifts[share] = self._lifts.get(share, 0.0) + missing_s
-            if len(self._lifts) > MOST_LIFTS:
-                self._lifts = {each: self._lifts[each] for each in self._priority if each in self._lifts}
+    def _turns_of(self, priority: int) -> Turns:
+        turns = self._turns.get(priority)
+        if turns is None:
+            turns = self._turns[priority] = Turns()
+        return turns
 
     def _leave(self, share: ClientShare) -> list[ClientShare]:
         priority = self._priority.pop(share, None)
@@ -87,12 +127,10 @@ class FairTurns:
         least = turns.waiting.first()
         if least is None:
             return []
-        (least_s,) = turns.waiting.key(least)
-        turns.now_s = max(turns.now_s, least_s)
-        most_s = turns.now_s + self._lead_s
+        most_s = turns.waiting.key(least)[0] + self._lead_s
         changed = []
         if share is not None:
-            before, time_s = share in turns.ahead, self._time_s(share)
+            before, time_s = share in turns.ahead, share.time_s
             if time_s > most_s:
                 turns.ahead.put(share, (time_s,))
             else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import pytest
 
-from benchmarks.adaptive import OTHERS, dues
-from benchmarks.workloads import kaas_clients, lalb, mqfq
+from benchmarks.adaptive import OTHERS, WEIGHTS, dues
+from benchmarks.workloads import Workload, azure, kaas_clients, lalb, mqfq
 from kaas.errors import InvalidScenario
 from kaas.scheduling.events import ClientKnown
 from kaas.scheduling.policies.adaptive import Adaptive
@@ -144,6 +145,27 @@ def test_a_client_is_held_back_that_is_further_ahead_than_t_and_only_if_turns_ar
         return next(each.at_s for each in result.dispatches if each.request >= 40)
 
     assert first_b(True) <= 6 < first_b(False)
+
+
+def means_by_client(workload: Workload, load: float, fair: bool) -> dict[str, float]:
+    """Return the mean latencies of four clients of weights 1, 1, 2 and 4, of which c0 calls three times as often."""
+    policy = {"name": "adaptive", "fair": fair}
+    scenario = workload.scenario(load, 1, policy, weights=WEIGHTS, run_cv=0.8, profiles=False)
+    clients = simulate(scenario).summary.per_client
+    return {name: client.mean_latency_s for name, client in clients.items()}
+
+
+def test_clients_that_ask_for_less_than_their_share_are_soon_served_although_another_one_floods() -> None:
+    workload = replace(azure(120, 8), requests=1000)
+    fair, unfair = means_by_client(workload, 0.6, True), means_by_client(workload, 0.6, False)
+    for client in ("c1", "c2", "c3"):
+        assert fair[client] < 0.5 * unfair[client]
+
+
+def test_fairness_costs_nothing_where_the_devices_suffice_for_all() -> None:
+    """Clients of weight 4 have less time by weight than others, and always some request waiting: that is no claim."""
+    fair, unfair = (fmean(means_by_client(kaas_clients(), 0.4, each).values()) for each in (True, False))
+    assert fair < 1.1 * unfair
 
 
 # --- 6. deadlines
