@@ -183,8 +183,10 @@ class Flows(FlowOrder):
 
     def offer(self, queue: Queue) -> None:
         """Give a flow, whose first request is another one, its places. One that comes back begins at the least time."""
-        super().offer(queue)
         flow, level = self._known[queue.flow], self._level(queue)
+        if flow.queue is not None and flow not in level.waiting:
+            self.withdraw(queue)  # the priority of its client has changed
+        super().offer(queue)
         if flow.queue is None:
             flow.vt = max(flow.vt, level.vt)
             flow.queue = queue

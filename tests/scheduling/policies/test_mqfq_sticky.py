@@ -17,6 +17,7 @@ from kaas.scheduling.policies.mqfq_sticky import MqfqSticky
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.policies.world import World
 
 Told = dict[str, Any]
 
@@ -243,3 +244,17 @@ def test_backlogged_flows_get_time_within_the_bound(data: st.DataObject, t: floa
 def test_wrong_options_are_named(options: Told, message: str) -> None:
     with pytest.raises(InvalidScenario, match=message):
         run(options, devices=[{}], functions=TWO, requests=requests((0, "A")))
+
+
+def test_a_flow_whose_client_has_another_priority_leaves_the_old_level() -> None:
+    world = World(MqfqSticky, 1)
+    world.tick()
+    world.up(0)
+    running, first = world.arrive("b"), world.arrive("b", "g")
+    world.known("a", priority=1)
+    lowered = world.arrive("a")
+    world.known("a", priority=0)
+    second = world.arrive("b", "g")
+    world.finish(running)
+    assert [each.request for each in world.dispatched] == [running, first]
+    assert {lowered, second} == world.queued
