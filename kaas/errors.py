@@ -607,6 +607,13 @@ class InvalidRecord(KaasError, ValueError):
     line: int
 
 
+class NotRecorded(KaasError, LookupError):
+    """A request, an epoch or an attempt that a record does not have."""
+
+    path: str
+    request: int
+
+
 class InferenceFailed(KaasError):
     """A server of the Open Inference Protocol that refused a request, or broke the protocol."""
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "stats": "observe:stats",
     "simulate": "policies:simulate",
     "replay": "policies:replay",
+    "explain": "explain:explain",
     "trace": "observe:trace",
     "usage": "observe:usage",
     "pardon": "observe:pardon",

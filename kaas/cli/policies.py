@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,12 +18,16 @@ from kaas.scheduling.simulation.simulated import Simulated, Summary
 
 if TYPE_CHECKING:
     from kaas.scheduling.decisions import PolicyFactory
+    from kaas.scheduling.recording import Difference
     from kaas.scheduling.simulation.scenario import Scenario
 
 console = Console(emoji=False)
 
 ScenarioFile = Annotated[
     Path, typer.Argument(exists=True, dir_okay=False, callback=no_device, help="as docs/simulator.md describes it")
+]
+RecordFile = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, callback=no_device, help="what kaas.init(record=...) wrote")
 ]
 PolicyName = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the file's policy")]
 Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
@@ -38,9 +42,7 @@ def simulate(scenario_file: ScenarioFile, policy: PolicyName = None, json: Json 
 
 
 def replay(
-    record: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, callback=no_device, help="what kaas.init(record=...) wrote")
-    ],
+    record: RecordFile,
     policy: PolicyName = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="simulate the recorded requests on so many devices, and compare nothing")
@@ -66,19 +68,23 @@ def replay(
         else:
             _simulate(made, policy, json, rows)
         return
-    replayed = recording.replay(record, None if policy is None else _found(policy))
+    replayed = recording.replay(record, None if policy is None else find_policy(policy))
     counts = f"{replayed.epochs} epochs, {replayed.events} events, {replayed.decisions} decisions"
     if replayed.difference is None:
         console.print(f"[green]identical[/]: {counts}")
         return
-    found = replayed.difference
-    console.print(f"[red]different[/] at line {found.line}, after {counts}")
+    fail_different(replayed.difference, f", after {counts}")
+
+
+def fail_different(found: Difference, where: str = "") -> NoReturn:
+    """Print the first difference of a replay, and exit with status 1."""
+    console.print(f"[red]different[/] at line {found.line}{where}")
     for name, value in (("event", found.event), ("expected", found.expected), ("got", found.got)):
         console.print(f"{name}: {escape(str(value))}", soft_wrap=True)
     raise typer.Exit(1)
 
 
-def _found(policy: str) -> str | PolicyFactory:
+def find_policy(policy: str) -> str | PolicyFactory:
     """Return the policy of an option; the search of modules includes the current folder."""
     from kaas.scheduling.policy_choice import choose_policy
 
@@ -92,7 +98,7 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> 
     from kaas.scheduling.simulation.scenario import PolicyChoice
     from kaas.scheduling.simulation.simulator import simulate as simulated
 
-    found = None if policy is None else _found(policy)
+    found = None if policy is None else find_policy(policy)
     if isinstance(found, str):
         scenario, found = replace(scenario, policy=PolicyChoice(found)), None
     result = simulated(scenario, found)

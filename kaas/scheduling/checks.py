@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kaas.errors import PolicyError
+from kaas.scheduling.candidates import Why
 from kaas.scheduling.decisions import (
     Decision,
     Dispatch,
@@ -87,11 +88,12 @@ class CheckedPolicy:
     """
 
     def __init__(self, policy: Policy, devices: Sequence[PhysicalDevice], *, name: str = "") -> None:
-        self._policy = policy
+        self.policy = policy
         self.name = name or type(policy).__name__
         self._work_conserving = bool(getattr(policy, "work_conserving", False))
         self.utilisation_every_s = _period(getattr(policy, "utilisation_every_s", None), self.name)
         self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
+        self.why: Callable[[int], Why | None] = getattr(policy, "why", lambda _: None)
         self._etask_workers = {device.index: device.etask_workers for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
         self._time_s = float("-inf")
@@ -114,7 +116,7 @@ class CheckedPolicy:
         self._story.append(event)
         self._observe(event)
         try:
-            decisions = list(self._policy.handle(event))  # it may be a generator
+            decisions = list(self.policy.handle(event))  # it may be a generator
         except Exception as error:
             raise self._error(f"raised {type(error).__name__}: {error}") from error
         try:

@@ -7,7 +7,7 @@ killed is whole up to its last line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
-from kaas.scheduling.decisions import Decision, PolicyFactory
+from kaas.scheduling.decisions import Decision, Policy, PolicyFactory
 from kaas.scheduling.events import Event, PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
 from kaas.scheduling.simulation.recorded import Recorded
@@ -159,16 +159,16 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
         InvalidRecord: the file is no record, or its policy has no name.
     """
     epochs = events = decisions = 0
-    handle: Callable[[Event], list[Decision]] | None = None
+    replaying: CheckedPolicy | None = None
     for number, entry in read(Path(path)):
         if isinstance(entry, PoolEpoch):
             epochs += 1
-            handle = _new_handler(path, number, entry, policy)
+            replaying = new_policy(path, number, entry, policy)
             continue
-        if handle is None:
+        if replaying is None:
             raise InvalidRecord(f"{path}: an event before the first epoch", path=str(path), line=number)
         event, expected = entry
-        got = _decisions_of(handle, event)
+        got = decisions_of(replaying, event)
         if got != expected:
             return Replayed(epochs, events, decisions, Difference(number, event, expected, got))
         events += 1
@@ -197,22 +197,26 @@ def recorded(path: str | Path) -> Recorded:
     return requests
 
 
-def _decisions_of(handle: Callable[[Event], list[Decision]], event: Event) -> tuple[Decision, ...] | None:
+def decisions_of(policy: Policy, event: Event) -> tuple[Decision, ...] | None:
+    """Return a policy's decisions about an event; None if it raises."""
     try:
-        return tuple(handle(event))
+        return tuple(policy.handle(event))
     except PolicyError:
         return None
 
 
-def _new_handler(
-    path: str | Path, line: int, epoch: PoolEpoch, policy: str | PolicyFactory | None
-) -> Callable[[Event], list[Decision]]:
+def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | PolicyFactory | None) -> CheckedPolicy:
+    """Return a new policy for an epoch of a record. policy: replaces the recorded one.
+
+    Raises:
+        InvalidRecord: the recorded policy has no name, or cannot be made.
+    """
     if policy is not None:
-        return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices).handle
+        return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices)
     if epoch.policy is None:
         raise InvalidRecord(f"{path}: it was a policy without a name: name one", path=str(path), line=line)
     try:
-        return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices).handle
+        return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:
         message = f"{path}, line {line}: policy {epoch.policy!r} with {epoch.options} cannot be made: {error}"
         raise InvalidRecord(message, path=str(path), line=line) from error

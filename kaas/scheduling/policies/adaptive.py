@@ -11,21 +11,20 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.boost import Boost, cost_class
+from kaas.scheduling.policies.boosted_scores import HELD, BoostedScores
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.keep import Keep
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_flag, check_number
-from kaas.scheduling.policies.orders import FlowOrder, FunctionFlows, PriorityQueue, by_age
+from kaas.scheduling.policies.orders import FunctionFlows, PriorityQueue, by_age
 from kaas.scheduling.policies.reader_queue import ReaderQueue
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
 
 COMPARED = 16
 """Free devices that are compared for a request that has to be loaded."""
-HELD = 256
-"""Working sets of a device, at most, whose requests are compared by their boosts; of more the oldest request counts."""
 
 
 class Adaptive(Scheduler):
@@ -178,11 +177,13 @@ class Adaptive(Scheduler):
         )
 
 
-class BoostedArrivals(FlowOrder):
+class BoostedArrivals(BoostedScores):
     """The flows, one client's calls of one function each, by their boosted arrivals; and the local queues of workers.
 
     Flows whose costs are in one class have the same boost, so the first of a class is the one that came first.
     """
+
+    _policy: Adaptive
 
     def __init__(self, policy: Adaptive) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import ClassVar
 
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import FlowOrder, Suited, by_age
 from kaas.scheduling.policies.scheduler import Scheduler
@@ -76,17 +77,35 @@ class Batches(FlowOrder):
 
     def next(self) -> Chosen | None:
         """Return the next request of a free worker's batch; a worker without one gets that of the oldest request."""
-        queue = self.heads.first()
-        some = queue.head if queue is not None else next((r for b in self._batches.values() for r in b.values()), None)
-        worker = None if some is None else self._best(some.group)
+        queue, worker = self.heads.first(), self._worker()
         if worker is None:
             return None
         if worker not in self._batches and queue is not None:
-            worker = self._suited(queue.head) or worker
-            if worker not in self._batches:
-                self._begin(worker, list(queue.requests.values()))
+            self._begin(worker, list(queue.requests.values()))
         batch = self._batches.get(worker) or min(self._batches.values(), key=lambda own: by_age(_head(own)))
         return _head(batch), worker
+
+    def _worker(self) -> WorkerState | None:
+        """Return the free worker that gets a request: the best one, or if it has no batch, the one for a new batch."""
+        queue = self.heads.first()
+        some = queue.head if queue is not None else next((r for b in self._batches.values() for r in b.values()), None)
+        worker = None if some is None else self._best(some.group)
+        if worker is None or queue is None or worker in self._batches:
+            return worker
+        return self._suited(queue.head) or worker
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each batch and flow: the free worker's batch, then a new one, then the others."""
+        free = self._worker()
+        found = [self._candidate(queue.head, 1, len(queue.requests)) for queue in self._flows.values()]
+        for worker, batch in self._batches.items():
+            turn = 0 if worker is free else 2
+            found.append(self._candidate(_head(batch), turn, len(batch), batch_of_worker=worker.id))
+        return found
+
+    def _candidate(self, head: QueuedRequest, turn: int, waiting: int, **figures: float) -> Candidate:
+        priority, age = by_age(head)
+        return self.candidate(head, {"turn": turn, "-priority": priority, "request": age}, waiting=waiting, **figures)
 
     def _begin(self, worker: WorkerState, requests: list[QueuedRequest]) -> None:
         requests.sort(key=lambda request: request.id)

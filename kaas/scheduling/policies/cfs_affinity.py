@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
@@ -109,6 +110,8 @@ class EffectiveTime(FlowOrder):
     which all devices are equal, those that are affine to a free device, and all by the penalised time.
     """
 
+    compares: ClassVar[tuple[str, ...]] = ("-priority", "effective_s", "request")
+
     def __init__(self, policy: CfsAffinity, holdings: Holdings) -> None:
         super().__init__()
         self._policy = policy
@@ -139,6 +142,16 @@ class EffectiveTime(FlowOrder):
             if not self._affine[affinity]:
                 del self._affine[affinity]
             self._renew_nowhere(affinity)
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each client, by the effective times on the best free devices for them."""
+        found = []
+        for queue in self._flows.values():
+            scores = dict(zip(self.compares, self._effective(queue), strict=True))
+            time_s, weight = queue.share.time_s, queue.share.weight
+            figures = {"time_s": time_s, "penalty_s": scores["effective_s"] - time_s, "weight": weight}
+            found.append(self.candidate(queue.head, scores, **figures))
+        return found
 
     def changed(self, share: ClientShare) -> None:
         """Take in that the time, the mean or the last device of a client has changed."""

@@ -23,6 +23,8 @@ class EarliestDeadlineFirst(Scheduler):
 class Deadlines(HeapOrder):
     """Requests by their deadlines, ties to the oldest."""
 
+    compares: ClassVar[tuple[str, ...]] = ("-priority", "deadline_s", "request")
+
     def key(self, request: QueuedRequest) -> float:
         """Return the deadline; infinite if there is none."""
         return math.inf if request.deadline_s is None else request.deadline_s

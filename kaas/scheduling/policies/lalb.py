@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Sequence
 
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
@@ -173,6 +174,37 @@ class LocalityOrder(FlowOrder):
         """Return the most urgent request, those in local queues included."""
         waiting = super().first(skipped)
         return min([*self._local.heads(), *([waiting] if waiting else [])], default=None, key=by_age)
+
+    # --- why
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each flow, and those in local queues."""
+        requests = [*(queue.head for queue in self._flows.values()), *self._local.promised()]
+        first = self.heads.first()
+        idle = None if first is None else self._policy.idle_worker(first.head)
+        return [self._candidate(request, None if first is None else first.head, idle) for request in requests]
+
+    def _candidate(self, request: QueuedRequest, first: QueuedRequest | None, idle: WorkerState | None) -> Candidate:
+        """Return a request as a candidate: local queues are first, then the oldest one at its limit, then hits.
+
+        idle: the free worker that looks for a request.
+        """
+        constants = request.reads.constants
+        cached = constants is NOTHING or (idle is not None and idle.device.index in constants.whole)
+        visits = self._visits(request) if request is first else 0
+        placed = request is first and (cached or visits >= self._limit or (idle is not None and self._passed is idle))
+        scores = {
+            "local_queue": self._local.turn(request),
+            "-priority": -request.share.priority,
+            "-placed": -placed,
+            "-cached": -cached,
+            "request": request.id,
+        }
+        return self.candidate(request, scores, visits=visits, holders=len(constants.whole))
+
+    def obstacle(self, request: QueuedRequest) -> str:
+        """Return why a request may not go: limits, or its promise."""
+        return self._local.obstacle(request, self.parked) if request in self._local else super().obstacle(request)
 
     # --- the algorithm
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
@@ -38,6 +39,25 @@ class LocalQueues:
     def requests(self, worker: WorkerState) -> list[QueuedRequest]:
         """Return the requests that wait for a worker, the one promised first in front."""
         return [request for request, _ in self._queues.get(worker, {}).values()]
+
+    def promised(self) -> list[QueuedRequest]:
+        """Return all requests that wait for a worker."""
+        return [request for own in self._queues.values() for request, _ in own.values()]
+
+    def obstacle(self, request: QueuedRequest, parked: Callable[[ClientShare], bool]) -> str:
+        """Return why a promised request may not go: its worker is busy, or another request is first there."""
+        if parked(request.share):
+            return "limits of its client"
+        worker = self._workers[request.id]
+        able = worker.usable and not worker.gated
+        first = next((each for each in self.requests(worker) if not parked(each.share)), request)
+        return "" if able and first is request else f"promised to worker {worker.id}"
+
+    def turn(self, request: QueuedRequest) -> int:
+        """Return the place of a request's worker among those with a local queue that can take a request."""
+        able = [worker for worker in self.due if worker.usable and not worker.gated]
+        worker = self._workers.get(request.id)
+        return able.index(worker) if worker in able else len(able)
 
     def heads(self) -> list[QueuedRequest]:
         """Return the first request of each local queue."""

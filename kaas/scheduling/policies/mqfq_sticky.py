@@ -12,9 +12,11 @@ import math
 from collections.abc import Hashable, Sequence
 from itertools import islice
 
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
+from kaas.scheduling.policies.flow_scores import FreeDevices, flow_candidates
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
@@ -282,12 +284,9 @@ class Flows(FlowOrder):
             self._sort(flow)
 
     def _key(self, flow: TimedFlow, queue: Queue) -> SortKey:
-        waiting, order = -len(queue.requests), self._policy.order_by
-        if order == "least_vt":
-            return flow.vt, queue.head.id
-        if order == "longest" or self._policy.one_at_a_time:
-            return waiting, flow.vt, queue.head.id
-        return flow.in_flight, waiting, flow.vt, queue.head.id
+        key, order = (flow.in_flight, -len(queue.requests), flow.vt, queue.head.id), self._policy.order_by
+        skipped = 2 if order == "least_vt" else 1 if order == "longest" or self._policy.one_at_a_time else 0
+        return key[skipped:]
 
     # --- activity and memory
 
@@ -351,9 +350,8 @@ class Flows(FlowOrder):
                     flow = level.waiting.first()
                 if flow is None or flow.queue is None:
                     return None
-                head = flow.queue.head
-                worker = worker or self._policy.roomiest(head)
-                return None if worker is None else (head, worker)
+                worker = worker or self._policy.roomiest(flow.queue.head)
+                return None if worker is None else (flow.queue.head, worker)
         return None
 
     def _choose(self, level: PriorityLevel) -> tuple[TimedFlow | None, WorkerState | None]:
@@ -376,6 +374,25 @@ class Flows(FlowOrder):
         if found is not None:
             return found
         return (None if self._policy.hard else level.able.first()), None
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each flow, with its virtual time."""
+        flows = [(queue, self._known[queue.flow]) for queue in self._flows.values()]
+        told = [(queue, flow, self._level(queue), self._key(flow, queue)) for queue, flow in flows]
+        return flow_candidates(self, told, self._free_devices())
+
+    def _free_devices(self) -> FreeDevices:
+        free, sticky = self._policy.workers_with_tokens(self.heads.first()), self._policy.order_by == "sticky"
+        return FreeDevices({each.device.index: self._last.get(each.device.index) if sticky else None for each in free})
+
+    def obstacle(self, request: QueuedRequest) -> str:
+        """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
+        flow, limits = self._known[self.flow(request)], super().obstacle(request)
+        level = None if limits or flow.queue is None else self._level(flow.queue)
+        if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
+            return limits
+        away = self._policy.hard and self._free_devices().away(flow)
+        return "throttled" if flow in level.throttled else "its device is busy" if away else ""
 
     def settled(self) -> None:
         """Bring the memory of the flows that became active and whose requests still wait."""

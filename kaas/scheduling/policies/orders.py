@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import count, islice
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, WorkerState
 
@@ -100,6 +101,9 @@ class FlowOrder(RequestOrder):
         heads: the flows by their first requests, but for those of parked clients.
     """
 
+    compares: ClassVar[tuple[str, ...]] = ("-priority", "key", "request")
+    """Names of the figures of `place`. "-" stands before one that is taken negative, so that the most goes first."""
+
     def __init__(self) -> None:
         self.heads: PriorityQueue[Queue] = PriorityQueue()
         self._flows: dict[Hashable, Queue] = {}
@@ -184,6 +188,27 @@ class FlowOrder(RequestOrder):
 
     def lost(self, worker: WorkerState) -> None:
         """Take in that a worker has ended: here no request waits for one worker."""
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each flow, with its scores."""
+        return [self.candidate(queue.head, self.scores(queue)) for queue in self._flows.values()]
+
+    def candidate(self, request: QueuedRequest, scores: Mapping[str, float], **figures: float) -> Candidate:
+        """Return a request as a candidate. figures: those of the policy, beside the ones that all policies have."""
+        if request.arrived_s is not None:
+            figures = {"arrived_s": request.arrived_s, **figures}
+        held = self.obstacle(request)
+        return Candidate(request.id, request.share.client, request.function, scores, figures, held)
+
+    def scores(self, queue: Queue) -> dict[str, float]:
+        """Return the figures by which a flow is compared, by name: those of the place that it has, or would have."""
+        place = self.heads.key(queue) if queue in self.heads else self.place(queue)
+        names = self.compares if len(self.compares) == len(place) else [f"place {i}" for i in range(len(place))]
+        return dict(zip(names, place, strict=True))
+
+    def obstacle(self, request: QueuedRequest) -> str:
+        """Return why a waiting request may not go: here only limits hold requests back."""
+        return "limits of its client" if request.share in self._parked else ""
 
     def parked(self, share: ClientShare) -> bool:
         """Return True if limits hold a client back."""

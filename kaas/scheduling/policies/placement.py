@@ -52,7 +52,7 @@ class Placement:
         self.decisions: list[Decision] = []
         self._fair_share = fair_share
         self._rank = rank
-        self._order = order
+        self.order = order
         self._conserving = conserving
         self._changes = 0
         self._next_worker = 0
@@ -72,7 +72,7 @@ class Placement:
         group = self.groups.get(serves)
         if group is None:
             since = (1, self._change()) if born is None else (0, born)
-            group = WorkerGroup(serves, partition, since, self._order(serves))
+            group = WorkerGroup(serves, partition, since, self.order(serves))
             self.groups[serves] = group
         return group
 

@@ -14,6 +14,7 @@ from kaas.scheduling import events
 from kaas.scheduling.decisions import Decision, Dispatch, Reject, WakeAt
 from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Estimates
+from kaas.scheduling.policies.explained import Explained
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
@@ -36,7 +37,7 @@ GROUPS = 4096
 """Groups without worker and request that are kept, since they know when they last gave up a device."""
 
 
-class Scheduler:
+class Scheduler(Explained):
     """The stateful part of a policy. Decisions follow from the state alone, so equal events give equal decisions."""
 
     work_conserving: ClassVar[bool] = False

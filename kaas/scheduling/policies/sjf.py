@@ -44,6 +44,8 @@ class ShortestJobFirst(Scheduler):
 class ShortestFirst(HeapOrder):
     """The calls of one function by one client are a flow; the flow of the least run time goes next."""
 
+    compares: ClassVar[tuple[str, ...]] = ("-priority", "run_s", "request")
+
     def __init__(self, policy: ShortestJobFirst) -> None:
         super().__init__(policy.suited)
         self._run_s = policy.run_s

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kaas.errors import PolicyError
+from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, RequestArrived, Running, WorkerKind
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
@@ -128,6 +129,14 @@ class RequestOrder(Protocol):
 
     def lost(self, worker: WorkerState) -> None:
         """Take in that a worker has ended: requests that waited for it may go elsewhere."""
+
+    def candidates(self) -> list[Candidate]:
+        """Return the requests that compete, by the figures that decide, and change nothing: here it is not known."""
+        return []
+
+    def obstacle(self, request: QueuedRequest) -> str:  # noqa: ARG002
+        """Return why a waiting request may not go, whatever is free; "" if it may in its turn: here each may."""
+        return ""
 
 
 @dataclass(slots=True, eq=False)
