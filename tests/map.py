@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -74,9 +75,18 @@ def modules(package: str) -> dict[str, Path]:
 MODULES = {name: path for package in DISTRIBUTIONS for name, path in modules(package).items()}
 
 
+def parse(path: Path) -> ast.Module:
+    """Return the syntax of a file. The collector of garbage, which would look at each new node again, is paused."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        gc.enable()
+
+
 def tree(module: str) -> ast.Module:
     """Return the syntax of a module."""
-    return ast.parse(MODULES[module].read_text())
+    return parse(MODULES[module])
 
 
 @cache
@@ -177,7 +187,7 @@ def purpose(part: str) -> str:
     if "*" in part:
         return "Modules that all folders need. Used by every process"
     file = path / "__init__.py" if path.is_dir() else path
-    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    docstring = ast.get_docstring(parse(file)) or ""
     return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 

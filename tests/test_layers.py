@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -125,18 +126,26 @@ OTHER_MODULES = [name for name in MODULES if name not in OUR_MODULES]
 """Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as any program does, by its public names."""
 
 
+@cache
+def names_of(module: str) -> tuple[list[str], list[str]]:
+    """Return the names of a module's classes, and its other names of types."""
+    classes, aliases = [], []
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, TYPE):
+            aliases.append(ast.unparse(node.targets[0]))
+    return classes, [name for name in aliases if ALIAS.fullmatch(name)]
+
+
 def class_names(package: str, *, aliases: bool = False) -> dict[str, list[str]]:
     """Return the files of each class name of a distribution, tests left out. aliases: types' other names, too."""
     found: dict[str, list[str]] = defaultdict(list)
     for module in MODULES:
         if within(module, {package}):
-            for node in ast.walk(tree(module)):
-                if isinstance(node, ast.ClassDef):
-                    found[node.name].append(module)
-                elif aliases and isinstance(node, ast.Assign) and isinstance(node.value, TYPE):
-                    name = ast.unparse(node.targets[0])
-                    if ALIAS.fullmatch(name):
-                        found[name].append(module)
+            for names in names_of(module)[: 1 + aliases]:
+                for name in names:
+                    found[name].append(module)
     return found
 
 

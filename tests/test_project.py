@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.map import parse
+
 ROOT = Path(__file__).parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 FOLDERS = ("kaas", "softgpu", "compilers", "libraries", "benchmarks", "examples", "tests")
@@ -148,7 +150,7 @@ def test_documents_point_to_existing_files(path: Path) -> None:
 
 @pytest.mark.slow
 def test_modules_have_docstrings_and_future_imports() -> None:
-    assert not [str(path) for path in SOURCES if not is_introduced(ast.parse((ROOT / path).read_text()))]
+    assert not [str(path) for path in SOURCES if not is_introduced(parse(ROOT / path))]
 
 
 def is_introduced(tree: ast.Module) -> bool:

@@ -27,6 +27,7 @@ from kaas.scheduling.simulation.scenario_file import read as scenario_of
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
 from tests.api.conftest import STEPS
+from tests.lanes import spread
 
 MB = 1 << 20
 FAIR = [name for name, policy in POLICIES.items() if getattr(policy, "fair", False)]
@@ -45,7 +46,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", spread(POLICIES, 5))
 def test_as_many_functions_as_devices_load_their_constants_once(policy: str) -> None:
     """They are called one after the other, and each takes most of a device."""
     assert placement.measure(policy, 3, kaas.Device("software", 8 * MB), 5 * MB) == 0

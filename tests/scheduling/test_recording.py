@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
     asyncio.run(asyncio.wait_for(main(), timeout=TIMEOUT_S))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "seed"), spread(product(POLICIES, range(3)), len(POLICIES)))
 def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     load(path, policy, seed)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from softgpu.tests.driver.test_memcheck import run
 from softgpu.tests.driver.test_strict import SEEDS
+from tests.lanes import spread
 
 pytestmark = pytest.mark.processes
 
@@ -56,8 +59,7 @@ except KaasError as error:
 """
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("gone", ["none", "01", "12"])
+@pytest.mark.parametrize(("gone", "seed"), spread(product(["none", "01", "12"], SEEDS), 4))
 def test_a_missing_edge(gone: str, seed: str) -> None:
     printed = run("-c", EDGES, *([] if gone == "none" else [gone]), SOFTGPU_STRICT=seed)
     if gone == "none":

@@ -29,7 +29,7 @@ class Turns:
         self.ahead: PriorityQueue[ClientShare] = PriorityQueue()
 
 
-class Backlog:
+class ClientBacklog:
     """The waiting requests of a client, with the virtual times at which they came."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class FairTurns:
         self._lead_s = lead_s
         self._turns: dict[int, Turns] = {}
         self._priority: dict[ClientShare, int] = {}  # of those that wait
-        self._backlogs: dict[ClientShare, Backlog] = {}
+        self._backlogs: dict[ClientShare, ClientBacklog] = {}
 
     def may_go(self, share: ClientShare) -> bool:
         """Return True if a client is not too far ahead."""
@@ -74,7 +74,7 @@ class FairTurns:
         if self._lead_s < math.inf:
             backlog = self._backlogs.get(request.share)
             if backlog is None:
-                backlog = self._backlogs[request.share] = Backlog()
+                backlog = self._backlogs[request.share] = ClientBacklog()
             backlog.add(request.id, self._turns_of(request.share.priority).now_s)
 
     def left(self, request: QueuedRequest) -> None:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas.scheduling.decisions import Decision, Dispatch, Policy, Prefetch
@@ -147,7 +147,6 @@ class Restless(Onlooker):
 
 @pytest.mark.parametrize("name", SHARING)
 @given(data=st.data())
-@settings(max_examples=40)
 def test_no_request_waits_while_all_devices_are_idle(name: str, data: st.DataObject) -> None:
     look(data.draw(scenarios(name)), Restless)
 
@@ -214,7 +213,6 @@ class Shares(Onlooker):
 
 
 @given(data=st.data(), t=st.sampled_from([0, 1, 5]))
-@settings(max_examples=40)
 def test_adaptive_gives_backlogged_clients_time_within_the_bound(data: st.DataObject, t: float) -> None:
     """|S_i / w_i - S_j / w_j| <= D (2 T + tau_i / w_i + tau_j / w_j) on D devices, service counted at the dispatch.
 
@@ -257,7 +255,6 @@ class Boosted(Onlooker):
 
 
 @given(data=st.data())
-@settings(max_examples=40)
 def test_under_adaptive_a_request_is_overtaken_only_by_those_of_an_earlier_boosted_arrival(data: st.DataObject) -> None:
     """So it waits only for those that come less than b(c) - b(its own c) after it."""
     at_s = st.integers(0, 80).map(lambda quarter: quarter / 4)
@@ -309,7 +306,6 @@ class Books(Onlooker):
 
 @pytest.mark.parametrize("name", SHARING)
 @given(data=st.data())
-@settings(max_examples=15)
 def test_what_a_policy_knows_of_memory_is_what_the_events_said(name: str, data: st.DataObject) -> None:
     """With one slot: of what a running request drives out, others that run hear when it ends."""
     told = data.draw(scenarios(name))
@@ -336,7 +332,6 @@ class Runs(Onlooker):
 
 
 @given(counts=st.lists(st.integers(1, 45), min_size=2, max_size=2), speed=st.sampled_from([1.0, 3.0]))
-@settings(max_examples=30)
 def test_estimates_are_means_of_the_first_20_and_then_move_by_a_twentieth(counts: list[int], speed: float) -> None:
     told = {
         "profiles": False,

@@ -28,6 +28,7 @@ from kaas.server.usage.quotas import Quotas
 from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, KeptByClient, Usage
 from kaas.server.usage.usage_file import SEGMENT, Gap, Journal, charges, read_usage
 from kaas.wire.specs import RunRecord
+from tests.lanes import spread
 from tests.timeouts import TIMEOUT_S
 
 
@@ -305,7 +306,7 @@ asyncio.run(main())
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("answers", [1, 40, 300])
+@pytest.mark.parametrize("answers", spread([1, 300, 40], 2))
 def test_a_killed_server_has_charged_the_requests_that_it_answered(tmp_path: Path, answers: int) -> None:
     """Two runs of a real process; the first is killed at some point after so many replies."""
     asked = [(f"client{number % 3}", f"key{number}") for number in range(answers + 200)]
