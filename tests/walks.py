@@ -133,7 +133,7 @@ def _environment(folder: Path) -> dict[str, str]:
         flag.write_bytes(bytes(mmap.PAGESIZE))
     paths = [str(Path(__file__).parent / "recorder"), str(ROOT), str(ROOT / "softgpu")]
     walk = {"KAAS_WALK_FOLDER": str(folder), "KAAS_WALK_ROOT": f"{ROOT}/", "PYTHONPATH": os.pathsep.join(paths)}
-    return {**os.environ, **walk}
+    return {**os.environ, **walk, "XDG_RUNTIME_DIR": str(folder)}  # other pools of this user have the same name
 
 
 def _run(folder: Path, program: str, argument: str) -> None:
