@@ -5,13 +5,14 @@ Loads are warm utilisations: the arrivals' run times, without loads, over the de
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.simulation.scenario import Scenario, ScenarioRequest
 from kaas.scheduling.simulation.scenario_file import read
 
 LALB_MODELS = (
@@ -129,6 +130,21 @@ class Workload:
             "requests": calls,
         }
         return read(told | {key: value for key, value in more.items() if key != "run_cv"})
+
+    def calls(self, load: float, seed: int, run_cv: float = 0.0) -> Iterator[ScenarioRequest]:
+        """Yield calls at a load in the order of their arrival, without end. Each has a run time of its own."""
+        draws = Random(seed)
+        every = sum(each.popularity for each in self.functions)
+        mean_s = sum(each.run_s * each.popularity for each in self.functions) / every
+        rate = load * self.devices / mean_s
+        gaps_s = [every / (rate * each.popularity) for each in self.functions]
+        next_calls = [(draws.random() * gap_s, number) for number, gap_s in enumerate(gaps_s)]
+        heapq.heapify(next_calls)
+        while True:
+            at_s, number = next_calls[0]
+            run_s = self.functions[number].run_s * (lognormal(draws, run_cv) if run_cv else 1.0)
+            yield ScenarioRequest(f"f{number}", at_s, None, run_s)
+            heapq.heapreplace(next_calls, (at_s + gaps_s[number] * lognormal(draws, self.gap_cv), number))
 
 
 def lognormal(draws: Random, cv: float) -> float:

@@ -28,12 +28,16 @@ class Locality:
         would be evicted, a busier worker on a device that has the request's objects does better. `best` is the
         group's first free worker by rank, whose device lacks some of the objects.
         """
-        least, near = len(best.running), request.reads.near
+        least, near, whole = len(best.running), request.reads.near, request.reads.whole
         idle = (worker for worker in group.open.values() if len(worker.running) == least and not worker.gated)
         compared = list(islice(idle, COMPARED))  # those that are free for the longest time come first
         if len(compared) == COMPARED:
             compared += islice((worker for worker in group.free_on(near) if len(worker.running) == least), COMPARED)
         memories = self._holdings.memories
+        holders = [worker for worker in compared if worker.device.index in whole] if whole else []
+        if holders and all(memories[worker.device.index].free_bytes >= 0 for worker in holders):
+            # nothing moves there, so none of the others suits as well
+            return min(holders, key=lambda w: ((place := rank(w))[1], -memories[w.device.index].free_bytes, place[2]))
 
         def order(worker: WorkerState) -> tuple[float, ...]:
             device = worker.device.index

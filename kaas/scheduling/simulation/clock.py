@@ -7,8 +7,11 @@ from collections.abc import Callable
 from enum import IntEnum
 from fractions import Fraction
 from itertools import count
+from typing import Any, TypeVar
 
 SECOND_PS = 10**12
+
+Subject = TypeVar("Subject")
 
 
 class Turn(IntEnum):
@@ -22,34 +25,50 @@ class Turn(IntEnum):
 
 
 class Clock:
-    """Goes from one action to the next."""
+    """Goes from one action to the next.
+
+    Fields:
+        now_ps, now_s: the present time. wakes: actions of the last turn, WAKE, since the last other one.
+    """
 
     def __init__(self) -> None:
         self.now_ps = 0
-        self._agenda: list[tuple[int, Turn, int, int, int, Callable[[], None]]] = []
+        self.now_s = 0.0
+        self.wakes = 0
+        self._agenda: list[tuple[int, Turn, int, int, int, Callable[[Any], None], Any]] = []
         self._entries = count()
-
-    @property
-    def now_s(self) -> float:
-        """The present time in seconds."""
-        return seconds(self.now_ps)
 
     @property
     def is_idle(self) -> bool:
         """True if the agenda is empty."""
         return not self._agenda
 
-    def at(self, time_ps: int, turn: Turn, order: tuple[int, int], action: Callable[[], None]) -> None:
-        """Put an action on the agenda; within a turn `order` decides, and then the order of these calls."""
-        heapq.heappush(self._agenda, (time_ps, turn, *order, next(self._entries), action))
+    def at(
+        self, time_ps: int, turn: Turn, order: tuple[int, int], action: Callable[[Subject], None], subject: Subject
+    ) -> None:
+        """Put `action(subject)` on the agenda; in a turn `order` decides, and then the order of these calls."""
+        first, second = order
+        heapq.heappush(self._agenda, (time_ps, turn, first, second, next(self._entries), action, subject))
 
-    def step(self) -> Turn | None:
-        """Run the next action and return its turn; None if the agenda is empty."""
-        if not self._agenda:
-            return None
-        self.now_ps, turn, _, _, _, action = heapq.heappop(self._agenda)
-        action()
-        return turn
+    def advance(self, time_ps: int) -> None:
+        """Run the actions that come before the arrivals of a time. Then it is that time."""
+        agenda = self._agenda
+        before = (time_ps, Turn.ARRIVAL)
+        while agenda and agenda[0] < before:
+            self._step()
+        self.now_ps, self.now_s, self.wakes = time_ps, time_ps / SECOND_PS, 0
+
+    def finish(self) -> None:
+        """Run all actions."""
+        while self._agenda:
+            self._step()
+
+    def _step(self) -> None:
+        time_ps, turn, _, _, _, action, subject = heapq.heappop(self._agenda)
+        if time_ps != self.now_ps:
+            self.now_ps, self.now_s = time_ps, time_ps / SECOND_PS
+        self.wakes = self.wakes + 1 if turn is Turn.WAKE else 0
+        action(subject)
 
 
 def picoseconds(time_s: float) -> int:

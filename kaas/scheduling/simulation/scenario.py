@@ -34,7 +34,12 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioDevice:
-    """A device of a scenario; `cached` names functions whose memory is there from the start."""
+    """A device of a scenario.
+
+    Fields:
+        cached: the functions whose memory is there from the start. host_mb: page-locked memory beside it; None: for
+            all functions. link: the one that its loads share with those of other devices.
+    """
 
     memory_mb: float = 16384.0
     cached: tuple[str, ...] = ()
@@ -44,6 +49,8 @@ class ScenarioDevice:
     slots: int = 1
     speed: float = 1.0
     interference: float = 0.0
+    host_mb: float | None = None
+    link: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +58,9 @@ class ScenarioFunction:
     """A function of a scenario: its memory, its times in seconds, its client.
 
     Fields:
-        run_s: by kind of device, or for all. run_cv: the coefficient of variation of run times, which are lognormal.
-        family, batch: functions of one family differ in the batch size only.
+        load_s: from the host to the device. fetch_s: from the store to the host. run_s: by kind of device, or for all.
+        run_cv: the coefficient of variation of run times, which are lognormal. family, batch: functions of one family
+            differ in the batch size only.
     """
 
     memory_mb: float = 0.0
@@ -65,6 +73,7 @@ class ScenarioFunction:
     run_cv: float = 0.0
     family: str = ""
     batch: float = 0.0
+    fetch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,22 @@ class ScenarioRequest:
     client: str | None = None
     run_s: float | None = None
     deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioLink:
+    """A link over which devices load, and its megabytes in a second."""
+
+    mb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFailure:
+    """The workers of a device end at a time, and start again after down_s at the earliest."""
+
+    at_s: float
+    device: int
+    down_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +138,8 @@ class Scenario:
     requests: tuple[ScenarioRequest, ...] = ()
     profiles: bool | float = True
     worker_start_s: float = 0.0
+    links: Mapping[str, ScenarioLink] = field(default_factory=dict)
+    failures: tuple[ScenarioFailure, ...] = ()
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.
@@ -162,10 +189,8 @@ class Scenario:
         return tuple(own or dict.fromkeys(called))
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of every client that is listed or named; others have the weight of their functions."""
+        """Return the weights of clients that are listed, and of those that functions name; that of others is 1."""
         weights = {name: client.weight for name, client in self.clients.items()}
         for function in self.functions.values():
             weights.setdefault(function.client, function.weight)
-        for request in self.requests:
-            weights.setdefault(self.client_of(request), 1.0)
         return weights

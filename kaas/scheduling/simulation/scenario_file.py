@@ -18,7 +18,9 @@ from kaas.scheduling.simulation.scenario import (
     Scenario,
     ScenarioClient,
     ScenarioDevice,
+    ScenarioFailure,
     ScenarioFunction,
+    ScenarioLink,
     ScenarioRequest,
 )
 
@@ -138,11 +140,12 @@ def _named(reader: Reader) -> Reader:
     return read
 
 
-def _record(kind: Callable[..., Any], readers: Mapping[str, Reader], required: str = "") -> Reader:
+def _record(kind: Callable[..., Any], readers: Mapping[str, Reader], *required: str) -> Reader:
     def read(path: str, value: Any) -> Any:
         fields = _object(path, value, readers)
-        if required and required not in fields:
-            raise _wrong(f"{path}.{required}", "is missing")
+        for key in required:
+            if key not in fields:
+                raise _wrong(f"{path}.{key}", "is missing")
         return kind(**fields)
 
     return read
@@ -180,10 +183,13 @@ _DEVICE: dict[str, Reader] = {
     "slots": partial(_whole, least=1, most=MOST_SLOTS),
     "speed": _positive,
     "interference": _number,
+    "host_mb": _or_null(_number),
+    "link": _or_null(_name),
 }
 _FUNCTION: dict[str, Reader] = {
     "memory_mb": _number,
     "load_s": _number,
+    "fetch_s": _number,
     "run_s": _seconds_by_kind,
     "run_cv": _number,
     "family": _text,
@@ -206,15 +212,19 @@ _REQUEST: dict[str, Reader] = {
     "run_s": _or_null(_number),
     "deadline_s": _or_null(_number),
 }
+_LINK: dict[str, Reader] = {"mb_s": _positive}
+_FAILURE: dict[str, Reader] = {"at_s": _number, "device": _whole, "down_s": _number}
 _SCENARIO: dict[str, Reader] = {
     "policy": _policy,
     "seed": _whole,
     "devices": _list(_record(ScenarioDevice, _DEVICE)),
     "functions": _named(_record(ScenarioFunction, _FUNCTION)),
     "clients": _named(_record(ScenarioClient, _CLIENT)),
-    "requests": _list(_record(ScenarioRequest, _REQUEST, required="function")),
+    "requests": _list(_record(ScenarioRequest, _REQUEST, "function")),
     "profiles": _profiles,
     "worker_start_s": _number,
+    "links": _named(_record(ScenarioLink, _LINK, "mb_s")),
+    "failures": _list(_record(ScenarioFailure, _FAILURE, "at_s", "device")),
 }
 
 
@@ -230,6 +240,9 @@ def _check_names(scenario: Scenario) -> None:
         for place, index in enumerate(client.affinity):
             if index >= len(scenario.devices):
                 raise _wrong(f"clients.{name}.affinity[{place}]", f"no device {index}")
+    for index, failure in enumerate(scenario.failures):
+        if failure.device >= len(scenario.devices):
+            raise _wrong(f"failures[{index}].device", f"no device {failure.device}")
     for index, request in enumerate(scenario.requests):
         if request.function not in scenario.functions:
             raise _wrong(f"requests[{index}].function", f"no function {request.function!r}")
@@ -251,6 +264,8 @@ def _check_device(scenario: Scenario, path: str, device: ScenarioDevice) -> None
             raise _wrong(f"{path}.cached[{place}]", f"{name!r} a second time")
     if sum(scenario.functions[name].memory_mb for name in device.cached) > device.memory_mb:
         raise _wrong(f"{path}.cached", f"more than the device's {device.memory_mb:g} MB")
+    if device.link is not None and device.link not in scenario.links:
+        raise _wrong(f"{path}.link", f"no link {device.link!r}")
     owner = device.owner
     if owner is None:
         return

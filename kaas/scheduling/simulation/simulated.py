@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Start = Literal["hit", "load", "cold"]
-"""hit: the function's memory was on the device. load: it was not. cold: a worker started for the request's function."""
+import msgspec
+
+Start = Literal["hit", "load", "fetch", "cold"]
+"""hit: the function's memory was on the device. load: its host had it. fetch: neither had it, and to fetch it takes
+time. cold: a worker started for the request's function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     """A request that began on a device.
 
     Fields:
@@ -30,21 +31,12 @@ class Dispatched:
     promised: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A request that the policy rejected."""
+class Rejected(msgspec.Struct, frozen=True):
+    """A request that got no result."""
 
     request: int
     at_s: float
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """A request that ran; its latency lasts from its arrival to its end."""
-
-    client: str
-    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +55,7 @@ class Summary:
     Latencies are those of completed requests, with quantiles by nearest rank; 0 if none completed.
 
     Fields:
+        hits, loads, fetches, colds: dispatches by their start.
         device_busy_s: seconds of starts, loads and runs on each device.
         jain: Jain's index of fairness over the charged seconds per weight of the clients that have requests: 1 is
             fair, 1/n all to one of n.
@@ -73,8 +66,11 @@ class Summary:
     p99_latency_s: float
     hits: int
     loads: int
+    fetches: int
     colds: int
+    false_misses: int
     evictions: int
+    rejected: int
     device_busy_s: tuple[float, ...]
     jain: float
     per_client: dict[str, ClientSummary]
@@ -82,55 +78,14 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The result of a simulation."""
+    """The result of a simulation. A run that keeps no dispatches has none here, and no rejections."""
 
     dispatches: tuple[Dispatched, ...]
     rejected: tuple[Rejected, ...]
     summary: Summary
 
 
-def summarise(
-    dispatches: Sequence[Dispatched],
-    completed: Sequence[Completed],
-    *,
-    device_busy_s: Iterable[float],
-    requests: Mapping[str, int],
-    charged_s: Mapping[str, float],
-    weights: Mapping[str, float],
-) -> Summary:
-    """Return the figures of a run. requests, charged_s and weights are by client, for the same clients."""
-    starts = Counter(dispatch.start for dispatch in dispatches)
-    latencies = sorted(each.latency_s for each in completed)
-    of_client: dict[str, list[float]] = {client: [] for client in requests}
-    for each in completed:
-        of_client[each.client].append(each.latency_s)
-    return Summary(
-        mean_latency_s=_mean(latencies),
-        p50_latency_s=_quantile(latencies, 50),
-        p99_latency_s=_quantile(latencies, 99),
-        hits=starts["hit"],
-        loads=starts["load"],
-        colds=starts["cold"],
-        evictions=sum(len(dispatch.evicted) for dispatch in dispatches),
-        device_busy_s=tuple(device_busy_s),
-        jain=jain([charged_s[client] / weights[client] for client, count in requests.items() if count]),
-        per_client={
-            client: ClientSummary(count, _mean(of_client[client]), charged_s[client])
-            for client, count in requests.items()
-        },
-    )
-
-
 def jain(shares: Sequence[float]) -> float:
     """Return (sum x)^2 / (n sum x^2): 1 for equal shares, and if no client had any."""
     squares = math.fsum(share * share for share in shares)
     return math.fsum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _quantile(ordered: Sequence[float], percent: int) -> float:
-    """Return a quantile by nearest rank: the smallest value that at least so many percent do not exceed."""
-    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0

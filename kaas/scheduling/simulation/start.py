@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
-from kaas.scheduling.decisions import Dispatch
+from kaas.errors import InvalidScenario
 from kaas.scheduling.events import (
     ClientKnown,
     FunctionKnown,
@@ -18,115 +17,14 @@ from kaas.scheduling.events import (
     WorkerAdopted,
     WorkerKind,
 )
-from kaas.scheduling.simulation.clock import picoseconds, seconds
+from kaas.scheduling.simulation.clock import SECOND_PS, Clock, picoseconds
+from kaas.scheduling.simulation.devices import SimulatedDevice, SimulatedFunction, SimulatedRequest
 from kaas.scheduling.simulation.draws import Draws
+from kaas.scheduling.simulation.links import SimulatedLink
 from kaas.scheduling.simulation.scenario import NO_SHARED_EXECUTORS, Scenario, ScenarioFunction, ScenarioRequest
-from kaas.scheduling.simulation.simulated_memory import FunctionPlace, SimulatedMemory
+from kaas.scheduling.simulation.simulated_memory import SimulatedHostMemory, SimulatedMemory
 
 MEGABYTE = 1 << 20
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedRequest:
-    """A request of a simulation.
-
-    Fields:
-        index: its place in the scenario. arrival: the event for the policy; its id is its place by arrival. run_ps: its
-            run by kind of device, at speed 1.
-    """
-
-    index: int
-    arrival: RequestArrived
-    key: bytes
-    nbytes: int
-    arrived_ps: int
-    load_ps: int
-    run_ps: Mapping[str, int]
-    deadline_ps: int | None
-    dispatch: Dispatch | None = None
-    """The policy's decision, once it was made."""
-    memory: FunctionPlace | None = None
-    """Its function's memory, once it began."""
-    started_ps: int = 0
-    """The start of its worker, if that was for the request."""
-    ran_ps: int = 0
-    """Its run on its device, once it began."""
-    replied: bool = False
-
-    @property
-    def loaded_ps(self) -> int:
-        """The load of its function's memory, if the request began with one."""
-        return self.load_ps if self.memory is not None and self.memory.loaded else 0
-
-    @property
-    def charged_ps(self) -> int:
-        """The time that the request had its device: start, load and run."""
-        return self.started_ps + self.loaded_ps + self.ran_ps
-
-    @property
-    def dispatched(self) -> Dispatch:
-        """The decision that gave the request a slot."""
-        assert self.dispatch is not None, "only what was dispatched has a slot"
-        return self.dispatch
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedWorker:
-    """A worker of a simulation."""
-
-    id: int
-    kind: WorkerKind
-    device: int
-    slots: int
-    cold_ps: int | None = None
-    """Time of its start, to be charged to its first request; None if it was charged, or no request is."""
-    stopping: bool = False
-    running: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedDevice:
-    """A device of a simulation.
-
-    Fields:
-        running: requests that run. free_ps: no worker starts before. entering: dispatched requests that wait for room
-            in memory. runs: the times from which, and to which, requests run, as far as `busy_share` needs them.
-    """
-
-    index: int
-    slots: int
-    kind: str
-    speed: float
-    interference: float
-    free_ps: int
-    memory: SimulatedMemory
-    running: int = 0
-    busy_ps: int = 0
-    workers: set[int] = field(default_factory=set)
-    entering: deque[SimulatedRequest] = field(default_factory=deque)
-    runs: list[tuple[int, int]] = field(default_factory=list)
-
-    def worker(self, id_: int, kind: WorkerKind) -> SimulatedWorker:
-        """Return a new worker on the device. An eTask worker has one slot: its request has the device to itself."""
-        self.workers.add(id_)
-        return SimulatedWorker(id_, kind, self.index, self.slots if kind is WorkerKind.EXECUTOR else 1)
-
-    def busy_share(self, since_ps: int, until_ps: int) -> float:
-        """Return the share of a time in which at least one request ran. Later calls are about later times."""
-        busy_ps, covered_ps = 0, since_ps
-        for began_ps, ends_ps in sorted(self.runs):
-            covered_ps, end_ps = max(covered_ps, began_ps), min(ends_ps, until_ps)
-            if end_ps > covered_ps:
-                busy_ps += end_ps - covered_ps
-                covered_ps = end_ps
-        self.runs = [run for run in self.runs if run[1] > until_ps]
-        return busy_ps / (until_ps - since_ps)
-
-    def run_ps(self, request: SimulatedRequest) -> int:
-        """Return the picoseconds that a request takes here that begins beside those that run."""
-        alone_ps = request.run_ps[self.kind]
-        factor = (1.0 + self.interference * self.running) / self.speed
-        return alone_ps if factor == 1.0 else round(alone_ps * factor)
 
 
 def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
@@ -137,52 +35,97 @@ def physical(scenario: Scenario) -> tuple[PhysicalDevice, ...]:
     )
 
 
-def devices(scenario: Scenario, copies: Counter[bytes]) -> list[SimulatedDevice]:
+def devices(scenario: Scenario, clock: Clock, copies: Counter[bytes]) -> list[SimulatedDevice]:
     """Return the devices with the memory that they hold from the start; `copies` counts the copies of each function."""
     made = []
+    links = {name: SimulatedLink(clock, link.mb_s * MEGABYTE) for name, link in scenario.links.items()}
     for index, device in enumerate(scenario.devices):
-        memory = SimulatedMemory(to_bytes(device.memory_mb), copies)
+        host = SimulatedHostMemory(None if device.host_mb is None else to_bytes(device.host_mb))
+        memory = SimulatedMemory(to_bytes(device.memory_mb), copies, host)
         for name in device.cached:
             memory.holds_from_start(name.encode(), to_bytes(scenario.functions[name].memory_mb))
-        free_ps = picoseconds(device.busy_until_s)
         made.append(
-            SimulatedDevice(index, device.slots, device.kind, device.speed, device.interference, free_ps, memory)
+            SimulatedDevice(
+                index,
+                device.slots,
+                device.kind,
+                device.speed,
+                device.interference,
+                picoseconds(device.busy_until_s),
+                memory,
+                None if device.link is None else links[device.link],
+            )
         )
     return made
 
 
-def requests(scenario: Scenario) -> list[SimulatedRequest]:
-    """Return the requests in the order of their arrival. Those without a run time of their own draw it by the seed."""
-    made: list[SimulatedRequest] = []
+def functions(scenario: Scenario) -> dict[str, SimulatedFunction]:
+    """Return the functions by name."""
+    kinds = dict.fromkeys(device.kind for device in scenario.devices)
+    made = {}
+    for name, function in scenario.functions.items():
+        key, nbytes = name.encode(), to_bytes(function.memory_mb)
+        made[name] = SimulatedFunction(
+            key,
+            nbytes,
+            function.client,
+            scenario.kind_of(name),
+            (ObjectUse(key, nbytes, constant=True),),
+            picoseconds(function.fetch_s),
+            picoseconds(function.load_s),
+            {kind: picoseconds(_run_s(function, kind)) for kind in kinds},
+        )
+    return made
+
+
+def requests(scenario: Scenario, stream: Iterable[ScenarioRequest] | None = None) -> Iterator[SimulatedRequest]:
+    """Yield the requests in the order of their arrival. Those without a run time of their own draw it by the seed.
+
+    Args:
+        scenario: its own requests are sorted.
+        stream: requests in the place of the scenario's, in the order of their arrival.
+
+    Raises:
+        InvalidScenario: a request of the stream comes before the last one, or calls no function of the scenario.
+    """
+    known = functions(scenario)
     kinds = dict.fromkeys(device.kind for device in scenario.devices)
     draws = Draws(scenario.seed)
-    for index in sorted(range(len(scenario.requests)), key=lambda index: scenario.requests[index].at_s):
-        request = scenario.requests[index]
-        function = scenario.functions[request.function]
-        nbytes, arrived_ps = to_bytes(function.memory_mb), picoseconds(request.at_s)
+    arriving: Iterable[tuple[int, ScenarioRequest]] = enumerate(scenario.requests if stream is None else stream)
+    if stream is None:
+        arriving = sorted(arriving, key=lambda each: each[1].at_s)
+    last_ps = 0
+    for number, (index, request) in enumerate(arriving):
+        function = known.get(request.function)
+        if function is None:
+            raise InvalidScenario(f"no function {request.function!r}", path=f"requests[{index}].function")
+        arrived_ps = picoseconds(request.at_s)
+        if arrived_ps < last_ps:
+            raise InvalidScenario("earlier than the request before", path=f"requests[{index}].at_s")
+        last_ps = arrived_ps
         deadline_ps = None if request.deadline_s is None else arrived_ps + picoseconds(request.deadline_s)
-        key = request.function.encode()
+        run_ps = function.run_ps
+        if request.run_s is not None:
+            run_ps = dict.fromkeys(kinds, picoseconds(request.run_s))
+        elif (run_cv := scenario.functions[request.function].run_cv) != 0:
+            factor = draws.lognormal(run_cv)
+            run_ps = {kind: round(factor * mean_ps) for kind, mean_ps in run_ps.items()}
         arrival = RequestArrived(
-            time_s=seconds(arrived_ps),
-            request=len(made),
-            client=scenario.client_of(request),
-            function=request.function,
-            inputs=(ObjectUse(key, nbytes, constant=True),),
-            deadline_s=None if deadline_ps is None else seconds(deadline_ps),
-            kind=scenario.kind_of(request.function),
+            arrived_ps / SECOND_PS,
+            number,
+            function.client if request.client is None else request.client,
+            request.function,
+            function.reads,
+            True,
+            None if deadline_ps is None else deadline_ps / SECOND_PS,
+            1,
+            function.kind,
         )
-        factor = 1.0 if request.run_s is not None else draws.lognormal(function.run_cv)
-        run_ps = {kind: picoseconds(factor * _run_s(function, request, kind)) for kind in kinds}
-        made.append(
-            SimulatedRequest(index, arrival, key, nbytes, arrived_ps, picoseconds(function.load_s), run_ps, deadline_ps)
-        )
-    return made
+        yield SimulatedRequest(index, arrival, function, arrived_ps, run_ps, deadline_ps)
 
 
-def _run_s(function: ScenarioFunction, request: ScenarioRequest, kind: str) -> float:
-    """Return the mean run time of a request on a kind of device."""
-    if request.run_s is not None:
-        return request.run_s
+def _run_s(function: ScenarioFunction, kind: str) -> float:
+    """Return the mean run time of a function on a kind of device."""
     return function.run_s[kind] if isinstance(function.run_s, Mapping) else function.run_s
 
 
@@ -203,15 +146,18 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
             yield ClientKnown(0.0, name, weight)
 
 
-def functions(scenario: Scenario) -> Iterator[FunctionKnown]:
-    """Yield what the policy is told of each function on each kind of device: its times, perhaps wrong by a factor."""
+def profiles(scenario: Scenario) -> Iterator[FunctionKnown]:
+    """Yield what the policy is told of each function on each kind of device: its times, perhaps wrong by a factor.
+
+    The load is that of memory which the host has, as most loads are.
+    """
     if scenario.profiles is False:
         return
     factor = float(scenario.profiles)
     for kind in dict.fromkeys(device.kind for device in scenario.devices):
         for name, function in scenario.functions.items():
-            run_s = factor * _run_s(function, ScenarioRequest(name), kind)
-            load_s, nbytes = factor * function.load_s, to_bytes(function.memory_mb)
+            run_s, load_s = factor * _run_s(function, kind), factor * function.load_s
+            nbytes = to_bytes(function.memory_mb)
             yield FunctionKnown(0.0, name, kind, run_s, load_s, nbytes, 1, function.family, function.batch)
 
 

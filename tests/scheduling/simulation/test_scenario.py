@@ -15,7 +15,9 @@ from kaas.scheduling.simulation.scenario import (
     Scenario,
     ScenarioClient,
     ScenarioDevice,
+    ScenarioFailure,
     ScenarioFunction,
+    ScenarioLink,
     ScenarioRequest,
 )
 from kaas.scheduling.simulation.scenario_file import parse, read
@@ -32,12 +34,15 @@ FULL: dict[str, Any] = {
             "kind": "gpu",
             "slots": 2,
             "speed": 0.5,
+            "host_mb": 16,
+            "link": "a",
         }
     ],
     "functions": {
         "A": {
             "memory_mb": 4,
             "load_s": 2.0,
+            "fetch_s": 3.0,
             "run_s": 1.0,
             "cold_s": 0.5,
             "kind": "etask",
@@ -47,19 +52,23 @@ FULL: dict[str, Any] = {
     },
     "clients": {"c0": {"weight": 3.0, "runtime_s": 7.0, "affinity": [0], "mean_run_s": 0.1}},
     "requests": [{"at_s": 0.25, "function": "A", "client": "c1", "run_s": None, "deadline_s": 4}],
+    "links": {"a": {"mb_s": 12000}},
+    "failures": [{"at_s": 1, "device": 0, "down_s": 2}],
 }
 
 
 def test_everything_is_read() -> None:
     scenario = parse(json.dumps(FULL))
     assert scenario.seed == 3
-    assert scenario.devices == (ScenarioDevice(8.0, ("A",), 1.0, Owner("c0"), "gpu", 2, 0.5),)
-    assert scenario.functions == {"A": ScenarioFunction(4.0, 2.0, 1.0, 0.5, "etask", "c0", 2.0)}
+    assert scenario.devices == (ScenarioDevice(8.0, ("A",), 1.0, Owner("c0"), "gpu", 2, 0.5, host_mb=16, link="a"),)
+    assert scenario.functions == {"A": ScenarioFunction(4.0, 2.0, 1.0, 0.5, "etask", "c0", 2.0, fetch_s=3.0)}
+    assert scenario.links == {"a": ScenarioLink(12000.0)}
+    assert scenario.failures == (ScenarioFailure(1.0, 0, 2.0),)
     assert scenario.clients == {"c0": ScenarioClient(3.0, 7.0, (0,), 0.1)}
     assert scenario.requests == (ScenarioRequest("A", 0.25, "c1", None, 4.0),)
     assert scenario.client_of(scenario.requests[0]) == "c1"
     assert scenario.owner_of(0) == ("c0", "A")
-    assert scenario.weights() == {"c0": 3.0, "c1": 1.0}
+    assert scenario.weights() == {"c0": 3.0}
 
 
 def test_everything_has_a_default() -> None:
@@ -117,6 +126,22 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*DEVICE, "slots"), 10**9, "devices[0].slots"),
     ((*DEVICE, "speed"), 0, "devices[0].speed"),
     ((*DEVICE, "speed"), 1e-300, "devices[0].speed"),
+    ((*DEVICE, "host_mb"), -1, "devices[0].host_mb"),
+    ((*DEVICE, "host_mb"), float("nan"), "devices[0].host_mb"),
+    ((*DEVICE, "link"), "b", "devices[0].link"),
+    ((*DEVICE, "link"), "", "devices[0].link"),
+    (("links",), {}, "devices[0].link"),
+    (("links", "a"), {}, "links.a.mb_s"),
+    (("links", "a", "mb_s"), 0, "links.a.mb_s"),
+    (("links", "a", "mb_s"), float("nan"), "links.a.mb_s"),
+    (("links", "a", "gb_s"), 1, "links.a.gb_s"),
+    (("failures", 0, "at_s"), -1, "failures[0].at_s"),
+    (("failures", 0, "at_s"), float("nan"), "failures[0].at_s"),
+    (("failures", 0, "down_s"), -1, "failures[0].down_s"),
+    (("failures", 0, "device"), 1, "failures[0].device"),
+    (("failures", 0), {"at_s": 1}, "failures[0].device"),
+    (("failures", 0), {"device": 0}, "failures[0].at_s"),
+    ((*FUNCTION, "fetch_s"), -1, "functions.A.fetch_s"),
     ((*FUNCTION, "memroy_mb"), 4, "functions.A.memroy_mb"),
     ((*FUNCTION, "memory_mb"), "4", "functions.A.memory_mb"),
     ((*FUNCTION, "load_s"), True, "functions.A.load_s"),

@@ -1,0 +1,188 @@
+"""The figures of a simulation, counted while it runs: what has ended is forgotten."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kaas.scheduling.simulation.clock import SECOND_PS, seconds
+from kaas.scheduling.simulation.simulated import (
+    ClientSummary,
+    Dispatched,
+    Rejected,
+    Simulated,
+    Start,
+    Summary,
+    jain,
+)
+
+BUCKET = 1.001
+"""The quotient of the limits of a bucket of latencies: a quantile is wrong by 0.05 % at most."""
+
+
+class Latencies(Protocol):
+    """Latencies, of which quantiles are asked."""
+
+    def add(self, latency_ps: int) -> None:
+        """Add a latency."""
+
+    def quantiles_s(self, percents: Sequence[int]) -> list[float]:
+        """Return quantiles by nearest rank: the least value that so many percent do not exceed; 0 of no values."""
+
+
+class ExactLatencies:
+    """All latencies: eight bytes each."""
+
+    def __init__(self) -> None:
+        self._values = array("d")
+
+    def add(self, latency_ps: int) -> None:
+        """Add a latency."""
+        self._values.append(latency_ps / SECOND_PS)
+
+    def quantiles_s(self, percents: Sequence[int]) -> list[float]:
+        """Return the quantiles of all latencies."""
+        ordered = sorted(self._values)
+        return [ordered[_rank(percent, len(ordered)) - 1] if ordered else 0.0 for percent in percents]
+
+
+class LatencyBuckets:
+    """How many latencies there are in each bucket: some thousand buckets, for any number of latencies."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._zeros = 0
+        self._scale = 1.0 / math.log(BUCKET)
+
+    def add(self, latency_ps: int) -> None:
+        """Count a latency."""
+        if latency_ps:
+            self._counts[int(math.log(latency_ps) * self._scale)] += 1
+        else:
+            self._zeros += 1
+
+    def quantiles_s(self, percents: Sequence[int]) -> list[float]:
+        """Return the middles of the quantiles' buckets."""
+        ordered = sorted(self._counts.items())
+        count = self._zeros + self._counts.total()
+        return [self._quantile_s(ordered, _rank(percent, count)) for percent in percents]
+
+    def _quantile_s(self, ordered: Iterable[tuple[int, int]], rank: int) -> float:
+        before = self._zeros
+        if rank <= before:
+            return 0.0
+        for bucket, count in ordered:
+            before += count
+            if rank <= before:
+                return math.exp((bucket + 0.5) / self._scale) / SECOND_PS
+        return 0.0
+
+
+def _rank(percent: int, count: int) -> int:
+    return -(-percent * count // 100)
+
+
+@dataclass(slots=True, eq=False)
+class _ClientFigures:
+    """Counts of one client's requests, and sums in picoseconds."""
+
+    requests: int = 0
+    completed: int = 0
+    latency_ps: int = 0
+    charged_ps: int = 0
+
+    def summary(self) -> ClientSummary:
+        return ClientSummary(self.requests, _mean_s(self.latency_ps, self.completed), seconds(self.charged_ps))
+
+
+class RunFigures:
+    """The figures of all requests so far.
+
+    Args:
+        clients: those that are there from the start. keep: all dispatches and rejections are kept, and all latencies.
+    """
+
+    def __init__(self, clients: Iterable[str], *, keep: bool) -> None:
+        self.ended = 0
+        self._keep = keep
+        self._clients = {client: _ClientFigures() for client in clients}
+        self._latencies: Latencies = ExactLatencies() if keep else LatencyBuckets()
+        self._starts: Counter[Start] = Counter()
+        self._evictions = 0
+        self._false_misses = 0
+        self._refused = 0
+        self._dispatches: list[Dispatched] = []
+        self._rejected: list[Rejected] = []
+
+    def arrived(self, client: str) -> None:
+        """Count a request."""
+        found = self._clients.get(client)
+        if found is None:
+            found = self._clients[client] = _ClientFigures()
+        found.requests += 1
+
+    def began(
+        self,
+        request: int,
+        device: int,
+        at_s: float,
+        start: Start,
+        evicted: tuple[bytes, ...],
+        *,
+        elsewhere: bool,
+        promised: bool,
+    ) -> None:
+        """Count a request that began on a device. elsewhere: another device had the memory that the request loads."""
+        self._starts[start] += 1
+        self._evictions += len(evicted)
+        self._false_misses += elsewhere
+        if self._keep:
+            names = tuple(key.decode() for key in evicted)
+            self._dispatches.append(Dispatched(request, device, at_s, start, names, elsewhere, promised))
+
+    def completed(self, client: str, latency_ps: int) -> None:
+        """Count a request that ran to its end in time."""
+        self._latencies.add(latency_ps)
+        found = self._clients[client]
+        found.completed += 1
+        found.latency_ps += latency_ps
+
+    def charged(self, client: str, charged_ps: int) -> None:
+        """Count the device time of a request that left its slot."""
+        self._clients[client].charged_ps += charged_ps
+
+    def rejected(self, request: int, at_s: float, reason: str) -> None:
+        """Count a request that got no result."""
+        self._refused += 1
+        if self._keep:
+            self._rejected.append(Rejected(request, at_s, reason))
+
+    def result(self, device_busy_ps: Iterable[int], weights: Mapping[str, float]) -> Simulated:
+        """Return the result of the run. weights: of clients; that of others is 1."""
+        clients = {name: figures.summary() for name, figures in self._clients.items()}
+        completed = sum(figures.completed for figures in self._clients.values())
+        p50_s, p99_s = self._latencies.quantiles_s((50, 99))
+        summary = Summary(
+            mean_latency_s=_mean_s(sum(figures.latency_ps for figures in self._clients.values()), completed),
+            p50_latency_s=p50_s,
+            p99_latency_s=p99_s,
+            hits=self._starts["hit"],
+            loads=self._starts["load"],
+            fetches=self._starts["fetch"],
+            colds=self._starts["cold"],
+            false_misses=self._false_misses,
+            evictions=self._evictions,
+            rejected=self._refused,
+            device_busy_s=tuple(seconds(busy_ps) for busy_ps in device_busy_ps),
+            jain=jain([each.charged_s / weights.get(name, 1.0) for name, each in clients.items() if each.requests]),
+            per_client=clients,
+        )
+        return Simulated(tuple(self._dispatches), tuple(self._rejected), summary)
+
+
+def _mean_s(sum_ps: int, count: int) -> float:
+    return sum_ps / (count * SECOND_PS) if count else 0.0
