@@ -66,7 +66,11 @@ class _Worker:
         return len(self.free) < self.slots
 
     def serves(self, kind: WorkerKind, client: str, function: str) -> bool:
-        return self.kind is kind and self.client in ("", client) and self.function in ("", function)
+        return (
+            self.kind is kind
+            and (not self.client or self.client == client)
+            and (not self.function or self.function == function)
+        )
 
 
 FlowName = tuple[WorkerKind, str, str]
@@ -99,7 +103,8 @@ class CheckedPolicy:
         self._time_s = float("-inf")
         self._waiting: dict[int, RequestArrived] = {}  # requests without their inputs
         self._ready: dict[int, RequestArrived] = {}
-        self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests
+        self._flows: dict[FlowName, dict[int, RequestArrived]] = {}  # the ready requests, but for those in _new
+        self._new: dict[int, RequestArrived] = {}  # those that have come since _flows was needed; most run at once
         self._running: dict[int, tuple[int, int, str]] = {}
         self._workers: dict[int, _Worker] = {}
         self._started: set[int] = set()
@@ -122,7 +127,10 @@ class CheckedPolicy:
         try:
             for decision in decisions:
                 self._story.append(decision)
-                self._check_decision(decision)
+                if type(decision) is Dispatch:
+                    self._dispatch(decision)
+                else:
+                    self._check_decision(decision)
             if self._work_conserving and self._ready and self._usable:
                 self._check_conserving()
         except PolicyError:
@@ -146,9 +154,10 @@ class CheckedPolicy:
                 else:
                     self._waiting[request] = event
             case RequestDone():
-                place = (event.worker, event.slot)
-                if self._running.get(event.request, ())[:2] != place:
-                    self._fail(f"got the end of request {event.request}, which does not run at {place}")
+                place = self._running.get(event.request)
+                if place is None or place[0] != event.worker or place[1] != event.slot:
+                    named = (event.worker, event.slot)
+                    self._fail(f"got the end of request {event.request}, which does not run at {named}")
                 self._end(event.request)
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
@@ -168,9 +177,9 @@ class CheckedPolicy:
                 self._adopt(event)
             case WorkerGone(worker=worker):
                 self._lose(worker)
-            case Residency(worker=worker):
-                up = worker in self._workers and self._workers[worker].slots > 0
-                self._require(up, f"got the objects of unknown worker {worker}")
+            case Residency(worker=number):
+                if (there := self._workers.get(number)) is None or not there.slots:
+                    self._fail(f"got the objects of unknown worker {number}")
             case Ordered(worker=worker, order=order):
                 open_ = self._workers[worker].orders if worker in self._workers else []
                 self._require(order in open_, f"got the answer of worker {worker} to unknown order {order}")
@@ -189,13 +198,12 @@ class CheckedPolicy:
                 pass
 
     def _queue(self, arrived: RequestArrived) -> None:
-        self._ready[arrived.request] = arrived
-        self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
+        self._ready[arrived.request] = self._new[arrived.request] = arrived
 
     def _take(self, request: int) -> RequestArrived | None:
         """Remove a ready request from the queue and return it; None if it is not there."""
         queued = self._ready.pop(request, None)
-        if queued is not None:
+        if queued is not None and self._new.pop(request, None) is None:
             flow = _flow(queued)
             requests = self._flows[flow]
             del requests[request]
@@ -322,6 +330,9 @@ class CheckedPolicy:
 
     def _check_conserving(self) -> None:
         """Check that no slot is free for a waiting request. An eTask worker that shares its device may have to wait."""
+        for arrived in self._new.values():
+            self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
+        self._new.clear()
         for flow, requests in self._flows.items():
             able = [
                 number

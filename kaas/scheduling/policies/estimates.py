@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kaas.scheduling.events import FunctionKnown, Outcome, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.state import QueuedRequest
+
+Key = TypeVar("Key")
 
 MEASURED = 20
 """Values that count alike in a mean."""
@@ -106,13 +109,14 @@ class Estimates:
         if event.outcome is not Outcome.SUCCEEDED:
             return
         times = self.of(function)
-        times.runs.setdefault(device.kind, Mean()).add(event.run_s * device.speed)
+        _add(times.runs, device.kind, event.run_s * device.speed)
         times.device_s.add(event.device_s)
-        self._lines.pop(times.family, None)
+        if times.family:
+            self._lines.pop(times.family, None)
         if event.loaded_bytes:
             per_byte_s = event.load_s / event.loaded_bytes
-            times.loads.setdefault(device.kind, Mean()).add(per_byte_s)
-            self._device_loads.setdefault(device.index, Mean()).add(per_byte_s)
+            _add(times.loads, device.kind, per_byte_s)
+            _add(self._device_loads, device.index, per_byte_s)
 
     # --- estimates
 
@@ -173,6 +177,14 @@ class Estimates:
             slope = sum((batch - middle) * run_s for batch, run_s in points) / spread if spread else 0.0
             line = lines[kind] = mean_s - slope * middle, slope
         return line
+
+
+def _add(means: dict[Key, Mean], key: Key, value: float) -> None:
+    """Take a value into a mean, which is new if there is none."""
+    mean = means.get(key)
+    if mean is None:
+        mean = means[key] = Mean()
+    mean.add(value)
 
 
 def _of_kind(means: Mapping[str, Mean], kind: str) -> Mean | None:

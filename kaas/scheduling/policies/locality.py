@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 from kaas.scheduling.policies.holdings import DeviceMemory, Holdings
@@ -28,25 +28,56 @@ class Locality:
         would be evicted, a busier worker on a device that has the request's objects does better. `best` is the
         group's first free worker by rank, whose device lacks some of the objects.
         """
-        least, near, whole = len(best.running), request.reads.near, request.reads.whole
-        idle = (worker for worker in group.open.values() if len(worker.running) == least and not worker.gated)
-        compared = list(islice(idle, COMPARED))  # those that are free for the longest time come first
-        if len(compared) == COMPARED:
-            compared += islice((worker for worker in group.free_on(near) if len(worker.running) == least), COMPARED)
-        memories = self._holdings.memories
-        holders = [worker for worker in compared if worker.device.index in whole] if whole else []
-        if holders and all(memories[worker.device.index].free_bytes >= 0 for worker in holders):
-            # nothing moves there, so none of the others suits as well
-            return min(holders, key=lambda w: ((place := rank(w))[1], -memories[w.device.index].free_bytes, place[2]))
+        reads = request.reads
+        found = self._holder(request, group, rank)
+        if found is not None:
+            return found
+        all_bytes, held, memories = reads.nbytes, reads.held, self._holdings.memories
+        least: tuple[float, ...] = (math.inf,)
+        roomy = (1.0, -1.0, all_bytes)  # `suits` of devices that hold nothing, and lose nothing
+        device, found = -1, best
+        for index, worker in _compared(group, len(best.running), reads.near):
+            memory = memories[index]
+            room_bytes = 0 if memory.capacity_bytes is None else memory.capacity_bytes - memory.used_bytes
+            suits: tuple[float, ...] = roomy
+            if index in held:
+                suits = self.suits(request, index)
+            elif all_bytes > room_bytes and memory.capacity_bytes is not None:
+                if least < (1.0, 0.0):
+                    continue  # another device loses nothing
+                suits = self.suits(request, index)
+            _, slowness, last = rank(worker) if worker.busier else worker.rank
+            order = (*suits, slowness, -room_bytes, last)
+            if order < least:
+                least, device, found = order, index, worker
+        if reads.near and device not in reads.near and self._evicts(request, device):
+            return min(group.free_on(reads.near), key=rank, default=found)
+        return found
 
-        def order(worker: WorkerState) -> tuple[float, ...]:
-            device = worker.device.index
-            _, slowness, last = rank(worker)
-            return *self.suits(request, device), slowness, -memories[device].free_bytes, last
+    def _holder(self, request: QueuedRequest, group: WorkerGroup, rank: Rank) -> WorkerState | None:
+        """Return the worker that `choose` finds on a device with all objects of a request: there nothing moves.
 
-        found = min(compared, key=order)
-        if near and found.device.index not in near and self._evicts(request, found.device.index):
-            return min(group.free_on(near), key=rank, default=found)
+        None: there is none, or all devices have to be compared.
+        """
+        reads, free, memories = request.reads, group.open, self._holdings.memories
+        if not reads.whole or not group.one_each:
+            return None
+        near: Collection[int] = reads.near.keys() & free.keys()
+        if len(near) > COMPARED < len(free):
+            near = [index for index, _ in _compared(group, 0, reads.near)]
+        least: tuple[float, ...] | None = None
+        found = None
+        for index in near:
+            if index not in reads.whole:
+                continue
+            worker, memory = free[index], memories[index]
+            over_bytes = 0 if memory.capacity_bytes is None else memory.used_bytes - memory.capacity_bytes
+            if over_bytes > 0:
+                return None
+            _, slowness, last = rank(worker) if worker.busier else worker.rank
+            order = slowness, over_bytes, last
+            if least is None or order < least:
+                least, found = order, worker
         return found
 
     def suits(self, request: QueuedRequest, device: int) -> tuple[float, ...]:
@@ -59,7 +90,9 @@ class Locality:
         """
         reads, memory = request.reads, self._holdings.memories[device]
         all_bytes, missing_bytes = reads.nbytes, reads.missing_bytes(device)
-        reloaded_bytes, newest = self._loss(reads.sizes, memory, missing_bytes)
+        reloaded_bytes, newest = 0.0, -1.0
+        if memory.capacity_bytes is not None and missing_bytes > memory.capacity_bytes - memory.used_bytes:
+            reloaded_bytes, newest = self._loss(reads.sizes, memory, missing_bytes)
         moved_bytes = missing_bytes + reloaded_bytes
         if 2 * missing_bytes <= all_bytes and moved_bytes < all_bytes:
             return 0.0, moved_bytes, 0.0
@@ -89,3 +122,20 @@ class Locality:
             if excess_bytes <= 0:
                 return reloaded_bytes, used[key]
         return math.inf, math.inf
+
+
+def _compared(group: WorkerGroup, least: int, near: Mapping[int, None]) -> list[tuple[int, WorkerState]]:
+    """Return the workers to compare, by device: those that are free for the longest time, and those near the data."""
+    free = group.open
+    if group.one_each:
+        compared = list(islice(free.items(), COMPARED))
+        if len(compared) == COMPARED:
+            fewer, other = (near, free) if len(near) < len(free) else (free, near)
+            compared += islice([(index, free[index]) for index in fewer if index in other], COMPARED)
+        return compared
+    idle = (item for item in free.items() if len(item[1].running) == least and not item[1].gated)
+    compared = list(islice(idle, COMPARED))
+    if len(compared) == COMPARED:
+        found = (worker for worker in group.free_on(near) if len(worker.running) == least)
+        compared += ((worker.device.index, worker) for worker in islice(found, COMPARED))
+    return compared

@@ -122,7 +122,8 @@ class FlowOrder(RequestOrder):
 
     def place(self, queue: Queue) -> SortKey:
         """Return the place of a flow: here by the priority of its client, then by the key of its first request."""
-        return -queue.share.priority, self.key(queue.head), queue.head.id
+        head = queue.head
+        return -queue.share.priority, self.key(head), head.id
 
     def offer(self, queue: Queue) -> None:
         """Take in that a flow has another first request, or place, and may go on."""
@@ -138,22 +139,22 @@ class FlowOrder(RequestOrder):
         """Add a request to its flow."""
         flow, share = self.flow(request), request.share
         queue = self._flows.get(flow)
+        first = queue is None
         if queue is None:
             queue = self._flows[flow] = Queue(share, flow, request.function)
             self._of_client.setdefault(share, {})[queue] = None
         queue.push(request, self.key(request))
-        if queue.head is request and share not in self._parked:
+        if (first or queue.head is request) and share not in self._parked:
             self.offer(queue)
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its flow."""
-        share = request.share
         queue = self._flows[self.flow(request)]
-        first = queue.head is request
+        first = len(queue.requests) == 1 or queue.head is request
         del queue.requests[request.id]
         if not queue.requests:
             self._remove(queue)
-        elif first and share not in self._parked:
+        elif first and request.share not in self._parked:
             self.offer(queue)
 
     def _remove(self, queue: Queue) -> None:
@@ -248,8 +249,11 @@ class HeapOrder(FlowOrder):
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self.heads.first()
-        worker = None if queue is None else self._suited(queue.head)
-        return None if queue is None or worker is None else (queue.head, worker)
+        if queue is None:
+            return None
+        request = queue.head
+        worker = self._suited(request)
+        return None if worker is None else (request, worker)
 
 
 class Parked:

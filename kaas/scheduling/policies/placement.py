@@ -131,6 +131,7 @@ class Placement:
 
     def _open(self, worker: WorkerState, slots: Sequence[int], of: int) -> None:
         worker.group.slots = of
+        worker.group.most_slots = max(worker.group.most_slots, of)
         worker.free = [(self._change(), slot) for slot in reversed(slots)]
         self.offer(worker)
 
@@ -191,7 +192,8 @@ class Placement:
         if len(offers) > 64 + 4 * len(worker.group.workers):
             offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
             heapq.heapify(offers)
-        heapq.heappush(offers, (self._rank(worker), worker.id, worker.version, worker))
+        worker.rank = self._rank(worker)
+        heapq.heappush(offers, (worker.rank, worker.id, worker.version, worker))
 
     def best(self, group: WorkerGroup) -> WorkerState | None:
         """Return the worker that a request of a group should take, or None if no worker is free."""

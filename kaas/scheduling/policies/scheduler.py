@@ -373,10 +373,10 @@ class Scheduler(Explained):
         device = worker.device.spec
         request.ends_s = self._now_s + self._estimates.load_s(request, device) + self._estimates.run_s(request, device)
         victims = self.victims(request, worker)
-        share.last_device = worker.device.index
+        share.last_device = device.index
         self.recharged(share)
         if request.reads.nbytes:
-            request.brings = self._holdings.dispatched(request.reads.sizes, worker.device.index)
+            request.brings = self._holdings.dispatched(request.reads.sizes, device.index)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
         request.group.order.dispatched(request, worker)
 

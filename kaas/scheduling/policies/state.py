@@ -171,8 +171,9 @@ class WorkerState:
             another group, which gets it after the request that the worker was started for. expected_s: the time at
             which that request is expected to end. used: number of the change at which the worker last got or ended a
             request. dispatches: the requests that it got.
-        version: the version of the worker's entry among the offers of its group; each entry has another one. busier: a
-            slot was taken since that entry was made, so its rank is too good now.
+        version: the version of the worker's entry among the offers of its group; each entry has another one. rank: the
+            worker's place in that entry. busier: a slot was taken since that entry was made, so its rank is too good
+            now.
     """
 
     id: int
@@ -188,6 +189,7 @@ class WorkerState:
     used: int = 0
     dispatches: int = 0
     version: int = 0
+    rank: tuple[float, float, float] = (0.0, 0.0, 0.0)
     busier: bool = False
 
     @property
@@ -227,7 +229,7 @@ class WorkerGroup:
             the group gets when their workers have ended. coming: workers that start.
         order: of the ready requests, but for `alone`: those that must run alone. clients: how many requests of each
             client are in the order. ready: how many requests wait. running: how many requests run.
-            failures: workers in a row that did not start. slots: of a worker, as last seen.
+            failures: workers in a row that did not start. slots: of a worker, as last seen. most_slots: of any.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
             the best first; entries with an old version are skipped, and a busier worker gets a new place when it is at
             the top.
@@ -250,7 +252,13 @@ class WorkerGroup:
     failures: int = 0
     last_failure: str = ""
     slots: int = 1
+    most_slots: int = 0
     offers: list[tuple[tuple[float, ...], int, int, WorkerState]] = field(default_factory=list)
+
+    @property
+    def one_each(self) -> bool:
+        """True if no worker runs two requests at a time, or shares its device: a worker that is free runs nothing."""
+        return self.most_slots == 1 and self.partition.alive == len(self.workers)
 
     @property
     def provided(self) -> int:
@@ -351,10 +359,17 @@ class RequestTable:
 
     def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
         """Add a request that has arrived."""
-        request = QueuedRequest(event.request, share, group, event.function)
-        request.deadline_s, request.alone, request.arrived_s = event.deadline_s, event.alone, event.time_s
-        if any(use.key is not None for use in event.inputs):
-            request.reads = self._holdings.working_set(event.inputs)
+        reads = self._holdings.working_set(event.inputs) if event.inputs else NOTHING
+        request = QueuedRequest(
+            event.request,
+            share,
+            group,
+            event.function,
+            reads,
+            event.deadline_s,
+            event.alone,
+            arrived_s=event.time_s,
+        )
         self._requests[request.id] = request
         return request
 
@@ -376,9 +391,10 @@ class RequestTable:
         return number in self._requests
 
     def __getitem__(self, number: int) -> QueuedRequest:
-        if number not in self._requests:
+        found = self._requests.get(number)
+        if found is None:
             raise PolicyError(f"no such request: {number}")
-        return self._requests[number]
+        return found
 
     def awaiting_inputs(self, number: int) -> QueuedRequest:
         """Return a request that arrived before its inputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from enum import IntEnum
 from fractions import Fraction
@@ -52,23 +53,20 @@ class Clock:
 
     def advance(self, time_ps: int) -> None:
         """Run the actions that come before the arrivals of a time. Then it is that time."""
-        agenda = self._agenda
-        before = (time_ps, Turn.ARRIVAL)
-        while agenda and agenda[0] < before:
-            self._step()
+        self._run_before((time_ps, Turn.ARRIVAL))
         self.now_ps, self.now_s, self.wakes = time_ps, time_ps / SECOND_PS, 0
 
     def finish(self) -> None:
         """Run all actions."""
-        while self._agenda:
-            self._step()
+        self._run_before((math.inf,))
 
-    def _step(self) -> None:
-        time_ps, turn, _, _, _, action, subject = heapq.heappop(self._agenda)
-        if time_ps != self.now_ps:
+    def _run_before(self, end: tuple[float, ...]) -> None:
+        agenda = self._agenda
+        while agenda and agenda[0] < end:
+            time_ps, turn, _, _, _, action, subject = heapq.heappop(agenda)
             self.now_ps, self.now_s = time_ps, time_ps / SECOND_PS
-        self.wakes = self.wakes + 1 if turn is Turn.WAKE else 0
-        action(subject)
+            self.wakes = self.wakes + 1 if turn is Turn.WAKE else 0
+            action(subject)
 
 
 def picoseconds(time_s: float) -> int:

@@ -119,19 +119,20 @@ class Execution:
         ends_ps += request.ran_ps
         if self._watched:
             device.runs.append((ready_ps, ends_ps))
-        self._clock.at(ends_ps, Turn.COMPLETION, (device.index, request.dispatched.slot), self._complete, request)
+        order = (device.index, request.dispatched.slot)
+        self._clock.at(ends_ps, Turn.COMPLETION, order, self._complete, request)
 
     def _complete(self, request: SimulatedRequest) -> None:
         if request.gone:
             return
-        worker, function, now_ps = request.at, request.function, self._clock.now_ps
+        worker, function, arrival = request.at, request.function, request.arrival
         device = worker.device
         memory = device.memory
+        outcome = Outcome.ABANDONED
         if not request.replied:
-            self._figures.completed(request.arrival.client, now_ps - request.arrived_ps)
-        outcome = Outcome.ABANDONED if request.replied else Outcome.SUCCEEDED
-        request.replied = True
-        del device.running[request.dispatched.request]
+            request.replied, outcome = True, Outcome.SUCCEEDED
+            self._figures.completed(arrival.client, self._clock.now_ps - request.arrived_ps)
+        del device.running[arrival.request]
         device.busy_ps += request.loaded_ps + request.ran_ps
         memory.end(function.key)
         place = request.place

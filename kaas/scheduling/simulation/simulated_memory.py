@@ -96,7 +96,7 @@ class SimulatedMemory:
         self._sizes: dict[bytes, int] = {}
         self._used_bytes = 0
         self._eviction = SegmentedLru()
-        self._running: Counter[bytes] = Counter()
+        self._running: dict[bytes, int] = {}
 
     def emptied(self) -> SimulatedMemory:
         """Drop all functions, and return the empty memory of the device's next process."""
@@ -153,14 +153,14 @@ class SimulatedMemory:
 
     def begin(self, key: bytes) -> None:
         """Count a request of a function that runs."""
-        self._running[key] += 1
+        self._running[key] = self._running.get(key, 0) + 1
 
     def end(self, key: bytes) -> None:
         """Count a request of a function that has ended."""
-        if self._running[key] > 1:
-            self._running[key] -= 1
-        else:
+        if not (left := self._running[key] - 1):
             del self._running[key]
+        else:
+            self._running[key] = left
 
     def idle(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
         """Return the keys of the functions whose memory is there and that do not run."""

@@ -39,7 +39,7 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.simulation import start
-from kaas.scheduling.simulation.clock import Clock, Turn, no_earlier_ps, picoseconds, seconds
+from kaas.scheduling.simulation.clock import SECOND_PS, Clock, Turn, no_earlier_ps, picoseconds, seconds
 from kaas.scheduling.simulation.devices import SimulatedRequest, SimulatedWorker
 from kaas.scheduling.simulation.execution import Execution
 from kaas.scheduling.simulation.figures import RunFigures
@@ -203,16 +203,17 @@ class _Simulation:
         del self._open[dispatch.request]
         self._figures.charged(request.arrival.client, charged_ps)
         worker.running -= 1
-        self._end_if_stopping(worker)
+        if worker.stopping:
+            self._end_if_stopping(worker)
         return RequestDone(
             self._clock.now_s,
             dispatch.request,
             worker.id,
             dispatch.slot,
             outcome,
-            seconds(charged_ps),
-            seconds(request.ran_ps),
-            seconds(request.loaded_ps),
+            charged_ps / SECOND_PS,
+            request.ran_ps / SECOND_PS,
+            request.loaded_ps / SECOND_PS,
             request.function.nbytes if request.loaded_ps else 0,
         )
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
+from random import Random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.events import ObjectUse, Outcome
+from kaas.scheduling.policies import locality
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.locality import Locality
+from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, WorkerState
 from kaas.scheduling.policies.static import Static
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
 from tests.scheduling.policies.world import ETASK, World
 
 POLICIES: dict[str, PolicyFactory] = {
@@ -182,3 +191,60 @@ def settle_workers(world: World) -> None:
             world.gone(worker, "stopped")
         for worker in sorted(set(world.starting) - world.stopping):
             world.up(worker)
+
+
+def one_by_one(
+    self: Locality, request: QueuedRequest, group: WorkerGroup, best: WorkerState, rank: Rank
+) -> WorkerState:
+    """The rule of `Locality.choose`, by comparing each worker with all its figures."""
+    least, near = len(best.running), request.reads.near
+    idle = [worker for worker in group.open.values() if len(worker.running) == least and not worker.gated]
+    compared = idle[: locality.COMPARED]
+    if len(compared) == locality.COMPARED:
+        close = [worker for worker in group.free_on(near) if len(worker.running) == least]
+        compared += close[: locality.COMPARED]
+    memories = self._holdings.memories
+
+    def order(worker: WorkerState) -> tuple[float, ...]:
+        device = worker.device.index
+        _, slowness, last = rank(worker)
+        return *self.suits(request, device), slowness, -memories[device].free_bytes, last
+
+    found = min(compared, key=order)
+    if near and found.device.index not in near and self._evicts(request, found.device.index):
+        return min(group.free_on(near), key=rank, default=found)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fcfs", "cfs_affinity", "sjf"])
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("compared", [2, 64])
+@given(seed=st.integers(0, 2**32))
+def test_the_device_is_that_of_a_comparison_of_all_one_by_one(
+    policy: str, slots: int, compared: int, seed: int
+) -> None:
+    draws = Random(seed)
+    functions = {
+        f"f{number}": {"memory_mb": draws.randint(1, 6), "load_s": draws.choice((0, 1)), "run_s": draws.random()}
+        for number in range(8)
+    }
+    told = {
+        "policy": {"name": policy},
+        "devices": [
+            {"memory_mb": draws.randint(6, 14), "slots": slots, "speed": draws.choice((1, 2))} for _ in "12345"
+        ],
+        "functions": functions,
+        "requests": [{"function": draws.choice([*functions]), "at_s": 6 * draws.random()} for _ in range(40)],
+    }
+    chosen = Locality.choose
+
+    def both(*given: Any) -> WorkerState:
+        found = chosen(*given)
+        assert found is one_by_one(*given)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(locality, "COMPARED", compared)
+        patch.setattr(Locality, "choose", both)
+        simulate(read(told))
