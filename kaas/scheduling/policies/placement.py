@@ -58,8 +58,7 @@ class Placement:
         self._next_worker = 0
         self._last_failure = ""
         self._reclaiming = Reclaiming(fair_share, conserving=conserving)
-        self.reserved: dict[int, WorkerState] = {}
-        """Workers whose devices are reserved for other groups."""
+        self.reserved: dict[int, WorkerState] = {}  # those whose devices are reserved for other groups
         for partition in self.partitions:
             partition.free = {device.index for device in partition.devices}
             partition.shared_places = any(device.spec.etask_workers > 1 for device in partition.devices)
@@ -281,8 +280,7 @@ class Placement:
 
     def stop(self, worker: WorkerState) -> None:
         """Stop a worker; a busy one ends its requests first."""
-        worker.stopping = True
-        group = worker.group
+        worker.stopping, group = True, worker.group
         group.leaving += not worker.last
         self.reserved.pop(worker.id, None)
         group.coming -= worker.starting

@@ -360,16 +360,8 @@ class RequestTable:
     def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
         """Add a request that has arrived."""
         reads = self._holdings.working_set(event.inputs) if event.inputs else NOTHING
-        request = QueuedRequest(
-            event.request,
-            share,
-            group,
-            event.function,
-            reads,
-            event.deadline_s,
-            event.alone,
-            arrived_s=event.time_s,
-        )
+        request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
+        request.arrived_s = event.time_s
         self._requests[request.id] = request
         return request
 
