@@ -12,49 +12,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from kaas.papers.scheduling.functions import AZURE_EXPONENT, LALB_MODELS, LEAST_LOAD_S, MQFQ_FUNCTIONS, zipf
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioRequest
 from kaas.scheduling.simulation.scenario_file import read
 
-LALB_MODELS = (
-    (1269, 2.41, 1.28),
-    (1313, 2.52, 1.25),
-    (1357, 2.60, 1.25),
-    (1435, 2.32, 1.33),
-    (1437, 2.81, 1.25),
-    (1555, 2.64, 1.29),
-    (1601, 2.49, 1.28),
-    (1631, 2.56, 1.30),
-    (1665, 2.67, 1.40),
-    (1701, 2.67, 1.28),
-    (1757, 2.95, 1.30),
-    (1827, 3.10, 1.31),
-    (1919, 2.75, 1.32),
-    (2157, 4.42, 1.63),
-    (2191, 3.51, 1.33),
-    (2903, 3.94, 1.29),
-    (3611, 3.16, 1.31),
-    (3831, 3.91, 1.32),
-    (3887, 3.98, 1.30),
-    (3907, 4.04, 1.27),
-    (3907, 4.03, 1.26),
-    (3947, 4.07, 1.33),
-)
-"""Table I of the LALB paper: megabytes, seconds to load, seconds to run a batch of 32, from squeezenet1.1 to vgg19."""
-MQFQ_FUNCTIONS = (
-    (2.253, 8.581),
-    (0.268, 16.374),
-    (4.483, 12.044),
-    (0.897, 2.648),
-    (0.026, 2.586),
-    (2.050, 2.125),
-    (2.784, 2.145),
-    (1.979, 2.292),
-    (1.472, 1.997),
-)
-"""The functions of the MQFQ-Sticky paper: seconds warm and cold on a GPU, from imagenet to pathfinder."""
-AZURE_EXPONENT = 1.218
-"""Of a Zipf distribution over 46,413 functions in which the first 15 have 56 % of the calls, as in Azure's trace."""
-LEAST_LOAD_S = 0.05
 FLOOD = 3.0
 """How often a flooding client calls, over what its part of the load allows."""
 
@@ -153,11 +114,6 @@ def lognormal(draws: Random, cv: float) -> float:
     return draws.lognormvariate(-variance / 2, math.sqrt(variance))
 
 
-def zipf(count: int, exponent: float) -> list[float]:
-    """Return the popularities of so many functions."""
-    return [(rank + 1) ** -exponent for rank in range(count)]
-
-
 def lalb(functions: int) -> Workload:
     """Return LALB's working set of so many functions, of sizes spread evenly over its table, on its 12 GPUs of 8 GB."""
     models = [LALB_MODELS[number * len(LALB_MODELS) // functions] for number in range(functions)]
@@ -175,7 +131,7 @@ def mqfq(devices: int) -> Workload:
     draws.shuffle(popularity)
     made = []
     for number, part in enumerate(popularity):
-        warm_s, cold_s = MQFQ_FUNCTIONS[number % len(MQFQ_FUNCTIONS)]
+        warm_s, _, cold_s = MQFQ_FUNCTIONS[number % len(MQFQ_FUNCTIONS)]
         memory_mb = draws.choice((1000, 1500, 2500, 4000))
         made.append(Function(memory_mb, max(LEAST_LOAD_S, cold_s - warm_s), warm_s, part))
     return Workload(devices, 16384, tuple(made), gap_cv=2.0)

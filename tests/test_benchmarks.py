@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page, taps
+from benchmarks import page, papers, taps
 from benchmarks.__main__ import names
 from kaas.wire import messages
 
@@ -26,6 +26,10 @@ RESULT = {
 
 def test_the_page_is_made_of_the_results() -> None:
     assert page.PAGE.read_text() == page.current()
+
+
+def test_the_page_of_the_scheduling_papers_is_made_of_the_results() -> None:
+    assert papers.PAGE.read_text() == papers.current()
 
 
 def test_steps_of_a_call_are_named_by_messages_that_there_are() -> None:

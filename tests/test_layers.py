@@ -61,7 +61,7 @@ ALLOWED_IMPORTERS = {
         "kaas.optional_ray",
     },
     "llvmlite": {"softgpu"},
-    "matplotlib": {"kaas.papers.plots", "kaas.bench.report"},
+    "matplotlib": {"kaas.papers.plots", "kaas.papers.scheduling.plots", "kaas.bench.report"},
     "triton": {"kaas.code.triton"},
     "numba": {"kaas.code.numba"},
     "numba_cuda": {"kaas.code.numba"},
@@ -96,7 +96,7 @@ ALLOWED_IMPORTERS = {
 
 DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.decisions", "kaas.scheduling.candidates",
             "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.simulation",
-            "kaas.executor.cache.cache", "kaas.executor.cache.ranges",
+            "kaas.scheduling.comparing.figures", "kaas.executor.cache.cache", "kaas.executor.cache.ranges",
             "kaas.executor.cache.reservation", "kaas.executor.cache.tiers", "kaas.executor.cache.eviction",
             "kaas.executor.plan.arena")  # fmt: skip
 """Modules that decide: values in, values out. No clock, no chance, no environment, no event loop, no device."""

@@ -10,8 +10,10 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kaas.cli.observe import print_whole
@@ -60,8 +62,6 @@ def kaas(
     scaled down: the time of kernels, copies and steps is modelled; all else is real. At full scale models, matrices and
     constants of Table 1's sizes run on the GPUs of this machine.
     """
-    import msgspec
-
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
@@ -118,6 +118,97 @@ def kaas(
         print(msgspec.json.encode(found).decode())
         return
     _show(rows, found_bars)
+
+
+Zipf = Annotated[float | None, typer.Option(help="exponent of the functions' popularity, if not the paper's")]
+GpuMb = Annotated[float | None, typer.Option(help="memory of a GPU, if not the paper's")]
+OverheadS = Annotated[float, typer.Option(help="seconds of a request on its device, besides its load and run")]
+Seeds = Annotated[int, typer.Option(min=1, help="runs of each setting")]
+Plot = Annotated[Path | None, typer.Option(dir_okay=False, help="a PNG of the figures; needs matplotlib")]
+OneLine = Annotated[bool, typer.Option("--json", help="one line, for programs")]
+
+
+@app.command()
+def lalb(
+    zipf: Zipf = None,
+    gpu_mb: GpuMb = None,
+    overhead_s: OverheadS = 0.0,
+    seeds: Seeds = 10,
+    plot: Plot = None,
+    json: OneLine = False,
+) -> None:
+    """Locality-aware load balancing, in virtual time: LB, LALB and LALBO3 on 12 GPUs."""
+    _scheduling("lalb", zipf, gpu_mb, overhead_s, seeds, plot, "working_set", json=json)
+
+
+@app.command()
+def mqfq(
+    zipf: Zipf = None,
+    gpu_mb: GpuMb = None,
+    overhead_s: OverheadS = 0.0,
+    seeds: Seeds = 10,
+    plot: Plot = None,
+    json: OneLine = False,
+) -> None:
+    """MQFQ-Sticky, in virtual time: FCFS, Batch and MQFQ-Sticky on one GPU and two."""
+    _scheduling("mqfq", zipf, gpu_mb, overhead_s, seeds, plot, "D", json=json)
+
+
+@app.command()
+def hybrid(
+    zipf: Zipf = None,
+    gpu_mb: GpuMb = None,
+    overhead_s: OverheadS = 0.0,
+    seeds: Seeds = 10,
+    plot: Plot = None,
+    json: OneLine = False,
+) -> None:
+    """MQFQ-Sticky's functions on a CPU, GPUs, or both, in virtual time."""
+    _scheduling("hybrid", zipf, gpu_mb, overhead_s, seeds, plot, None, json=json)
+
+
+def _scheduling(
+    name: str,
+    zipf: float | None,
+    gpu_mb: float | None,
+    overhead_s: float,
+    seeds: int,
+    plot: Path | None,
+    along: str | None,
+    *,
+    json: bool,
+) -> None:
+    """Run a scheduling paper's experiment, and lay the figures beside the published ones."""
+    from kaas.bench.report import check_matplotlib
+    from kaas.cli.comparisons import progress, show
+    from kaas.papers.scheduling.paper import Assumptions, measure_cells
+    from kaas.papers.scheduling.papers import SCHEDULING_PAPERS
+    from kaas.papers.scheduling.plots import draw_rows
+
+    if plot is not None:
+        check_matplotlib()
+    paper = SCHEDULING_PAPERS[name]
+    assumed = Assumptions(
+        paper.assumed.zipf if zipf is None else zipf, paper.assumed.gpu_mb if gpu_mb is None else gpu_mb, overhead_s
+    )
+    cells = paper.cells(assumed)
+    with progress(name, len(cells) * seeds) as done:
+        rows = measure_cells(cells, seeds, done)
+    told = [each.as_json() for each in rows.rows]
+    published = list(paper.published(rows))
+    if plot is not None:
+        draw_rows([row for row in told if "limit" not in row], plot, along=along)
+    if json:
+        found = {"paper": name, "seeds": seeds, "assumed": assumed, "rows": told, "published": published}
+        print(msgspec.json.encode(found).decode())
+        return
+    show(told, f"{paper.title}: mean ± standard deviation over {seeds} seeds")
+    table = Table("", "paper", "here")
+    for each in published:
+        table.add_row(escape(each.what), each.published, each.here)
+    print_whole(table)
+    for note in paper.notes:
+        console.print(f"- {escape(note)}", highlight=False)
 
 
 def _testbed(scale: Scale) -> Testbed:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kaas.cli.files import no_device
+from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
@@ -34,11 +35,34 @@ Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
 RowCount = Annotated[int, typer.Option(min=0, help="dispatches to show")]
 
 
-def simulate(scenario_file: ScenarioFile, policy: PolicyName = None, json: Json = False, rows: RowCount = 20) -> None:
-    """Run a scheduling policy in virtual time."""
+def simulate(
+    scenario_file: ScenarioFile,
+    policy: PolicyName = None,
+    json: Json = False,
+    rows: RowCount = 20,
+    policies: Annotated[
+        str | None, typer.Option(help="several, separated by commas: their figures, with the spread over seeds")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="runs of each, from the scenario's seed on")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="an option and its values, as limit=0..45 or order=paper,longest")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, callback=no_device, help="a PNG of the figures; needs matplotlib")
+    ] = None,
+) -> None:
+    """Run a scheduling policy in virtual time, or compare several."""
     from kaas.scheduling.simulation.scenario_file import parse
 
-    _simulate(parse(scenario_file.read_bytes()), policy, json, rows)
+    scenario = parse(scenario_file.read_bytes())
+    if policies is None and seeds is None and sweep is None and plot is None:
+        _simulate(scenario, policy, json, rows)
+        return
+    if policy is not None:
+        raise InvalidRequest("--policy is for one run; --policies has the policies to compare")
+    from kaas.cli.comparisons import compare
+
+    compare(scenario, policies, seeds or 1, sweep, plot, json=json)
 
 
 def replay(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from kaas.scheduling.decisions import Decision
+from kaas.scheduling.events import Event
+
+Observer = Callable[[Event, Sequence[Decision]], None]
+"""Hears each event of a simulation, and the policy's decisions about it."""
 Start = Literal["hit", "load", "fetch", "cold"]
 """hit: the function's memory was on the device. load: its host had it. fetch: neither had it, and to fetch it takes
 time. cold: a worker started for the request's function."""

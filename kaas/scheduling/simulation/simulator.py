@@ -44,7 +44,7 @@ from kaas.scheduling.simulation.devices import SimulatedRequest, SimulatedWorker
 from kaas.scheduling.simulation.execution import Execution
 from kaas.scheduling.simulation.figures import RunFigures
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioFailure, ScenarioRequest
-from kaas.scheduling.simulation.simulated import Simulated
+from kaas.scheduling.simulation.simulated import Observer, Simulated
 
 WAKES_IN_A_ROW = 10_000
 """Times that a policy may ask to be woken while nothing else happens and requests wait."""
@@ -61,6 +61,7 @@ def simulate(
     requests: Iterable[ScenarioRequest] | None = None,
     dispatches: bool = True,
     progress: Callable[[int, float], None] | None = None,
+    observe: Observer | None = None,
 ) -> Simulated:
     """Run a scenario to its end, under its own policy or another.
 
@@ -74,18 +75,22 @@ def simulate(
         dispatches: keep all dispatches, rejections and latencies. Without them the run needs no more memory for more
             requests; quantiles of latency are then those of buckets, wrong by 0.05 % at most.
         progress: called after every `PROGRESS_REQUESTS` arrivals with their number and the time in seconds.
+        observe: called with each event and the policy's decisions about it.
 
     Raises:
         InvalidScenario: the policy refuses its options, or the requests are not ordered by time, or call a function
             that the scenario has not.
         PolicyError: the policy raised, broke an invariant, or left requests without an end.
     """
-    return _Simulation(scenario, policy, keep=dispatches).run(requests, progress)
+    return _Simulation(scenario, policy, observe, keep=dispatches).run(requests, progress)
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, policy: PolicyFactory | None, *, keep: bool) -> None:
+    def __init__(
+        self, scenario: Scenario, policy: PolicyFactory | None, observe: Observer | None, *, keep: bool
+    ) -> None:
         self._scenario = scenario
+        self._observe = observe
         self._adopts = policy is None
         self._clock = Clock()
         copies: Counter[bytes] = Counter()
@@ -144,7 +149,10 @@ class _Simulation:
         """Send events to the policy, and then those that follow at once from its decisions."""
         queue = [*events]
         for event in queue:
-            for decision in self._policy.handle(event):
+            decisions = self._policy.handle(event)
+            if self._observe is not None:
+                self._observe(event, decisions)
+            for decision in decisions:
                 queue += self._apply(decision)
 
     def _arrive(self, request: SimulatedRequest) -> None:

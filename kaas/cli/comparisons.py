@@ -1,0 +1,172 @@
+"""Tables, progress and sweeps of policies that are compared over seeds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kaas.cli.observe import print_whole
+from kaas.errors import InvalidRequest
+from kaas.import_target import modules_here
+
+if TYPE_CHECKING:
+    from kaas.scheduling.simulation.scenario import Scenario
+
+FigureRow = Mapping[str, Any]
+"""Labels, and figures as (mean, standard deviation)."""
+MOST_VALUES = 10_000
+"""Of an option that is swept."""
+COLUMNS = {
+    "mean_latency_s": "mean latency (s)",
+    "p50_latency_s": "p50 (s)",
+    "p99_latency_s": "p99 (s)",
+    "miss_ratio": "misses",
+    "false_miss_ratio": "false misses",
+    "cold_ratio": "cold",
+    "duplicates": "copies of the hottest",
+    "function_variance": "variance by function",
+    "client_variance": "variance by client",
+    "jain": "jain",
+    "utilisation": "utilisation",
+}
+
+
+def compare(
+    scenario: Scenario, policies: str | None, seeds: int, sweep: str | None, plot: Path | None, *, json: bool
+) -> None:
+    """Run a scenario under each policy, with each seed and each value of a swept option, and print the figures.
+
+    policies are names and module:Class, separated by commas; None stands for the scenario's. sweep is option=values.
+
+    Raises:
+        InvalidRequest: the sweep is none, or no policy has its option.
+        MissingPackage: there is something to plot, but no matplotlib.
+    """
+    from kaas.bench.report import check_matplotlib
+    from kaas.papers.scheduling.plots import draw_rows
+    from kaas.scheduling.comparing.runs import SimulatedRun, measure_all, spreads
+
+    if plot is not None:
+        check_matplotlib()
+    option, values = (None, ()) if sweep is None else swept(sweep)
+    variants = list(_variants(scenario, policies, option, values))
+    runs = [
+        SimulatedRun(partial(replace, _chosen(scenario, told), seed=seed), told if ":" in told["name"] else None)
+        for told in variants
+        for seed in range(scenario.seed, scenario.seed + seeds)
+    ]
+    with progress("simulating", len(runs)) as done:
+        measured = measure_all(runs, done)
+    rows: list[dict[str, Any]] = []
+    for place, told in enumerate(variants):
+        labels = {"policy": told["name"]} | ({option: told[option]} if option in told else {})
+        rows.append({**labels, **spreads(measured[place * seeds : (place + 1) * seeds])})
+    if plot is not None:
+        numeric = option is not None and all(isinstance(value, int | float) for value in values)
+        draw_rows(rows, plot, along=option if numeric else None)
+    if json:
+        print(msgspec.json.encode(rows).decode())
+        return
+    show(rows, f"mean ± standard deviation over {seeds} seeds")
+
+
+def swept(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the option and the values of a sweep: "limit=0..45", "order=paper,longest".
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    option, equals, told = text.partition("=")
+    if not (option.isidentifier() and equals and told):
+        raise InvalidRequest(f"--sweep is option=first..last or option=value,value, not {text!r}")
+    first, dots, last = told.partition("..")
+    if not dots:
+        return option, tuple(_value(each.strip()) for each in told.split(","))
+    try:
+        low, high = int(first), int(last)
+    except ValueError as error:
+        raise InvalidRequest(f"--sweep {option}: a range is of whole numbers, not {told!r}") from error
+    if not 0 <= high - low < MOST_VALUES:
+        raise InvalidRequest(f"--sweep {option}: {told!r} has no values, or more than {MOST_VALUES:,}")
+    return option, tuple(range(low, high + 1))
+
+
+@contextmanager
+def progress(what: str, runs: int) -> Iterator[Callable[[], None]]:
+    """Show how many of the runs are done, on the terminal's error output; the value counts one more."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=runs)
+        yield lambda: shown.advance(task)
+
+
+def show(rows: Sequence[FigureRow], title: str) -> None:
+    """Print rows as a table."""
+    labels = list(dict.fromkeys(name for row in rows for name, value in row.items() if not _is_figure(value)))
+    table = Table(*map(escape, labels), *COLUMNS.values(), title=title, title_justify="left")
+    for row in rows:
+        cells = [escape(str(row.get(name, ""))) for name in labels]
+        table.add_row(*cells, *(_spread(*row[name]) for name in COLUMNS))
+    print_whole(table)
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _spread(mean: float, sd: float) -> str:
+    return f"{mean:.4g} ± {sd:.2g}" if sd else f"{mean:.4g}"
+
+
+def _value(text: str) -> Any:
+    """Return a value as JSON has it, or the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _variants(
+    scenario: Scenario, policies: str | None, option: str | None, values: Sequence[Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield each policy's name and options. The scenario's policy keeps its options; others have their defaults."""
+    from kaas.scheduling.policies import factory
+    from kaas.scheduling.policy_choice import choose_policy
+
+    own = scenario.policy
+    names = [own.name] if policies is None else [name.strip() for name in policies.split(",")]
+    if len({*names}) != len(names):
+        raise InvalidRequest(f"--policies names a policy twice: {policies}")
+    found = False
+    for name in names:
+        options = dict(own.options) if name == own.name else {}
+        with modules_here():
+            made = factory(choose_policy("policies", name))
+        if option is None or option not in inspect.signature(made).parameters or option == "devices":
+            yield {"name": name, **options}
+            continue
+        found = True
+        for value in values:
+            yield {"name": name, **options, option: value}
+    if option is not None and not found:
+        raise InvalidRequest(f"--sweep {option}: no such option of {', '.join(names)}")
+
+
+def _chosen(scenario: Scenario, told: Mapping[str, Any]) -> Scenario:
+    from kaas.scheduling.simulation.scenario import PolicyChoice
+
+    if ":" in told["name"]:
+        return scenario
+    options = {name: value for name, value in told.items() if name != "name"}
+    return replace(scenario, policy=PolicyChoice(told["name"], options))

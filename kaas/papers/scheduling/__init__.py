@@ -1,0 +1,1 @@
+"""The workloads of the scheduling papers in virtual time, and the published figures beside ours."""

@@ -1,0 +1,67 @@
+"""Figures of many simulated runs, in parallel processes, and their spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import astuple, dataclass, fields
+from statistics import fmean, stdev
+from typing import Any
+
+from kaas.import_target import modules_here
+from kaas.scheduling.comparing.figures import PolicyFigures, measure
+from kaas.scheduling.policies import factory
+from kaas.scheduling.policy_choice import choose_policy
+from kaas.scheduling.simulation.scenario import Scenario
+
+Spread = tuple[float, float]
+"""The mean of a figure over seeds, and its standard deviation, which is 0 for one seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run for another process.
+
+    Fields:
+        make: returns the scenario. policy: module:Class as `name`, and its options, instead of the scenario's policy.
+    """
+
+    make: Callable[[], Scenario]
+    policy: Mapping[str, Any] | None = None
+
+    def figures(self) -> PolicyFigures:
+        """Return the figures of the run, in this process; raise as `simulate` does."""
+        if self.policy is None:
+            return measure(self.make())
+        with modules_here():
+            return measure(self.make(), factory(choose_policy("policy", self.policy)))
+
+
+def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda: None) -> list[PolicyFigures]:
+    """Return the figures of runs, in their order. done: is called after each.
+
+    Raises:
+        KaasError: the first one of a run; the others are not run any more.
+    """
+    with ProcessPoolExecutor() as processes:
+        submitted = [processes.submit(run.figures) for run in runs]
+        try:
+            for ended in as_completed(submitted):
+                ended.result()
+                done()
+        except BaseException:
+            processes.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [each.result() for each in submitted]
+
+
+def spreads(measured: Sequence[PolicyFigures]) -> dict[str, Spread]:
+    """Return the spread of each figure over runs that differ by their seed alone."""
+    names = [field.name for field in fields(PolicyFigures)]
+    return dict(zip(names, map(spread, zip(*map(astuple, measured), strict=True)), strict=True))
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Return mean and sample standard deviation."""
+    numbers = list(values)
+    return fmean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0

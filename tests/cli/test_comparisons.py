@@ -1,0 +1,105 @@
+"""`kaas simulate --policies`: policies side by side, with their spread over seeds, and options swept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kaas.cli.comparisons import swept
+from kaas.cli.main import app
+from kaas.errors import InvalidConfig, InvalidRequest
+
+pytestmark = pytest.mark.processes
+runner = CliRunner()
+SCENARIO = {
+    "policy": {"name": "lalbo3", "holder": "first"},
+    "devices": [{"memory_mb": 10}, {"memory_mb": 10}],
+    "functions": {
+        name: {"memory_mb": 6, "load_s": 2, "run_s": 1, "run_cv": 0.5, "client": f"c{name}"} for name in "ABC"
+    },
+    "requests": [{"function": "ABCA"[number % 4], "at_s": number / 2} for number in range(60)],
+}
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "scenario.json"
+    path.write_text(json.dumps(SCENARIO))
+    return str(path)
+
+
+def rows(*arguments: str) -> list[dict[str, Any]]:
+    ended = runner.invoke(app, ["simulate", *arguments, "--json"], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    found: list[dict[str, Any]] = json.loads(ended.stdout)
+    return found
+
+
+def test_policies_are_compared_over_seeds(scenario: str) -> None:
+    found = rows(scenario, "--policies", "fcfs,lalb", "--seeds", "3")
+    assert [row["policy"] for row in found] == ["fcfs", "lalb"]
+    mean_s, sd = found[0]["mean_latency_s"]
+    assert mean_s > 0 < sd
+    assert found[1]["miss_ratio"][0] < found[0]["miss_ratio"][0]
+    assert found == rows(scenario, "--policies", "fcfs,lalb", "--seeds", "3")
+
+
+def test_a_seed_alone_is_the_run_that_simulate_shows(scenario: str) -> None:
+    (found,) = rows(scenario, "--seeds", "1")
+    ended = runner.invoke(app, ["simulate", scenario, "--json"])
+    assert found["mean_latency_s"] == [json.loads(ended.stdout)["summary"]["mean_latency_s"], 0]
+
+
+def test_an_option_is_swept_for_the_policies_that_have_it(scenario: str) -> None:
+    found = rows(scenario, "--policies", "fcfs,lalbo3", "--sweep", "limit=0..2")
+    assert [(row["policy"], row.get("limit")) for row in found] == [
+        ("fcfs", None),
+        ("lalbo3", 0),
+        ("lalbo3", 1),
+        ("lalbo3", 2),
+    ]
+    assert len(rows(scenario, "--policies", "mqfq_sticky", "--sweep", "order=paper,longest")) == 2
+
+
+def test_the_table_shows_each_figure_with_its_spread(scenario: str) -> None:
+    ended = runner.invoke(app, ["simulate", scenario, "--policies", "fcfs,sjf", "--seeds", "2"])
+    assert ended.exit_code == 0
+    assert "mean ± standard deviation over 2 seeds" in ended.stdout
+    assert "±" in next(line for line in ended.stdout.splitlines() if "sjf" in line)
+
+
+def test_a_plot_is_a_png(scenario: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for more in ((), ("--sweep", "limit=0,5")):
+        file = tmp_path / "out.png"
+        rows(scenario, "--policies", "fcfs,lalbo3", "--plot", str(file), *more)
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policies", "fcfs,fifo"), "fifo"),
+        (("--policies", "fcfs,fcfs"), "twice"),
+        (("--policies", "fcfs", "--sweep", "limit=0..3"), "--sweep limit: no such option of fcfs"),
+        (("--sweep", "limit"), "--sweep is option="),
+        (("--policy", "fcfs", "--seeds", "2"), "--policies"),
+    ],
+)
+def test_mistakes_name_the_option(scenario: str, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises((InvalidRequest, InvalidConfig), match=message):
+        runner.invoke(app, ["simulate", scenario, *arguments], catch_exceptions=False)
+
+
+def test_sweeps_are_ranges_or_lists() -> None:
+    assert swept("limit=3..5") == ("limit", (3, 4, 5))
+    assert swept("T=1.5,10") == ("T", (1.5, 10))
+    assert swept("order=paper, longest") == ("order", ("paper", "longest"))
+    assert swept("fair=true,false") == ("fair", (True, False))
+    for wrong in ("limit=5..3", "limit=0..99999", "limit=a..b", "limit=", "=3", "1x=2"):
+        with pytest.raises(InvalidRequest):
+            swept(wrong)
