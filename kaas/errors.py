@@ -614,6 +614,13 @@ class NotRecorded(KaasError, LookupError):
     request: int
 
 
+class InvalidTrace(KaasError, ValueError):
+    """A file of a published trace that cannot be read as such; `line` is the first wrong line, 0 if it is the file."""
+
+    path: str
+    line: int
+
+
 class InferenceFailed(KaasError):
     """A server of the Open Inference Protocol that refused a request, or broke the protocol."""
 

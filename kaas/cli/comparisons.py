@@ -111,6 +111,14 @@ def progress(what: str, runs: int) -> Iterator[Callable[[], None]]:
         yield lambda: shown.advance(task)
 
 
+@contextmanager
+def arrivals() -> Iterator[Callable[[int, float], None]]:
+    """Show how many requests have arrived, and the virtual time; the value tells both."""
+    with Progress(TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda number, at_s: shown.update(task, description=f"{number:,} requests, {at_s:,.0f} s")
+
+
 def show(rows: Sequence[FigureRow], title: str) -> None:
     """Print rows as a table."""
     labels = list(dict.fromkeys(name for row in rows for name, value in row.items() if not _is_figure(value)))

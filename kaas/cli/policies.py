@@ -50,13 +50,16 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, callback=no_device, help="a PNG of the figures; needs matplotlib")
     ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="keep and show no dispatches, for any number of requests")
+    ] = False,
 ) -> None:
     """Run a scheduling policy in virtual time, or compare several."""
     from kaas.scheduling.simulation.scenario_file import parse
 
     scenario = parse(scenario_file.read_bytes())
     if policies is None and seeds is None and sweep is None and plot is None:
-        _simulate(scenario, policy, json, rows)
+        _simulate(scenario, policy, json, rows, summary=summary)
         return
     if policy is not None:
         raise InvalidRequest("--policy is for one run; --policies has the policies to compare")
@@ -116,16 +119,20 @@ def find_policy(policy: str) -> str | PolicyFactory:
         return choose_policy("policy", policy)
 
 
-def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> None:
+def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int, *, summary: bool = False) -> None:
     import msgspec
 
+    from kaas.cli.comparisons import arrivals
     from kaas.scheduling.simulation.scenario import PolicyChoice
     from kaas.scheduling.simulation.simulator import simulate as simulated
+    from kaas.scheduling.workloads.workload import open_workload
 
     found = None if policy is None else find_policy(policy)
     if isinstance(found, str):
         scenario, found = replace(scenario, policy=PolicyChoice(found)), None
-    result = simulated(scenario, found)
+    scenario, requests = open_workload(scenario)
+    with arrivals() as arrived:
+        result = simulated(scenario, found, requests=requests, dispatches=not summary, progress=arrived)
     if json:
         print(msgspec.json.encode(result).decode())
         return
@@ -135,7 +142,7 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> 
 
 def tables(result: Simulated, rows: int) -> Iterator[Table]:
     """Yield the summary, then the first dispatches and the first rejections. rows: limit of each."""
-    yield _figures(result.summary, len(result.rejected))
+    yield _figures(result.summary)
     yield _clients(result.summary)
     if result.dispatches[:rows]:
         table = Table(
@@ -152,13 +159,12 @@ def tables(result: Simulated, rows: int) -> Iterator[Table]:
         yield table
 
 
-def _figures(summary: Summary, rejected: int) -> Table:
+def _figures(summary: Summary) -> Table:
     table = Table("figure", "value", title="summary")
     for name in ("mean_latency_s", "p50_latency_s", "p99_latency_s", "jain"):
         table.add_row(name, f"{getattr(summary, name):.6g}")
-    for name in ("hits", "loads", "colds", "evictions"):
+    for name in ("hits", "loads", "fetches", "colds", "false_misses", "evictions", "rejected"):
         table.add_row(name, str(getattr(summary, name)))
-    table.add_row("rejected", str(rejected))
     table.add_row("device_busy_s", ", ".join(f"{busy_s:.6g}" for busy_s in summary.device_busy_s))
     return table
 

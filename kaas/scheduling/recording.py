@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
 
@@ -24,6 +25,8 @@ from kaas.scheduling.simulation.recorded import Recorded
 
 VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
+EPOCH = b'{"version"'
+"""The beginning of an epoch's line."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
 
 
@@ -230,29 +233,28 @@ def read(path: Path) -> Iterator[tuple[int, PoolEpoch | tuple[Event, tuple[Decis
     Raises:
         InvalidRecord
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InvalidRecord(f"{path} cannot be read: {error}", path=str(path), line=0) from error
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
+    for (number, line), (_, following) in pairwise(chain(_lines(path), [(0, b"")])):
         try:
             yield number, _decode(line)
         except (msgspec.DecodeError, KeyError) as error:
-            if _cut_off(lines[number:]):
-                continue
+            if not following or following.startswith(EPOCH):
+                continue  # the end of an epoch
             raise InvalidRecord(f"{path}, line {number}: {error}", path=str(path), line=number) from error
 
 
-def _cut_off(rest: Sequence[bytes]) -> bool:
-    """Return True if a line before these can be the end of an epoch: nothing follows, or another epoch."""
-    following = next((line for line in rest if line), None)
-    return following is None or following.startswith(b'{"version"')
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not empty, with their numbers."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if stripped := line.rstrip(b"\n"):
+                    yield number, stripped
+    except OSError as error:
+        raise InvalidRecord(f"{path} cannot be read: {error}", path=str(path), line=0) from error
 
 
 def _decode(line: bytes) -> PoolEpoch | tuple[Event, tuple[Decision, ...] | None]:
-    if line.startswith(b'{"version"'):
+    if line.startswith(EPOCH):
         epoch = msgspec.json.decode(line, type=PoolEpoch)
         if not 1 <= epoch.version <= VERSION:
             raise msgspec.ValidationError(f"version {epoch.version}, not 1 to {VERSION}")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from kaas.cli.comparisons import swept
 from kaas.cli.main import app
-from kaas.errors import InvalidConfig, InvalidRequest
+from kaas.errors import InvalidConfig, InvalidRequest, InvalidTrace
 
 pytestmark = pytest.mark.processes
 runner = CliRunner()
@@ -78,6 +78,24 @@ def test_a_plot_is_a_png(scenario: str, tmp_path: Path) -> None:
         file = tmp_path / "out.png"
         rows(scenario, "--policies", "fcfs,lalbo3", "--plot", str(file), *more)
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_drawn_workload_is_compared_with_other_calls_for_each_seed(tmp_path: Path) -> None:
+    path = tmp_path / "drawn.json"
+    path.write_text(json.dumps({"workload": {"synthetic": {"functions": 5, "rate": 2, "minutes": 1}}}))
+    found = rows(str(path), "--policies", "fcfs,lalb", "--seeds", "2")
+    assert all(row["mean_latency_s"][1] > 0 for row in found)
+    ended = runner.invoke(app, ["simulate", str(path), "--json"], catch_exceptions=False)
+    assert len(json.loads(ended.stdout)["dispatches"]) > 50
+
+
+def test_a_wrong_line_of_a_trace_is_named_also_from_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "azure.json"
+    path.write_text(json.dumps({"workload": {"azure2019": str(tmp_path), "minutes": [0, 60]}}))
+    (tmp_path / "invocations_per_function_md.anon.d01.csv").write_text("HashOwner\n")
+    for more in ([], ["--seeds", "2"]):
+        with pytest.raises(InvalidTrace, match=r"d01\.csv, line 1: no column 'HashApp'"):
+            runner.invoke(app, ["simulate", str(path), *more], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

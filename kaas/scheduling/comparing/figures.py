@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pvariance
 
@@ -17,7 +17,7 @@ from kaas.scheduling.events import (
     Residency,
     WorkerGone,
 )
-from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.simulation.scenario import Scenario, ScenarioRequest
 from kaas.scheduling.simulation.simulated import Summary, jain
 from kaas.scheduling.simulation.simulator import simulate
 
@@ -29,7 +29,7 @@ class PolicyFigures:
     Fields:
         latency_sd: standard deviation of all requests' latencies, in seconds. miss_ratio: dispatches whose function was
             not on the device. false_miss_ratio: those of the misses for which another device had it. cold_ratio:
-            dispatches for which a worker started.
+            dispatches for which a worker started, or whose memory came from the store.
         duplicates: devices that hold the memory of the function with most requests: the mean over time.
         function_variance, client_variance: of the mean latencies of functions, and of clients, in square seconds.
         jain: Jain's index of what clients got while their requests waited, over what their weights entitle them to.
@@ -50,10 +50,12 @@ class PolicyFigures:
     utilisation: float
 
 
-def measure(scenario: Scenario, policy: PolicyFactory | None = None) -> PolicyFigures:
-    """Run a scenario under its policy, or another, and return the figures; raise as `simulate` does."""
+def measure(
+    scenario: Scenario, policy: PolicyFactory | None = None, requests: Iterable[ScenarioRequest] | None = None
+) -> PolicyFigures:
+    """Run a scenario, perhaps under another policy or with other requests; raise as `simulate` does."""
     observer = RunObserver(scenario.weights())
-    result = simulate(scenario, policy, observe=observer)
+    result = simulate(scenario, policy, requests=requests, dispatches=False, observe=observer)
     return observer.figures(result.summary, sum(device.slots for device in scenario.devices))
 
 
@@ -168,8 +170,9 @@ class RunObserver:
 
     def figures(self, summary: Summary, slots: int) -> PolicyFigures:
         """Return the figures of the whole run. slots: of all devices."""
-        dispatches = summary.hits + summary.loads + summary.colds
-        misses = summary.loads + summary.colds
+        cold = summary.fetches + summary.colds
+        misses = summary.loads + cold
+        dispatches = summary.hits + misses
         return PolicyFigures(
             mean_latency_s=summary.mean_latency_s,
             p50_latency_s=summary.p50_latency_s,
@@ -177,7 +180,7 @@ class RunObserver:
             latency_sd=self.latency.sd,
             miss_ratio=_ratio(misses, dispatches),
             false_miss_ratio=_ratio(summary.false_misses, misses),
-            cold_ratio=_ratio(summary.colds, dispatches),
+            cold_ratio=_ratio(cold, dispatches),
             duplicates=self._duplicates(),
             function_variance=_variance(self._functions),
             client_variance=_variance(self._clients),

@@ -13,6 +13,7 @@ from kaas.scheduling.comparing.figures import PolicyFigures, measure
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policy_choice import choose_policy
 from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.workloads.workload import open_workload
 
 Spread = tuple[float, float]
 """The mean of a figure over seeds, and its standard deviation, which is 0 for one seed."""
@@ -30,11 +31,12 @@ class SimulatedRun:
     policy: Mapping[str, Any] | None = None
 
     def figures(self) -> PolicyFigures:
-        """Return the figures of the run, in this process; raise as `simulate` does."""
+        """Return the figures of the run, in this process; raise as `open_workload` and `simulate` do."""
+        scenario, requests = open_workload(self.make())
         if self.policy is None:
-            return measure(self.make())
+            return measure(scenario, requests=requests)
         with modules_here():
-            return measure(self.make(), factory(choose_policy("policy", self.policy)))
+            return measure(scenario, factory(choose_policy("policy", self.policy)), requests)
 
 
 def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda: None) -> list[PolicyFigures]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from kaas.scheduling.events import (
@@ -30,124 +29,180 @@ from kaas.scheduling.simulation.start import MEGABYTE
 
 
 @dataclass(slots=True)
-class _RecordedRequest:
+class RecordedRequest:
     """A request of a record.
 
     Fields:
-        arrived_s, ready_s: when the request came, and when its inputs existed. loaded: objects were loaded for the
-            request. done: the request ran to its end.
+        place: its place among the arrivals. arrived_s, ready_s: when the request came, and when its inputs existed.
+            loaded: objects were loaded for the request.
     """
 
+    place: int
     arrived: RequestArrived
     arrived_s: float
     ready_s: float
     device_s: float = 0.0
     loaded: bool = False
-    done: bool = False
+
+    @property
+    def cached_bytes(self) -> int:
+        """The bytes that the request reads from caches."""
+        return sum(use.nbytes for use in self.arrived.inputs if use.key is not None)
+
+    def as_request(self, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
+        """Return the request of a scenario. A run with loads takes as long as others of its function, and the load."""
+        arrived, deadline_s = self.arrived, None
+        if arrived.deadline_s is not None:
+            deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (self.ready_s - self.arrived_s))
+        run_s = function.run_s if self.loaded else self.device_s
+        assert not isinstance(run_s, Mapping), "functions of records have one time for all kinds of devices"
+        client = None if arrived.client == function.client else arrived.client
+        return ScenarioRequest(arrived.function, self.ready_s - began_s, client, run_s, deadline_s)
+
+
+@dataclass(slots=True)
+class RecordedRequests:
+    """The requests of a record that have not ended, followed event by event.
+
+    Fields:
+        arrived, ended: how many requests came, and ran to their end. open: by id, in the order of their arrival.
+    """
+
+    devices: tuple[PhysicalDevice, ...] = ()
+    slots: int = 1
+    memory_bytes: dict[int, int] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    arrived: int = 0
+    ended: int = 0
+    open: dict[int, RecordedRequest] = field(default_factory=dict)
+    _loaded: dict[int, set[bytes]] = field(default_factory=dict)
+    _shift_s: float = 0.0
+    _last_s: float = 0.0
+    _first: bool = True
+
+    def begin(self, devices: tuple[PhysicalDevice, ...]) -> None:
+        """Begin an epoch of the pool, which may have another clock and numbers requests anew."""
+        self.devices = devices
+        self.open.clear()
+        self._loaded.clear()
+        self._first = True
+
+    def add(self, event: Event) -> RecordedRequest | None:
+        """Take in the next event of the record, and return the request that it ends, if any."""
+        if self._first:
+            self._first, self._shift_s = False, self._last_s - event.time_s
+        self._last_s = event.time_s + self._shift_s
+        match event:
+            case RequestArrived(request=request) if event.attempt == 1:
+                self.open[request] = RecordedRequest(self.arrived, event, self._last_s, self._last_s)
+                self.arrived += 1
+            case InputsReady(request=request) if request in self.open:
+                self.open[request].ready_s = self._last_s
+            case Residency(worker=worker):
+                self._loaded.setdefault(worker, set()).update(event.loaded)
+            case RequestDone(request=request) if request in self.open:
+                ran = self.open.pop(request)
+                loaded = self._loaded.pop(event.worker, set())
+                ran.device_s = event.device_s
+                ran.loaded = any(use.key in loaded for use in ran.arrived.inputs)
+                self.ended += 1
+                return ran
+            case WorkerReady(kind=WorkerKind.EXECUTOR):
+                self.slots = event.slots
+                self.memory_bytes[event.device] = event.memory_bytes
+            case ClientKnown(client=client):
+                self.weights[client] = event.weight
+        return None
+
+
+@dataclass(slots=True)
+class RecordedFunction:
+    """Sums over the runs of a function. Its load is the time that requests with loads took longer than others."""
+
+    kind: WorkerKind
+    client: str
+    nbytes: int = 0
+    found: int = 0
+    found_s: float = 0.0
+    loaded: int = 0
+    loaded_s: float = 0.0
+
+    def add(self, ran: RecordedRequest) -> None:
+        """Take in a run."""
+        self.nbytes = max(self.nbytes, ran.cached_bytes)
+        if ran.loaded:
+            self.loaded, self.loaded_s = self.loaded + 1, self.loaded_s + ran.device_s
+        else:
+            self.found, self.found_s = self.found + 1, self.found_s + ran.device_s
+
+    def as_function(self) -> ScenarioFunction:
+        """Return the function of a scenario."""
+        with_load_s = self.loaded_s / self.loaded if self.loaded else 0.0
+        run_s = self.found_s / self.found if self.found else with_load_s
+        load_s = max(0.0, with_load_s - run_s)
+        kind = "etask" if self.kind is WorkerKind.ETASK else "ktask"
+        return ScenarioFunction(self.nbytes / MEGABYTE, load_s, run_s, kind=kind, client=self.client)
+
+
+def functions_of(requests: Iterable[RecordedRequest]) -> dict[str, ScenarioFunction]:
+    """Return the functions of requests that ran. A function's memory is the most bytes that a request of it reads."""
+    sums: dict[str, RecordedFunction] = {}
+    for ran in requests:
+        arrived = ran.arrived
+        if arrived.function not in sums:
+            sums[arrived.function] = RecordedFunction(arrived.kind, arrived.client)
+        sums[arrived.function].add(ran)
+    return {name: each.as_function() for name, each in sums.items()}
 
 
 @dataclass(slots=True)
 class Recorded:
     """The requests and devices of a record, added event by event.
 
-    A function's memory is the bytes that its requests read. Its load is the time that requests with loads took longer
-    than others. Requests that never ran to an end are left out.
-
-    Fields:
-        left_out: the number of these.
+    Requests that never ran to an end are left out.
     """
 
     policy: PolicyChoice = field(default_factory=PolicyChoice)
-    devices: tuple[PhysicalDevice, ...] = ()
-    _slots: int = 1
-    _memory_bytes: dict[int, int] = field(default_factory=dict)
-    _open: dict[int, _RecordedRequest] = field(default_factory=dict)
-    _ran: list[_RecordedRequest] = field(default_factory=list)
-    _weights: dict[str, float] = field(default_factory=dict)
-    _loaded: dict[int, set[bytes]] = field(default_factory=dict)
-    _shift_s: float = 0.0
-    _last_s: float = 0.0
-    _first: bool = True
+    _requests: RecordedRequests = field(default_factory=RecordedRequests)
+    _ran: list[RecordedRequest] = field(default_factory=list)
+
+    @property
+    def devices(self) -> tuple[PhysicalDevice, ...]:
+        """The devices of the last epoch."""
+        return self._requests.devices
 
     def begin(self, policy: str | None, options: Mapping[str, Any], devices: tuple[PhysicalDevice, ...]) -> None:
-        """Begin an epoch of the pool, which may have another clock and numbers requests anew."""
+        """Begin an epoch of the pool."""
         if policy is not None:
             self.policy = PolicyChoice(policy, dict(options))
-        self.devices = devices
-        self._open.clear()
-        self._loaded.clear()
-        self._first = True
+        self._requests.begin(devices)
 
     def add(self, event: Event) -> None:
         """Take in the next event of the record."""
-        if self._first:
-            self._first, self._shift_s = False, self._last_s - event.time_s
-        self._last_s = event.time_s + self._shift_s
-        match event:
-            case RequestArrived(request=request) if event.attempt == 1:
-                self._open[request] = _RecordedRequest(event, self._last_s, self._last_s)
-                self._ran.append(self._open[request])
-            case InputsReady(request=request) if request in self._open:
-                self._open[request].ready_s = self._last_s
-            case Residency(worker=worker):
-                self._loaded.setdefault(worker, set()).update(event.loaded)
-            case RequestDone(request=request) if request in self._open:
-                ran = self._open.pop(request)
-                loaded = self._loaded.pop(event.worker, set())
-                ran.device_s, ran.done = event.device_s, True
-                ran.loaded = any(use.key in loaded for use in ran.arrived.inputs)
-            case WorkerReady(kind=WorkerKind.EXECUTOR):
-                self._slots = event.slots
-                self._memory_bytes[event.device] = event.memory_bytes
-            case ClientKnown(client=client):
-                self._weights[client] = event.weight
+        if (ran := self._requests.add(event)) is not None:
+            self._ran.append(ran)
 
     @property
     def left_out(self) -> int:
         """Requests that did not run to their end."""
-        return sum(not ran.done for ran in self._ran)
+        return self._requests.arrived - self._requests.ended
 
     def scenario(self, devices: int) -> Scenario:
         """Return the requests as a scenario on this number of devices, which repeat the recorded ones."""
-        ran = [each for each in self._ran if each.done]
-        by_function: dict[str, list[_RecordedRequest]] = {}
-        for each in ran:
-            by_function.setdefault(each.arrived.function, []).append(each)
-        functions = {name: _function(own) for name, own in by_function.items()}
+        ran = sorted(self._ran, key=lambda each: each.place)
+        functions = functions_of(ran)
+        weights = self._requests.weights
         began_s = min((each.ready_s for each in ran), default=0.0)
         return Scenario(
             policy=self.policy,
             devices=tuple(self._device(number % len(self.devices)) for number in range(devices)),
             functions=functions,
-            clients={name: ScenarioClient(weight) for name, weight in self._weights.items() if weight != 1.0},
-            requests=tuple(_request(each, functions[each.arrived.function], began_s) for each in ran),
+            clients={name: ScenarioClient(weight) for name, weight in weights.items() if weight != 1.0},
+            requests=tuple(each.as_request(functions[each.arrived.function], began_s) for each in ran),
         )
 
     def _device(self, index: int) -> ScenarioDevice:
         device = self.devices[index]
-        made = ScenarioDevice(kind=device.kind, slots=self._slots, speed=device.speed)
-        nbytes = self._memory_bytes.get(device.index, device.memory_bytes)
+        made = ScenarioDevice(kind=device.kind, slots=self._requests.slots, speed=device.speed)
+        nbytes = self._requests.memory_bytes.get(device.index, device.memory_bytes)
         return made if nbytes is None else replace(made, memory_mb=nbytes / MEGABYTE)
-
-
-def _function(own: Sequence[_RecordedRequest]) -> ScenarioFunction:
-    """Return a function by its runs."""
-    first = own[0].arrived
-    nbytes = max(sum(use.nbytes for use in each.arrived.inputs if use.key is not None) for each in own)
-    found = [each.device_s for each in own if not each.loaded]
-    loaded = [each.device_s for each in own if each.loaded]
-    run_s = fmean(found or loaded)
-    load_s = max(0.0, fmean(loaded) - run_s) if loaded else 0.0
-    kind = "etask" if first.kind is WorkerKind.ETASK else "ktask"
-    return ScenarioFunction(nbytes / MEGABYTE, load_s, run_s, kind=kind, client=first.client)
-
-
-def _request(ran: _RecordedRequest, function: ScenarioFunction, began_s: float) -> ScenarioRequest:
-    """Return a request for a run. A run with loads takes as long as others of its function, in addition to the load."""
-    arrived, deadline_s = ran.arrived, None
-    if arrived.deadline_s is not None:
-        deadline_s = max(0.0, arrived.deadline_s - arrived.time_s - (ran.ready_s - ran.arrived_s))
-    run_s = function.run_s if ran.loaded else ran.device_s
-    assert not isinstance(run_s, Mapping), "functions of records have one time for all kinds of devices"
-    client = None if arrived.client == function.client else arrived.client
-    return ScenarioRequest(arrived.function, ran.ready_s - began_s, client, run_s, deadline_s)

@@ -114,6 +114,48 @@ class ScenarioFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class AzureTrace:
+    """A workload of the published Azure Functions trace of 2019: its files in a folder, and a part of its time.
+
+    Fields:
+        minutes: the first one, counted from 0, and the one after the last. load_mb_s: megabytes in a second by which
+            functions load; the trace says nothing of it.
+    """
+
+    azure2019: str
+    minutes: tuple[int, int] = (0, 1440)
+    load_mb_s: float = 12000.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticWorkload:
+    """A drawn workload of functions with run times and memory as Azure's trace has them.
+
+    Fields:
+        zipf: exponent of their popularity. rate: calls of all functions in a second. burst: coefficient of variation of
+            the times between a function's calls. diurnal: the part of the rate by which it rises and falls over a day.
+    """
+
+    functions: int = 100
+    zipf: float = 1.218
+    rate: float = 1.0
+    burst: float = 1.0
+    diurnal: float = 0.0
+    minutes: float = 60.0
+    load_mb_s: float = 12000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWorkload:
+    """The requests of a pool's record, as a workload."""
+
+    record: str
+
+
+ScenarioWorkload = AzureTrace | SyntheticWorkload | RecordedWorkload
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """A policy's name, and its options as keyword arguments."""
 
@@ -128,6 +170,7 @@ class Scenario:
     Fields:
         profiles: the policy is told all functions' times at the start; a number: times wrong by this factor.
         worker_start_s: seconds that an executor takes to start.
+        workload: brings functions and a stream of requests, in the place of `requests` (`kaas.scheduling.workloads`).
     """
 
     policy: PolicyChoice = PolicyChoice()
@@ -140,6 +183,7 @@ class Scenario:
     worker_start_s: float = 0.0
     links: Mapping[str, ScenarioLink] = field(default_factory=dict)
     failures: tuple[ScenarioFailure, ...] = ()
+    workload: ScenarioWorkload | None = None
 
     def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
         """Return a new policy of the scenario. A policy with a `seed` parameter gets the seed.
@@ -160,6 +204,8 @@ class Scenario:
         """Return the JSON text that `scenario_file.parse` reads."""
         data = msgspec.to_builtins(self)
         data["policy"] = {"name": self.policy.name, **data["policy"]["options"]}
+        if isinstance(self.workload, SyntheticWorkload):
+            data["workload"] = {"synthetic": data["workload"]}
         return msgspec.json.format(msgspec.json.encode(data))
 
     def client_of(self, request: ScenarioRequest) -> str:

@@ -13,8 +13,10 @@ from kaas.config import DEVICE_KINDS
 from kaas.errors import InvalidScenario
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.simulation.scenario import (
+    AzureTrace,
     Owner,
     PolicyChoice,
+    RecordedWorkload,
     Scenario,
     ScenarioClient,
     ScenarioDevice,
@@ -22,6 +24,8 @@ from kaas.scheduling.simulation.scenario import (
     ScenarioFunction,
     ScenarioLink,
     ScenarioRequest,
+    ScenarioWorkload,
+    SyntheticWorkload,
 )
 
 LARGEST = 1e12
@@ -29,6 +33,8 @@ LARGEST = 1e12
 SMALLEST = 1e-12
 """The limit of numbers that must not be 0: quotients by it stay finite."""
 MOST_SLOTS = 1 << 16
+MOST_FUNCTIONS = 1_000_000
+"""Of a synthetic workload."""
 
 
 def parse(text: bytes | str) -> Scenario:
@@ -69,10 +75,10 @@ def _object(path: str, value: Any, readers: Mapping[str, Reader]) -> dict[str, A
     return {key: readers[key](prefix + key, given) for key, given in value.items()}
 
 
-def _number(path: str, value: Any, *, least: float = 0.0) -> float:
+def _number(path: str, value: Any, *, least: float = 0.0, most: float = LARGEST) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= LARGEST:
-        raise _wrong(path, f"a number from {least:g} to {LARGEST:g}, not {value!r}")
+    if not number or not least <= value <= most:
+        raise _wrong(path, f"a number from {least:g} to {most:g}, not {value!r}")
     return float(value)
 
 
@@ -174,6 +180,39 @@ def _policy(path: str, value: Any) -> PolicyChoice:
     return PolicyChoice(name, options)
 
 
+def _minutes(path: str, value: Any) -> tuple[int, int]:
+    found = _list(_whole)(path, value)
+    if len(found) != 2 or found[0] >= found[1]:
+        raise _wrong(path, f"the first minute and the one after the last, not {value!r}")
+    return found[0], found[1]
+
+
+def _workload(path: str, value: Any) -> ScenarioWorkload:
+    """Return a workload: an object with the key of its kind."""
+    kinds = ("azure2019", "synthetic", "record")
+    named = [kind for kind in kinds if isinstance(value, dict) and kind in value]
+    if len(named) != 1:
+        raise _wrong(path, f"an object with one of {', '.join(kinds)}, not {value!r}")
+    match named[0]:
+        case "azure2019":
+            return AzureTrace(**_object(path, value, _AZURE))
+        case "synthetic":
+            fields = _object(path, value, {"synthetic": lambda path, value: _object(path, value, _SYNTHETIC)})
+            return SyntheticWorkload(**fields["synthetic"])
+        case _:
+            return RecordedWorkload(**_object(path, value, {"record": _name}))
+
+
+_AZURE: dict[str, Reader] = {"azure2019": _name, "minutes": _minutes, "load_mb_s": _positive}
+_SYNTHETIC: dict[str, Reader] = {
+    "functions": partial(_whole, least=1, most=MOST_FUNCTIONS),
+    "zipf": partial(_number, most=10.0),
+    "rate": partial(_number, least=1e-9, most=1e9),
+    "burst": partial(_number, most=100.0),
+    "diurnal": partial(_number, most=1.0),
+    "minutes": _positive,
+    "load_mb_s": _positive,
+}
 _DEVICE: dict[str, Reader] = {
     "memory_mb": _positive,
     "cached": _list(_name),
@@ -225,6 +264,7 @@ _SCENARIO: dict[str, Reader] = {
     "worker_start_s": _number,
     "links": _named(_record(ScenarioLink, _LINK, "mb_s")),
     "failures": _list(_record(ScenarioFailure, _FAILURE, "at_s", "device")),
+    "workload": _or_null(_workload),
 }
 
 
@@ -234,6 +274,8 @@ _SCENARIO: dict[str, Reader] = {
 def _check_names(scenario: Scenario) -> None:
     if not scenario.devices:
         raise _wrong("devices", "at least one")
+    if scenario.workload is not None and scenario.requests:
+        raise _wrong("workload", "there are requests already: a scenario has one of the two")
     for index, device in enumerate(scenario.devices):
         _check_device(scenario, f"devices[{index}]", device)
     for name, client in scenario.clients.items():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from kaas.errors import PolicyError
+from kaas.errors import InvalidScenario, PolicyError
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import (
     Decision,
@@ -79,9 +79,13 @@ def simulate(
 
     Raises:
         InvalidScenario: the policy refuses its options, or the requests are not ordered by time, or call a function
-            that the scenario has not.
+            that the scenario has not; or the scenario has a workload, which `open_workload` opens.
         PolicyError: the policy raised, broke an invariant, or left requests without an end.
     """
+    if scenario.workload is not None:
+        raise InvalidScenario(
+            "workload: open_workload makes functions and requests of it", path="workload"
+        )
     return _Simulation(scenario, policy, observe, keep=dispatches).run(requests, progress)
 
 

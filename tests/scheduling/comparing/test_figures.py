@@ -26,7 +26,8 @@ def test_latencies_by_request_function_and_client() -> None:
     """A ends at 1 and 2, B at 3 and 4: means 1.5 and 3.5."""
     functions = {"A": function("a"), "B": function("b")}
     found = figures(functions=functions, requests=requests((0, "A"), (0, "A"), (0, "B"), (0, "B")))
-    assert (found.mean_latency_s, found.p50_latency_s, found.p99_latency_s) == (2.5, 2, 4)
+    assert found.mean_latency_s == 2.5
+    assert [found.p50_latency_s, found.p99_latency_s] == pytest.approx([2, 4], rel=1e-3)
     assert found.latency_sd == pytest.approx(1.25**0.5)
     assert (found.function_variance, found.client_variance) == (1, 1)
     assert found.utilisation == 1
