@@ -50,15 +50,13 @@ def compare(
     policies are names and module:Class, separated by commas; None stands for the scenario's. sweep is option=values.
 
     Raises:
-        InvalidRequest: the sweep is none, or no policy has its option.
+        InvalidRequest: the sweep is none, or no policy has its option; or the plot has no folder.
         MissingPackage: there is something to plot, but no matplotlib.
     """
-    from kaas.bench.report import check_matplotlib
     from kaas.papers.scheduling.plots import draw_rows
     from kaas.scheduling.comparing.runs import SimulatedRun, measure_all, spreads
 
-    if plot is not None:
-        check_matplotlib()
+    check_plot(plot)
     option, values = (None, ()) if sweep is None else swept(sweep)
     variants = list(_variants(scenario, policies, option, values))
     runs = [
@@ -79,6 +77,22 @@ def compare(
         print(msgspec.json.encode(rows).decode())
         return
     show(rows, f"mean ± standard deviation over {seeds} seeds")
+
+
+def check_plot(file: Path | None) -> None:
+    """Check, before all runs, that a plot can be drawn into a file, if there is one.
+
+    Raises:
+        InvalidRequest: there is no such folder.
+        MissingPackage: there is no matplotlib.
+    """
+    from kaas.bench.report import check_matplotlib
+
+    if file is None:
+        return
+    check_matplotlib()
+    if not file.parent.is_dir():
+        raise InvalidRequest(f"--plot: there is no folder {file.parent}")
 
 
 def swept(text: str) -> tuple[str, tuple[Any, ...]]:

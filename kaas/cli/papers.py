@@ -179,14 +179,12 @@ def _scheduling(
     json: bool,
 ) -> None:
     """Run a scheduling paper's experiment, and lay the figures beside the published ones."""
-    from kaas.bench.report import check_matplotlib
-    from kaas.cli.comparisons import progress, show
+    from kaas.cli.comparisons import check_plot, progress, show
     from kaas.papers.scheduling.paper import Assumptions, measure_cells
     from kaas.papers.scheduling.papers import SCHEDULING_PAPERS
     from kaas.papers.scheduling.plots import draw_rows
 
-    if plot is not None:
-        check_matplotlib()
+    check_plot(plot)
     paper = SCHEDULING_PAPERS[name]
     assumed = Assumptions(
         paper.assumed.zipf if zipf is None else zipf, paper.assumed.gpu_mb if gpu_mb is None else gpu_mb, overhead_s

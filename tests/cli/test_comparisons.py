@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from kaas.cli.comparisons import swept
 from kaas.cli.main import app
-from kaas.errors import InvalidConfig, InvalidRequest, InvalidTrace
+from kaas.errors import InvalidConfig, InvalidRequest, InvalidScenario, InvalidTrace
 
 pytestmark = pytest.mark.processes
 runner = CliRunner()
@@ -105,11 +105,13 @@ def test_a_wrong_line_of_a_trace_is_named_also_from_another_process(tmp_path: Pa
         (("--policies", "fcfs,fcfs"), "twice"),
         (("--policies", "fcfs", "--sweep", "limit=0..3"), "--sweep limit: no such option of fcfs"),
         (("--sweep", "limit"), "--sweep is option="),
+        (("--sweep", "limit=1,x"), "limit is a whole number"),
+        (("--plot", "/no/such/folder/out.png"), "--plot: there is no folder"),
         (("--policy", "fcfs", "--seeds", "2"), "--policies"),
     ],
 )
 def test_mistakes_name_the_option(scenario: str, arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises((InvalidRequest, InvalidConfig), match=message):
+    with pytest.raises((InvalidRequest, InvalidConfig, InvalidScenario), match=message):
         runner.invoke(app, ["simulate", scenario, *arguments], catch_exceptions=False)
 
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from kaas.papers.scheduling.functions import LEAST_LOAD_S, zipf
-from kaas.papers.scheduling.mqfq import (
-    EXPONENT,
-    FUNCTION_MB,
-    FUNCTIONS,
-    GAP_CV,
-    INTERFERENCE,
-    UNTIL_S,
-    functions,
-)
+from kaas.papers.scheduling.functions import zipf
+from kaas.papers.scheduling.mqfq import EXPONENT, FUNCTIONS, GAP_CV, UNTIL_S, functions, gpu
 from kaas.papers.scheduling.paper import (
     Assumptions,
     PaperCell,
@@ -24,7 +16,7 @@ from kaas.papers.scheduling.paper import (
     open_loop,
 )
 from kaas.scheduling.simulation.draws import Draws
-from kaas.scheduling.simulation.scenario import PolicyChoice, Scenario, ScenarioDevice, ScenarioFunction
+from kaas.scheduling.simulation.scenario import PolicyChoice, Scenario, ScenarioDevice
 
 RATE = 1.943
 """Calls a second: the paper's mean latency with one GPU is that of this trace of its Table 3."""
@@ -41,21 +33,13 @@ SLOTS = 2
 def scenario(policy: str, case: str, assumed: Assumptions, seed: int) -> Scenario:
     """Return the experiment on a case's devices. A processor runs a request on each core, all of them warm."""
     processors, gpus = CASES[case]
-    made = {
-        f"f{number}": ScenarioFunction(
-            FUNCTION_MB,
-            max(LEAST_LOAD_S, cold_s - gpu_s),
-            {"gpu": gpu_s + assumed.overhead_s, "software": cpu_s + assumed.overhead_s},
-        )
-        for number, (gpu_s, cpu_s, cold_s) in enumerate(functions())
-    }
+    made = functions(assumed)
     processor = ScenarioDevice(CPU_MB, tuple(made), kind="software", slots=CORES)
-    gpu = ScenarioDevice(assumed.gpu_mb, slots=SLOTS, interference=INTERFERENCE)
     popularity = dict(zip(made, zipf(FUNCTIONS, assumed.zipf), strict=True))
     return Scenario(
         policy=PolicyChoice(policy),
         seed=seed,
-        devices=(processor,) * processors + (gpu,) * gpus,
+        devices=(processor,) * processors + (gpu(assumed, SLOTS),) * gpus,
         functions=made,
         requests=open_loop(Draws(seed, "mqfq"), popularity, RATE, GAP_CV, UNTIL_S),
     )

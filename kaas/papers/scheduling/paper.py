@@ -43,10 +43,15 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class PaperCell:
-    """A setting of a paper's experiment. make: returns its scenario for a seed, in any process."""
+    """A setting of a paper's experiment.
+
+    Fields:
+        make: returns its scenario for a seed, in any process. policy: module:Class, instead of the scenario's policy.
+    """
 
     labels: Mapping[str, Label]
     make: Callable[[int], Scenario]
+    policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,11 @@ def measure_cells(cells: Sequence[PaperCell], seeds: int, done: Callable[[], Non
         largest_mb = max(function.memory_mb for function in scenario.functions.values())
         if (least_mb := min(device.memory_mb for device in scenario.devices)) < largest_mb:
             raise InvalidRequest(f"gpu_mb is {least_mb:g}, but a function of the paper has {largest_mb:g} MB")
-    runs = [SimulatedRun(partial(cell.make, seed)) for cell in cells for seed in range(seeds)]
+    runs = [
+        SimulatedRun(partial(cell.make, seed), None if cell.policy is None else {"name": cell.policy})
+        for cell in cells
+        for seed in range(seeds)
+    ]
     measured = measure_all(runs, done)
     return PaperRows(
         PaperRow(cell.labels, spreads(measured[place * seeds : (place + 1) * seeds]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields
 from statistics import fmean, stdev
 from typing import Any
 
+from kaas.errors import KaasError
 from kaas.import_target import modules_here
 from kaas.scheduling.comparing.figures import PolicyFigures, measure
 from kaas.scheduling.policies import factory
@@ -43,14 +46,16 @@ def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda:
     """Return the figures of runs, in their order. done: is called after each.
 
     Raises:
-        KaasError: the first one of a run; the others are not run any more.
+        KaasError: the first one of a run; the others are not run any more. Or a process was killed.
     """
-    with ProcessPoolExecutor() as processes:
+    with ProcessPoolExecutor(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as processes:
         submitted = [processes.submit(run.figures) for run in runs]
         try:
             for ended in as_completed(submitted):
                 ended.result()
                 done()
+        except BrokenProcessPool as error:
+            raise KaasError("the process of a simulation was killed; perhaps it needed too much memory") from error
         except BaseException:
             processes.shutdown(wait=False, cancel_futures=True)
             raise

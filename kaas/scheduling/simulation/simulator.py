@@ -83,9 +83,7 @@ def simulate(
         PolicyError: the policy raised, broke an invariant, or left requests without an end.
     """
     if scenario.workload is not None:
-        raise InvalidScenario(
-            "workload: open_workload makes functions and requests of it", path="workload"
-        )
+        raise InvalidScenario("workload: open_workload makes functions and requests of it", path="workload")
     return _Simulation(scenario, policy, observe, keep=dispatches).run(requests, progress)
 
 
