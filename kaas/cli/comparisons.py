@@ -76,7 +76,7 @@ def compare(
     if json:
         print(msgspec.json.encode(rows).decode())
         return
-    show(rows, f"mean ± standard deviation over {seeds} seeds")
+    show(rows, seeds)
 
 
 def check_plot(file: Path | None) -> None:
@@ -133,8 +133,9 @@ def arrivals() -> Iterator[Callable[[int, float], None]]:
         yield lambda number, at_s: shown.update(task, description=f"{number:,} requests, {at_s:,.0f} s")
 
 
-def show(rows: Sequence[FigureRow], title: str) -> None:
-    """Print rows as a table."""
+def show(rows: Sequence[FigureRow], seeds: int, what: str = "") -> None:
+    """Print rows as a table, whose title says over how many seeds they are; what: begins the title."""
+    title = f"{what}mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"{what}one seed"
     labels = list(dict.fromkeys(name for row in rows for name, value in row.items() if not _is_figure(value)))
     table = Table(*map(escape, labels), *COLUMNS.values(), title=title, title_justify="left")
     for row in rows:

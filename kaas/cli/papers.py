@@ -200,7 +200,7 @@ def _scheduling(
         found = {"paper": name, "seeds": seeds, "assumed": assumed, "rows": told, "published": published}
         print(msgspec.json.encode(found).decode())
         return
-    show(told, f"{paper.title}: mean ± standard deviation over {seeds} seeds")
+    show(told, seeds, f"{paper.title}: ")
     table = Table("", "paper", "here")
     for each in published:
         table.add_row(escape(each.what), each.published, each.here)

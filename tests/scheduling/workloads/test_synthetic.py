@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kaas.errors import InvalidScenario
 from kaas.scheduling.simulation.scenario import ScenarioFunction, ScenarioRequest
-from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.scenario_file import parse, read
+from kaas.scheduling.simulation.simulator import simulate
 from kaas.scheduling.workloads.workload import open_workload
 
 
@@ -92,3 +93,17 @@ def test_a_scenario_has_requests_or_a_workload() -> None:
     told = {"functions": {"A": {}}, "requests": [{"function": "A"}], "workload": {"synthetic": {}}}
     with pytest.raises(InvalidScenario, match="one of the two"):
         read(told)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [{"synthetic": {"rate": 2.0}}, {"azure2019": "folder", "minutes": [5, 65]}, {"record": "run.jsonl"}],
+)
+def test_a_scenario_with_a_workload_is_written_as_it_is_read(workload: Any) -> None:
+    scenario = read({"workload": workload})
+    assert parse(scenario.as_json()) == scenario
+
+
+def test_a_workload_is_not_taken_for_no_requests() -> None:
+    with pytest.raises(InvalidScenario, match="open_workload"):
+        simulate(read({"workload": {"synthetic": {}}}))
