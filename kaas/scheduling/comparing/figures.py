@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pvariance
 
-from kaas.scheduling.decisions import Decision, Dispatch, PolicyFactory, Reject
+from kaas.scheduling.decisions import Decision, Dispatch, PolicyFactory, Reject, StartWorker
 from kaas.scheduling.events import (
     Event,
     Outcome,
@@ -15,6 +15,7 @@ from kaas.scheduling.events import (
     RequestCancelled,
     RequestDone,
     Residency,
+    WorkerAdopted,
     WorkerGone,
 )
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioRequest
@@ -134,7 +135,10 @@ class RunObserver:
     _functions: dict[str, Moments] = field(default_factory=dict)
     _clients: dict[str, Moments] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter)
+    _devices: dict[int, int] = field(default_factory=dict)
+    """Of workers."""
     _held: dict[int, set[bytes]] = field(default_factory=dict)
+    """By device."""
     _copies: dict[bytes, _Copies] = field(default_factory=dict)
     _backlogs: dict[str, _WaitingTime] = field(default_factory=dict)
     _virtual: float = 0.0
@@ -151,10 +155,14 @@ class RunObserver:
                 self._leave_queue(self._open[request])
             case RequestDone(request=request) if request in self._open:
                 self._done(event, self._open.pop(request))
+            case WorkerAdopted():
+                self._devices[event.worker] = event.device
             case Residency():
-                self._moved(event.worker, event.loaded, event.evicted)
+                self._moved(self._devices[event.worker], event.loaded, event.evicted)
             case WorkerGone(worker=worker):
-                self._moved(worker, (), tuple(self._held.pop(worker, ())))
+                device = self._devices.pop(worker)
+                if device not in self._devices.values():  # the last worker of a device takes the memory with it
+                    self._moved(device, (), tuple(self._held.get(device, ())))
             case _:
                 pass
         for decision in decisions:
@@ -165,6 +173,8 @@ class RunObserver:
                     self._leave_queue(dispatched)
                 case Reject(request=request):
                     self._leave_queue(self._open.pop(request))
+                case StartWorker():
+                    self._devices[decision.worker] = decision.device
                 case _:
                     pass
 
@@ -230,8 +240,8 @@ class RunObserver:
             self._functions.setdefault(request.function, Moments()).add(latency_s)
             self._clients.setdefault(request.client, Moments()).add(latency_s)
 
-    def _moved(self, worker: int, loaded: Sequence[bytes], evicted: Sequence[bytes]) -> None:
-        held = self._held.setdefault(worker, set())
+    def _moved(self, device: int, loaded: Sequence[bytes], evicted: Sequence[bytes]) -> None:
+        held = self._held.setdefault(device, set())
         for key in evicted:
             if key in held:
                 held.remove(key)

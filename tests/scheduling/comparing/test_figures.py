@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kaas.scheduling.comparing.figures import PolicyFigures, measure
+from kaas.scheduling.comparing.figures import PolicyFigures, RunObserver, measure
 from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.simulation.test_invariants import scenarios
 
 
 def figures(policy: str = "fcfs", **told: Any) -> PolicyFigures:
@@ -76,3 +80,30 @@ def test_workers_that_start_for_a_function_are_cold_starts() -> None:
 def test_nothing_happens_without_requests() -> None:
     found = figures()
     assert (found.mean_latency_s, found.duplicates, found.utilisation, found.jain) == (0, 0, 0, 1)
+
+
+def test_a_request_that_runs_again_after_a_failure_counts_from_its_arrival() -> None:
+    """The device fails at 1, when A runs and B waits: A runs from 1 to 3, B to 5."""
+    told: dict[str, Any] = {
+        "devices": [{"memory_mb": 4}],
+        "functions": {"A": function("a", run_s=2), "B": function("b", run_s=2)},
+        "requests": requests((0, "A"), (0, "B")),
+        "failures": [{"at_s": 1, "device": 0}],
+    }
+    found = figures(**told)
+    assert found.mean_latency_s == 4
+    assert found.client_variance == 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "exclusive", "mqfq_sticky", "adaptive"])
+@given(st.data())
+def test_figures_of_any_scenario_agree_with_its_summary(policy: str, data: st.DataObject) -> None:
+    scenario = read(data.draw(scenarios(policy)))
+    observer = RunObserver(scenario.weights())
+    result = simulate(scenario, observe=observer)
+    found = observer.figures(result.summary, sum(device.slots for device in scenario.devices))
+    assert observer.latency.mean == pytest.approx(result.summary.mean_latency_s)
+    assert observer.latency.count == len(scenario.requests) - result.summary.rejected
+    assert all(0 <= ratio <= 1 for ratio in (found.miss_ratio, found.false_miss_ratio, found.cold_ratio))
+    assert 0 <= found.duplicates <= len(scenario.devices)
+    assert 0 < found.jain <= 1 + 1e-9
