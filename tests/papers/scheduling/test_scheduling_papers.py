@@ -73,7 +73,6 @@ def test_mqfq_has_the_printed_rate_and_utilisation() -> None:
     assert sum(counts) / len(counts) == pytest.approx(RATE * 600, rel=0.15)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", SCHEDULING_PAPERS)
 def test_every_figure_of_a_paper_has_its_rows(name: str) -> None:
     """The labels that the published figures ask for are those of the cells, through JSON and on the page."""
