@@ -12,7 +12,7 @@ import msgspec
 from kaas.scheduling.decisions import Decision
 from kaas.scheduling.events import Event
 
-Observer = Callable[[Event, Sequence[Decision]], None]
+EventObserver = Callable[[Event, Sequence[Decision]], None]
 """Hears each event of a simulation, and the policy's decisions about it."""
 Start = Literal["hit", "load", "fetch", "cold"]
 """hit: the function's memory was on the device. load: its host had it. fetch: neither had it, and to fetch it takes

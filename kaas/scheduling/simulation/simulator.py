@@ -44,7 +44,7 @@ from kaas.scheduling.simulation.devices import SimulatedRequest, SimulatedWorker
 from kaas.scheduling.simulation.execution import Execution
 from kaas.scheduling.simulation.figures import RunFigures
 from kaas.scheduling.simulation.scenario import Scenario, ScenarioFailure, ScenarioRequest
-from kaas.scheduling.simulation.simulated import Observer, Simulated
+from kaas.scheduling.simulation.simulated import EventObserver, Simulated
 
 WAKES_IN_A_ROW = 10_000
 """Times that a policy may ask to be woken while nothing else happens and requests wait."""
@@ -61,7 +61,7 @@ def simulate(
     requests: Iterable[ScenarioRequest] | None = None,
     dispatches: bool = True,
     progress: Callable[[int, float], None] | None = None,
-    observe: Observer | None = None,
+    observe: EventObserver | None = None,
 ) -> Simulated:
     """Run a scenario to its end, under its own policy or another.
 
@@ -89,7 +89,7 @@ def simulate(
 
 class _Simulation:
     def __init__(
-        self, scenario: Scenario, policy: PolicyFactory | None, observe: Observer | None, *, keep: bool
+        self, scenario: Scenario, policy: PolicyFactory | None, observe: EventObserver | None, *, keep: bool
     ) -> None:
         self._scenario = scenario
         self._observe = observe
