@@ -37,7 +37,7 @@ class StopWorker:
     worker: int
 
 
-class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True):
+class Dispatch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Run a request, whose inputs are ready, in a free slot.
 
     victims: objects that its worker's cache gives up first, in this order, as far as the request needs room; then

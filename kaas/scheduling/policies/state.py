@@ -154,11 +154,10 @@ class DeviceState:
     reservation: WorkerGroup | None = None
     failures: int = 0
     failed: set[Serves] = field(default_factory=set)
+    index: int = field(init=False)
 
-    @property
-    def index(self) -> int:
-        """The index of the device in the pool."""
-        return self.spec.index
+    def __post_init__(self) -> None:
+        self.index = self.spec.index
 
 
 @dataclass(slots=True, eq=False)
