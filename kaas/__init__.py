@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 import kaas.code  # noqa: F401 - so that `Library.from_cuda` and its like find their modules
 from kaas import errors
 from kaas.cache_folders import cache_root
-from kaas.config import ClientSettings, Config, Device
+from kaas.config import ClientSettings, Config, Device, FunctionProfile
 from kaas.errors import KaasError
 from kaas.ktask.arguments import (
     Buffer,
@@ -66,6 +66,7 @@ __all__ = [
     "Device",
     "ETask",
     "Function",
+    "FunctionProfile",
     "Future",
     "In",
     "InOut",

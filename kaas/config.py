@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -123,6 +125,47 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionProfile:
+    """The measured times and memory of a function on one kind of device, for policies that have not run it yet.
+
+    Args:
+        function: the label of its kTask or eTask, a server's client's name for it, or its key.
+        kind: of the device: "gpu" or "software".
+        run_s: device seconds of a request without loads, on a device of speed 1.
+        load_s: device seconds to load the function's memory.
+        nbytes: of that memory.
+        observations: requests that the profile counts as: the more, the slower a policy changes its estimate.
+        family: functions of one family differ in the batch size only; "" for none.
+        batch: that size.
+    """
+
+    function: str
+    kind: str
+    run_s: float
+    load_s: float = 0.0
+    nbytes: int = 0
+    observations: int = 1
+    family: str = ""
+    batch: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("function", "family"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidConfig(f"{name} is a name, not {getattr(self, name)!r}", field=name)
+        if not self.function:
+            raise InvalidConfig("function is a name, not empty", field="function")
+        if self.kind not in DEVICE_KINDS:
+            raise InvalidConfig(f"kind is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
+        for name in ("run_s", "load_s", "batch"):
+            _require_finite(name, getattr(self, name))
+        if type(self.nbytes) is not int or self.nbytes < 0:
+            raise InvalidConfig(f"nbytes is a whole number from 0 on, not {self.nbytes!r}", field="nbytes")
+        if self.load_s and not self.nbytes:
+            raise InvalidConfig("load_s is the time to load nbytes, which are none", field="nbytes")
+        _require_positive("observations", self.observations, int)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The configuration of a pool, the same for every program that attaches to it.
 
@@ -147,6 +190,9 @@ class Config:
         client_faults_allowed: devices that requests of one client may end within an hour; with one more its requests
             wait until fewer count. None for any number; a server's `pool` has 8.
         record: file, on the machine of the pool, to which it writes its policy's events and decisions.
+        profiles: JSON file, a list of objects with the fields of `FunctionProfile`, or these values themselves: the
+            policy hears of a function's times and memory before its first request. `kaas.stats().profiles` has those
+            that the pool has measured.
         store: SQLite file, or a `kaas.store.Store`, with the functions and accounts that outlive the pool's process. In
             a given store the functions outlive the pool too. None: a file in Ray's folder of this session, on the
             machine of the pool.
@@ -166,6 +212,7 @@ class Config:
     faults_allowed: int = 1
     client_faults_allowed: int | None = None
     record: str | None = None
+    profiles: str | Sequence[FunctionProfile] | None = None
     store: str | Store | None = None
 
     def __post_init__(self) -> None:
@@ -191,6 +238,8 @@ class Config:
             _require_positive_or_none("client_faults_allowed", self.client_faults_allowed, int)
         if not isinstance(self.record, str | None):
             raise InvalidConfig(f"record is a file's name, not {self.record!r}", field="record")
+        if not isinstance(self.profiles, str | None):
+            object.__setattr__(self, "profiles", _profiles(self.profiles))
         if not isinstance(self.store, str | Store | None):
             raise InvalidConfig(f"store is a file's name or a kaas.store.Store, not {self.store!r}", field="store")
         if not isinstance(self.clients, Mapping) or not all(
@@ -282,6 +331,22 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     if not given or not all(isinstance(device, Device) for device in given):
         raise InvalidConfig(f"devices is one or more kaas.Device, not {devices!r}", field="devices")
     return given
+
+
+def _profiles(profiles: Sequence[FunctionProfile]) -> tuple[FunctionProfile, ...]:
+    given = tuple(profiles) if isinstance(profiles, Iterable) else ()
+    if not given or not all(isinstance(each, FunctionProfile) for each in given):
+        raise InvalidConfig(f"profiles is a file's name, or FunctionProfiles, not {profiles!r}", field="profiles")
+    for (function, kind), count in Counter((each.function, each.kind) for each in given).items():
+        if count > 1:
+            message = f"profiles has function {function!r} {count} times for devices of kind {kind!r}"
+            raise InvalidConfig(message, field="profiles")
+    return given
+
+
+def _require_finite(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise InvalidConfig(f"{name} is a finite number from 0 on, not {value!r}", field=name)
 
 
 def _require_positive(name: str, value: Any, kind: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-FUNCTIONS, TASKS, ACCOUNTS, FAULTS = "functions", "tasks", "accounts", "faults"
-"""Kinds of entries: specs of functions by key, kTasks by key, device seconds by client, faults by function."""
+FUNCTIONS, TASKS, ACCOUNTS, FAULTS, PROFILES = "functions", "tasks", "accounts", "faults", "profiles"
+"""Kinds of entries: specs of functions by key, kTasks by key, device seconds by client, faults by function, measured
+times by kind of device and function."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries

@@ -30,6 +30,7 @@ ORDER = (
     ("softgpu",),
     ("errors", "store", "cache_folders", "import_target", "optional_ray", "futures"),
     ("config",),
+    ("profiles",),
     ("ktask",),
     ("code",),
     ("executor",),

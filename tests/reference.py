@@ -16,7 +16,17 @@ from kaas import errors
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 
 SECTIONS = {
-    "A pool": ("init", "shutdown", "status", "stats", "pardon", "Config", "Device", "ClientSettings"),
+    "A pool": (
+        "init",
+        "shutdown",
+        "status",
+        "stats",
+        "pardon",
+        "Config",
+        "Device",
+        "ClientSettings",
+        "FunctionProfile",
+    ),
     "A kTask": (
         "KTask",
         "Kernel",

@@ -22,6 +22,7 @@ from kaas.executor.device import software
 from kaas.ktask.graph import KTask
 from kaas.ktask.request import RETRIES
 from kaas.optional_ray import check_ray
+from kaas.profiles import with_profiles
 from kaas.scheduling import policies
 from kaas.wire.packing import pack
 from kaas.wire.status.stats import Stats
@@ -75,6 +76,8 @@ def init(
     wanted = replace(config or Config(), **named) if named else config
     if wanted is not None and wanted.record is not None:
         wanted = replace(wanted, record=os.path.abspath(wanted.record))  # the pool runs in another folder
+    if wanted is not None:
+        wanted = with_profiles(wanted)
     policies.factory((wanted or Config()).policy)
     for device in (wanted and wanted.devices) or ():
         software.check(device)

@@ -100,13 +100,12 @@ class Executor:
     @property
     def cached_bytes(self) -> tuple[int, int]:
         """Bytes of objects in device memory and in page-locked host memory, those on their way included."""
-        cache = self._memory.cache
-        return cache.device.reserved_bytes, cache.host.reserved_bytes
+        return self.cache.device.reserved_bytes, self.cache.host.reserved_bytes
 
-    @property
-    def libraries(self) -> int:
-        """The number of loaded code images, in all slots together."""
-        return sum(len(slot.kernels) for slot in self._slots)
+    def kernel_seconds(self) -> float:
+        """Return the device seconds of all kernels so far, with those that run."""
+        with self._context:
+            return sum(slot.kernel_seconds() for slot in self._slots)
 
     def prepare(self, task: KTask) -> Plan:
         """Check a kTask against its code and this device, and prepare every slot for its first request.

@@ -15,7 +15,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
 
     Fields:
         stages: seconds by stage: plan, fetch, memory (looking objects up, waiting for room, allocating, freeing),
-            copy_in, kernels (device time), copy_out, total.
+            copy_in, kernels (device time), copy_out, total. Of a command without loads: kernels, the device time of
+            all kernels so far, and clock, when that was read.
         tiers: the use of "device", "host" and "store", without unused tiers.
         loaded: keys of objects of which at least a part was loaded to the device or made there.
         evicted: keys of objects that were evicted and of which nothing is left on the device.

@@ -40,6 +40,8 @@ class Slot:
     Fields:
         number: among the slots of its executor. arena: only the executor's memory changes it.
         graph_caches: by the kTask's key, the least recently used first.
+        kernels_s: device seconds of the kernels of requests that have ended. launched: the last request whose kernels
+            are queued.
     """
 
     def __init__(self, number: int, device: OpenDevice, arena: SlotArena) -> None:
@@ -48,6 +50,9 @@ class Slot:
         self.stream = device.stream()
         self.kernels = LoadedKernels(device)
         self.graph_caches: dict[str, GraphCache] = {}
+        self.kernels_s = 0.0
+        self.launched: RunRequest | None = None
+        self._seen: tuple[RunRequest, float] | None = None  # when its kernels were first found to run
         self._device = device
         self._device_to_host = DeviceToHost(device, self.stream)
         self._client: str | None = None
@@ -156,6 +161,20 @@ class Slot:
             targets.append((addresses[index], data))
         self._device_to_host.copy(targets)
         return outputs
+
+    def kernel_seconds(self) -> float:
+        """Return the device seconds of kernels so far; of those that run, from the first call that finds them running.
+
+        Any thread may call it. The sum is exact again when the request has ended.
+        """
+        ended_s, request = self.kernels_s, self.launched
+        began, ended = self.stream.kernels.state() if request is not None else (False, False)
+        if request is None or not began or ended:
+            return ended_s
+        now_s = perf_counter()
+        if self._seen is None or self._seen[0] is not request:
+            self._seen = request, now_s
+        return ended_s + now_s - self._seen[1]
 
     def close(self) -> None:
         """Free the plans, buffers, stream and code of the slot; its last request must have ended."""
@@ -336,6 +355,7 @@ def run_in_slot(
 ) -> SlotWork:
     """Copy in, launch, copy out."""
     plan, inputs = graphs.plan, admitted.inputs
+    slot.launched = None
     slot.enter(request.client, plan)
     placement = graphs.place(inputs.resident, slot.arena.address, inputs.kept_mask)
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
@@ -348,8 +368,11 @@ def run_in_slot(
         kernels = slot.profile(graphs, values, given.iterations)
     else:
         slot.launch(launches)
+    slot.launched = request
     outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
-    return SlotWork(outputs, copied, slot.stream.kernels.seconds(), kernels, *tiers_of(admitted))
+    kernels_s = slot.stream.kernels.seconds()
+    slot.kernels_s += kernels_s
+    return SlotWork(outputs, copied, kernels_s, kernels, *tiers_of(admitted))
 
 
 def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:

@@ -21,7 +21,7 @@ from kaas.pool.functions import RegisteredFunction, Registry
 from kaas.pool.immediate_future import ImmediateFuture
 from kaas.pool.observing.metrics import Measured
 from kaas.pool.program_sessions import ObjectDirectory, ProgramSessions
-from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
+from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, PROFILES, TASKS, Store
 from kaas.wire import specs
 from kaas.wire.connections.router import Peer, Receive, Router
 from kaas.wire.messages import Address, PeerHello
@@ -70,7 +70,8 @@ class Service:
         self._name = name
         self._backend = backend
         self._store = store
-        self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
+        lasting = () if config.store is not None else (FAULTS, FUNCTIONS, PROFILES, TASKS)
+        self._passing = (ACCOUNTS, *lasting)
         self._loop = asyncio.get_running_loop()
         self._waits: set[asyncio.Future[Any]] = set()  # for the objects of cache commands
         self._stopping: asyncio.Task[None] | None = None
@@ -108,7 +109,7 @@ class Service:
             DeviceUnavailable: a device cannot run requests.
         """
         if not self._backend.again:
-            await self.pool.started()
+            await self.pool.reports.started()
 
     @property
     def address(self) -> Address:
@@ -218,7 +219,7 @@ class Service:
 
     def stats(self, reset: bool) -> Stats:
         """Return the statistics since the last reset. reset: begin anew."""
-        return self.pool.reports.stats(reset)
+        return self.pool.stats(reset)
 
     def measured(self) -> Measured:
         """Return the values of the pool's metrics."""
@@ -228,12 +229,13 @@ class Service:
         """Return a trace of the requests of the next seconds.
 
         Raises:
-            InvalidRequest: the number of seconds is out of range.
+            InvalidRequest: the number of seconds is out of range. PoolStopped: the pool is closed.
         """
         if not 0 < seconds <= LONGEST_TRACE_S:
             message = f"a trace takes a number of seconds up to {LONGEST_TRACE_S:g}, not {seconds!r}"
             raise InvalidRequest(message)
-        return await self.pool.trace(seconds)
+        self.pool.check_open()
+        return await self.pool.reports.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
         """Begin to stop: answer all waiting calls, end the executors, clear the store. Later calls are refused."""

@@ -214,8 +214,9 @@ def _lost(failed: InputFailed) -> InputLost:
 
 
 def evicted(executor: Executor, keys: Sequence[bytes] = (), *, hosted: Sequence[bytes] = ()) -> wire.RunRecord:
-    """Return the record of a command that runs no kernels and loads nothing."""
-    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes, hosted=hosted)
+    """Return the record of a command that runs no kernels and loads nothing: of the executor's use so far."""
+    use = {"kernels": executor.kernel_seconds(), "clock": perf_counter()}
+    return wire.RunRecord(use, {}, (), keys, 0.0, (), executor.cached_bytes, hosted=hosted)
 
 
 # --- the objects of a request

@@ -170,7 +170,7 @@ def test_a_trace_has_the_requests_that_end_during_it() -> None:
         before = await begin(pool.submit(call("before")))
         workers.reply()
         await before
-        tracing = await begin(pool.trace(1000.0))
+        tracing = await begin(pool.reports.trace(1000.0))
         request = pool.begin(call("f"))
         request.trace = continued(f"00-{TRACE}-{SPAN}-01")
         late = await begin(pool.submit(call("late", deadline_s=0.001)))

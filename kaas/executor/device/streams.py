@@ -41,6 +41,11 @@ class EventPair:
         if status := driver.cuEventSynchronize(self._ended)[0]:
             check("cuEventSynchronize", status)
 
+    def state(self) -> tuple[bool, bool]:
+        """Return whether the part has begun, and whether it has ended; a lost device counts as not yet."""
+        began, ended = (driver.cuEventQuery(event)[0] for event in (self._began, self._ended))
+        return began == driver.CUresult.CUDA_SUCCESS, ended == driver.CUresult.CUDA_SUCCESS
+
     def seconds(self) -> float:
         """Return the device seconds of the part, which must have ended."""
         status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)

@@ -17,6 +17,8 @@ from kaas.errors import DeviceUnavailable, KaasError, PolicyError, PoolStopped
 from kaas.pool.background import Background
 from kaas.pool.core.accounts import ClientAccounts, Sessions, client_known
 from kaas.pool.core.cache_commands import CacheCommands
+from kaas.pool.core.device_use import DeviceUse
+from kaas.pool.core.profiles import Profiles
 from kaas.pool.core.quarantine import Quarantine
 from kaas.pool.core.requests import IN_QUEUE, Backlog, Request, Requests, RequestState
 from kaas.pool.core.runs import Runs
@@ -39,14 +41,16 @@ from kaas.scheduling.events import (
     ClientGone,
     Event,
     InputsReady,
+    Outcome,
     PhysicalDevice,
     RequestCancelled,
+    RequestDone,
     Tick,
-    WorkerKind,
 )
 from kaas.scheduling.policy_choice import make_policy
 from kaas.scheduling.recording import Recorder
 from kaas.store import Store
+from kaas.wire.status.stats import Stats
 from kaas.wire.status.status import Status
 
 
@@ -61,6 +65,7 @@ class Pool:
 
     def __init__(self, name: str, config: Config, transport: WorkerTransport) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
+        assert not isinstance(config.profiles, str), "the program has read the file"
         self._name = name
         self._config = config
         self._transport = transport
@@ -72,6 +77,7 @@ class Pool:
         )
         self._policy = make_policy(config.policy, self._devices)
         self._recorder: Recorder | None = None
+        self._profiles = Profiles(config.profiles or (), self._devices)
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._requests = Requests(self._backlog, lambda request: self.caches.ended(request))
         self._manager = WorkerManager(self, transport, self._background, config.start_limit_s)
@@ -93,6 +99,9 @@ class Pool:
             self.reports.ledger,
             limit_s + GRACE_S,
         )
+        self._use: DeviceUse | None = None
+        if (every_s := self._policy.utilisation_every_s) is not None:
+            self._use = DeviceUse(every_s, self._requests, self._workers, transport, self._background, self.handle)
         self._sessions = Sessions()
         self._accounts: ClientAccounts | None = None
         self._broken: KaasError | None = None
@@ -103,7 +112,7 @@ class Pool:
 
         Args:
             survivors: workers that outlived an earlier process of the pool.
-            store: keeps accounts and faults.
+            store: keeps accounts, faults and profiles.
 
         Raises:
             InvalidConfig: the record of the policy cannot be written.
@@ -114,6 +123,7 @@ class Pool:
         if store is not None:
             self._accounts = ClientAccounts(store, self._loop)
             self._quarantine.open(store)
+            self._profiles.open(store)
             charged_s = self._accounts.charged_s()
         now_s = self._loop.time()
         for survivor in survivors:
@@ -140,18 +150,6 @@ class Pool:
             if before.get(client) != clients.get(client):
                 self.handle(client_known(self._loop.time(), client, clients.get(client), None))
 
-    async def started(self) -> None:
-        """Wait until the executors that start now can run requests.
-
-        Raises:
-            DeviceUnavailable: an executor cannot start, or a device was lost before. The message has the cause.
-        """
-        starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
-        for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
-            await settled
-            self.reports.check_devices()
-        self.reports.check_devices()
-
     async def close(self) -> None:
         """Answer all requests and end all workers."""
         self.stopped = True
@@ -161,6 +159,7 @@ class Pool:
         await self._background.close()
         if self._accounts is not None:
             self._accounts.write()
+        self._profiles.write()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -223,6 +222,11 @@ class Pool:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if request.inputs is not None and request.state is RequestState.WAITING:
             request.inputs.add_done_callback(partial(self._inputs_ready, request))
+        if self._use is not None:
+            self._use.wake()
+        if request.flow not in self._profiles.told:
+            for known in self._profiles.tell(request, now_s):
+                self.handle(known)
         self.handle(request.arrival(now_s))
         self._sessions.uses(call.session, call.client)
         return request
@@ -286,6 +290,12 @@ class Pool:
         """End a request and give its caller an answer."""
         self._requests.move(request, RequestState.ENDED)
         self.answer(request, result)
+
+    def ran(self, request: Request, done: RequestDone) -> None:
+        """Take in what a run that has ended took."""
+        self.charge(request, done.device_s, abandoned=done.outcome is Outcome.ABANDONED)
+        if done.outcome is Outcome.SUCCEEDED:
+            self._profiles.add(request, done)
 
     def charge(self, request: Request, device_s: float, *, abandoned: bool) -> None:
         """Charge a request's client. abandoned: the caller had left, and perhaps the client has gone."""
@@ -369,14 +379,9 @@ class Pool:
 
     # --- figures
 
-    async def trace(self, seconds: float) -> bytes:
-        """Return a trace of the requests answered in the next seconds, or until the pool ends.
-
-        Raises:
-            PoolStopped: the pool is closed.
-        """
-        self.check_open()
-        return await self.reports.trace(seconds)
+    def stats(self, reset: bool = False) -> Stats:
+        """Return the statistics since the last reset. reset: begin anew."""
+        return replace(self.reports.stats(reset), profiles=self._profiles.measured())
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         """Return the pool's status for `kaas.status()`. functions: labels of the registered functions."""

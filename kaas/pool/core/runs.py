@@ -46,6 +46,8 @@ class RunHost(Protocol):
 
     def end(self, request: Request, result: WorkerReply | KaasError) -> None: ...
 
+    def ran(self, request: Request, done: RequestDone) -> None: ...
+
     def charge(self, request: Request, device_s: float, *, abandoned: bool) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
@@ -141,20 +143,10 @@ class Runs:
         self.tell_residency(worker, reply.record)
         was_last = worker.stopping and not worker.running
         outcome = Outcome.ABANDONED if abandoned else outcome
-        self._host.handle(
-            RequestDone(
-                self._loop.time(),
-                request.id,
-                worker.id,
-                request.slot,
-                outcome,
-                device_s,
-                charged_s - load_s,
-                load_s,
-                record.miss_bytes,
-            )
-        )
-        self._host.charge(request, device_s, abandoned=abandoned)
+        where, run_s = (request.id, worker.id, request.slot), charged_s - load_s
+        done = RequestDone(self._loop.time(), *where, outcome, device_s, run_s, load_s, record.miss_bytes)
+        self._host.handle(done)
+        self._host.ran(request, done)
         if was_last:
             self._manager.end(worker)
 

@@ -122,7 +122,7 @@ class WorkerTransport(Protocol):
         ...
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
-        """Forget kept outputs. Raises WorkerLost as above."""
+        """Forget kept outputs. The record's stages have the executor's use so far (`RunStats`). Raises as above."""
         ...
 
     async def ended(self, worker: int) -> str:

@@ -14,7 +14,7 @@ from kaas.pool.observing.event_log import EventLog
 from kaas.pool.observing.ledger import Ledger, LedgerEntry
 from kaas.pool.observing.metrics import TIERS, Measured
 from kaas.pool.observing.tracing import Tracer, TraceStep
-from kaas.scheduling.events import PhysicalDevice
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.wire.specs import RunRecord
 from kaas.wire.status.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import DeviceStatus, PinStatus
@@ -106,6 +106,18 @@ class Reports:
             if device.reason:
                 message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
                 raise DeviceUnavailable(message)
+
+    async def started(self) -> None:
+        """Wait until the executors that start now can run requests.
+
+        Raises:
+            DeviceUnavailable: an executor cannot start, or a device was lost before. The message has the cause.
+        """
+        starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
+        for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
+            await settled
+            self.check_devices()
+        self.check_devices()
 
     async def trace(self, seconds: float) -> bytes:
         """Return the requests answered in the next seconds, or until the pool ends, for `tracing.chrome`."""

@@ -14,6 +14,7 @@ from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import check_target
 from kaas.ktask.arguments import Buffer
+from kaas.profiles import with_profiles
 from kaas.scheduling.policy_choice import choose_policy
 from kaas.server.clients.allow import Allowed
 from kaas.server.config import settings_file
@@ -88,6 +89,7 @@ class PoolSettings(_StrictSettings, frozen=True):
     faults_allowed: int = 1
     client_faults_allowed: int | None = CLIENT_FAULTS
     record: str | None = None
+    profiles: str | None = None
 
     def config(self, store: str | None) -> Config:
         """Return the pool's configuration.
@@ -100,7 +102,7 @@ class PoolSettings(_StrictSettings, frozen=True):
         if self.devices is not None:
             options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
         options["clients"] = self.granted()
-        return Config(store=store, **options)
+        return with_profiles(Config(store=store, **options))
 
     def granted(self) -> dict[str, ClientSettings]:
         """Return the settings of each client.
@@ -297,7 +299,8 @@ def read_file(path: Path) -> Settings:
     def there(name: str | None) -> str | None:
         return None if name is None else str(folder / name)
 
-    pool = msgspec.structs.replace(settings.pool, record=there(settings.pool.record))
+    record, profiles = there(settings.pool.record), there(settings.pool.profiles)
+    pool = msgspec.structs.replace(settings.pool, record=record, profiles=profiles)
     return msgspec.structs.replace(settings, state=there(settings.state), keys=there(settings.keys), pool=pool)
 
 

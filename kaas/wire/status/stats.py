@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kaas.config import FunctionProfile
 from kaas.wire.status.tables import Shown, as_html, as_text
 
 
@@ -107,6 +108,8 @@ class Stats:
     Fields:
         kernels: of requests that ran without the graph, with `profile=True`.
         policy_s: seconds that the policy took for its decisions, and its checks. policy_events: events that it got.
+        profiles: the functions' measured times and memory, since the pool began: resets leave them. A function that
+            shares its label with others is named by its key.
     """
 
     since_s: float
@@ -116,6 +119,7 @@ class Stats:
     kernels: tuple[KernelStats, ...] = ()
     policy_s: float = 0.0
     policy_events: int = 0
+    profiles: tuple[FunctionProfile, ...] = ()
 
     def hit_rate(self, *, client: str | None = None) -> float:
         """Return the share of input objects found on the device, 0 to 1; nan if there were no input objects.

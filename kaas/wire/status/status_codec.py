@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import softgpu
-from kaas.config import ClientSettings, Config, Device, described
+from kaas.config import ClientSettings, Config, Device, FunctionProfile, described
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
 from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
@@ -24,6 +24,7 @@ _CLASSES = {
         Config,
         Device,
         DeviceStatus,
+        FunctionProfile,
         KernelStats,
         OutcomeStats,
         PinStatus,

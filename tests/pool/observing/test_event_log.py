@@ -19,7 +19,7 @@ def test_a_device_that_cannot_start_is_an_error_with_its_cause() -> None:
         pool = Pool("p", Config(devices=(Device("gpu"),)), workers)
         pool.open()
         with pytest.raises(DeviceUnavailable, match=r"device 0, of kind 'gpu'.*no CUDA driver on this machine"):
-            await pool.started()
+            await pool.reports.started()
         await pool.close()
 
     asyncio.run(scenario())
@@ -27,7 +27,7 @@ def test_a_device_that_cannot_start_is_an_error_with_its_cause() -> None:
 
 def test_a_device_that_is_lost_after_the_start_reports_its_cause() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.started()
+        await pool.reports.started()
         workers.refuse_to_start = DeviceUnavailable("the driver is gone")
         workers.ends[0].set_result("killed by SIGKILL")
         while pool.status().devices[0].state != "lost":
@@ -43,7 +43,7 @@ def test_a_device_that_is_lost_after_the_start_reports_its_cause() -> None:
 
 def test_a_worker_that_is_replaced_leaves_no_trouble_behind() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.started()
+        await pool.reports.started()
         workers.ends[0].set_result("killed by SIGKILL")
         while pool.events.starts[0] < 2:
             await settle()

@@ -1,0 +1,156 @@
+"""The times and memory of a pool's functions, for its policy: given by the configuration, measured, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kaas.config import FunctionProfile
+from kaas.pool.core.requests import Request
+from kaas.scheduling.events import FunctionKnown, PhysicalDevice, RequestDone
+from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, Mean
+from kaas.store import PROFILES, Store
+
+WRITE_EVERY_S = 5.0
+"""Profiles are written this late. A pool that ends by a crash loses the measurements of this time."""
+
+
+class MeasuredTimes(msgspec.Struct, array_like=True):
+    """The times of a function on one kind of device, as the store has them.
+
+    Fields:
+        identity: the function in the pool (`WorkerCall.identity`). label: for people. run_s, load_s: means, of a
+            request without loads on a device of speed 1, and of the load of one byte. runs, loads: requests in them.
+        nbytes: of the objects that the last request read from caches.
+    """
+
+    identity: str
+    kind: str
+    label: str
+    run_s: float
+    runs: int
+    load_s: float = 0.0
+    loads: int = 0
+    nbytes: int = 0
+    family: str = ""
+    batch: float = 0.0
+
+    def add(self, done: RequestDone, speed: float, nbytes: int) -> None:
+        """Take in a request that succeeded on a device of this speed, as policies do. nbytes: as in the fields."""
+        run, self.nbytes = Mean(self.run_s, self.runs), nbytes
+        run.add(done.run_s * speed)
+        self.run_s, self.runs = run.value, run.count
+        if done.loaded_bytes:
+            load = Mean(self.load_s, self.loads)
+            load.add(done.load_s / done.loaded_bytes)
+            self.load_s, self.loads = load.value, load.count
+
+    def profile(self, function: str) -> FunctionProfile:
+        """Return the times under a name of the function."""
+        load_s = self.load_s * self.nbytes
+        return FunctionProfile(function, self.kind, self.run_s, load_s, self.nbytes, self.runs, self.family, self.batch)
+
+
+_decode = msgspec.msgpack.Decoder(MeasuredTimes).decode
+
+
+class Profiles:
+    """The profiles of a pool's functions. Use an object of this class from one event loop only.
+
+    A function is told to the policy with its first request, since only then its name is known to policies: that has
+    the constants in it. Measurements replace what the configuration says, and begin from it.
+    """
+
+    def __init__(self, given: Iterable[FunctionProfile], devices: Sequence[PhysicalDevice]) -> None:
+        self._given: dict[str, list[FunctionProfile]] = {}
+        for profile in given:
+            self._given.setdefault(profile.function, []).append(profile)
+        self._devices = devices
+        self._times: dict[str, dict[str, MeasuredTimes]] = {}  # by identity, that called last at the end; then by kind
+        self.told: set[str] = set()
+        self._store: Store | None = None
+        self._unwritten: dict[str, MeasuredTimes] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def open(self, store: Store) -> None:
+        """Take in what earlier epochs of the pool have measured, and keep later measurements."""
+        self._store = store
+        for times in map(_decode, store.read(PROFILES).values()):
+            self._times.setdefault(times.identity, {})[times.kind] = times
+
+    def tell(self, request: Request, now_s: float) -> list[FunctionKnown]:
+        """Return the events that tell a policy of a request's function, which it was not told before."""
+        if len(self.told) >= MOST_FUNCTIONS:  # a policy remembers no more either
+            self.told.clear()
+        self.told.add(request.flow)
+        known = (times.profile(request.flow) for times in self._of(request).values())
+        return [
+            FunctionKnown(
+                now_s, each.function, each.kind, each.run_s, each.load_s, each.nbytes, each.observations, each.family,
+                each.batch,
+            )
+            for each in known
+        ]  # fmt: skip
+
+    def add(self, request: Request, done: RequestDone) -> None:
+        """Take in a request that succeeded."""
+        assert request.device is not None, "it has run"
+        call, device = request.call, self._devices[request.device]
+        known = self._of(request)
+        times = known.get(device.kind)
+        if times is None:
+            times = known[device.kind] = MeasuredTimes(call.identity, device.kind, call.label, 0.0, 0)
+        times.add(done, device.speed, sum(use.nbytes for use in call.uses if use.key is not None))
+        if self._store is not None:
+            if not self._unwritten:
+                self._loop.call_later(WRITE_EVERY_S, self.write)
+            self._unwritten[_key(times)] = times
+
+    def _of(self, request: Request) -> dict[str, MeasuredTimes]:
+        """Return the times of a request's function by kind of device, as those of the function called last."""
+        call = request.call
+        known = self._times.pop(call.identity, None)
+        if known is None:
+            if len(self._times) >= MOST_FUNCTIONS:
+                self._forget(next(iter(self._times)))
+            given = self._given.get(call.identity) or self._given.get(call.label) or ()
+            known = {each.kind: _begun(call.identity, call.label, each) for each in given}
+        self._times[call.identity] = known
+        return known
+
+    def _forget(self, identity: str) -> None:
+        keys = [_key(times) for times in self._times.pop(identity).values()]
+        for key in keys:
+            self._unwritten.pop(key, None)
+        if self._store is not None:
+            self._store.remove(PROFILES, keys)
+
+    def measured(self) -> tuple[FunctionProfile, ...]:
+        """Return the profiles of all functions, by label, or by key where several have one label."""
+        labels = Counter(label for known in self._times.values() for label in {each.label for each in known.values()})
+        return tuple(
+            times.profile(times.label if times.label and labels[times.label] == 1 else times.identity)
+            for known in self._times.values()
+            for times in known.values()
+        )
+
+    def write(self) -> None:
+        """Write the measurements that are not written yet."""
+        if self._store is not None and self._unwritten:
+            unwritten, self._unwritten = self._unwritten, {}
+            self._store.put(PROFILES, {key: msgspec.msgpack.encode(times) for key, times in unwritten.items()})
+
+
+def _key(times: MeasuredTimes) -> str:
+    return f"{times.kind} {times.identity}"
+
+
+def _begun(identity: str, label: str, given: FunctionProfile) -> MeasuredTimes:
+    """Return the times of a function before its first request here."""
+    load_s = given.load_s / given.nbytes if given.nbytes else 0.0
+    loads = given.observations if given.nbytes else 0
+    own = (given.run_s, given.observations, load_s, loads, given.nbytes, given.family, given.batch)
+    return MeasuredTimes(identity, given.kind, label, *own)

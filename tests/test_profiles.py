@@ -1,0 +1,92 @@
+"""Files of profiles: what `kaas.init` and `kaas serve` read, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas.config import Config, FunctionProfile
+from kaas.errors import InvalidConfig
+from kaas.profiles import with_profiles
+from kaas.server.config.serve_config import read_file
+
+RESNET: dict[str, Any] = {
+    "function": "resnet",
+    "kind": "gpu",
+    "run_s": 0.5,
+    "load_s": 0.25,
+    "nbytes": 1000,
+    "observations": 7,
+}
+
+
+def written(folder: Path, content: Any) -> str:
+    path = folder / "profiles.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_file_becomes_values_of_the_configuration(tmp_path: Path) -> None:
+    more = {**RESNET, "kind": "software", "family": "resnet", "batch": 8}
+    config = with_profiles(Config(profiles=written(tmp_path, [RESNET, more])))
+    first = FunctionProfile("resnet", "gpu", 0.5, 0.25, 1000, 7)
+    assert config.profiles == (first, FunctionProfile("resnet", "software", 0.5, 0.25, 1000, 7, "resnet", 8))
+    assert with_profiles(config) is config
+
+
+def test_a_server_reads_the_file_beside_its_own(tmp_path: Path) -> None:
+    written(tmp_path, [RESNET])
+    (tmp_path / "kaas.yaml").write_text("pool: {profiles: profiles.json}\n")
+    assert read_file(tmp_path / "kaas.yaml").pool.config(None).profiles == (FunctionProfile(**RESNET),)
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ("[", "profiles"),
+        ("{}", "profiles"),
+        ("[1]", "profiles"),
+        ("[]", "profiles"),
+        ([RESNET, RESNET], "profiles"),
+        ([{}], "profiles[0].function"),
+        ([{"function": "f", "kind": "gpu"}], "profiles[0].run_s"),
+        ([RESNET, {**RESNET, "function": ""}], "profiles[1].function"),
+        ([{**RESNET, "function": 3}], "profiles[0].function"),
+        ([{**RESNET, "kind": "tpu"}], "profiles[0].kind"),
+        ([{**RESNET, "kind": ["gpu"]}], "profiles[0].kind"),
+        ([{**RESNET, "run": 1}], "profiles[0].run"),
+        ([{**RESNET, "run_s": -1}], "profiles[0].run_s"),
+        ([{**RESNET, "run_s": None}], "profiles[0].run_s"),
+        ([{**RESNET, "run_s": True}], "profiles[0].run_s"),
+        ([{**RESNET, "load_s": "1"}], "profiles[0].load_s"),
+        ([{**RESNET, "nbytes": 0}], "profiles[0].nbytes"),
+        ([{**RESNET, "nbytes": 1.5}], "profiles[0].nbytes"),
+        ([{**RESNET, "observations": 0}], "profiles[0].observations"),
+        ([{**RESNET, "observations": 1.5}], "profiles[0].observations"),
+        ([{**RESNET, "family": 1}], "profiles[0].family"),
+        ([{**RESNET, "batch": -1}], "profiles[0].batch"),
+        ('[{"function": "f", "kind": "gpu", "run_s": NaN}]', "profiles"),
+    ],
+)
+def test_refused_files(tmp_path: Path, content: Any, field: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(InvalidConfig, match=r"profiles.json") as caught:
+        with_profiles(Config(profiles=path))
+    assert caught.value.field == field
+
+
+def test_a_program_hears_of_a_missing_file_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"none.json cannot be read"):
+        kaas.init(ray=False, config=Config(profiles=str(tmp_path / "none.json")))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_refused_values(number: float) -> None:
+    with pytest.raises(InvalidConfig, match="run_s is a finite number from 0 on"):
+        FunctionProfile("f", "gpu", number)
+    with pytest.raises(InvalidConfig, match="FunctionProfiles, not 3"):
+        Config(profiles=3)  # type: ignore[arg-type]
