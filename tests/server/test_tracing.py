@@ -188,14 +188,14 @@ def test_a_trace_has_the_requests_that_end_during_it() -> None:
         assert whole.context is not None
         assert whole.context.trace_id == TRACE
         with pytest.raises(PoolStopped):
-            await pool.trace(1.0)
+            pool.check_open()  # as the service does before a trace
 
     play(scenario)
 
 
 def test_a_cancelled_trace_ends() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:  # noqa: ARG001
-        tracing = await begin(pool.trace(1000.0))
+        tracing = await begin(pool.reports.trace(1000.0))
         assert pool.reports._tracers
         tracing.cancel()
         await asyncio.wait([tracing])
