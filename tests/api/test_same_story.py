@@ -169,7 +169,7 @@ def _named(value: Any, names: Mapping[bytes, str]) -> Any:
     return value
 
 
-@pytest.mark.parametrize("policy", spread(("fcfs", "lalbo3", "mqfq_sticky", "adaptive"), 2))
+@pytest.mark.parametrize("policy", spread(("mqfq_sticky", "adaptive", "lalbo3", "fcfs"), 1))
 def test_a_pool_and_the_simulator_tell_the_same_story(
     policy: str, another: Callable[..., bool], tmp_path: Path
 ) -> None:
