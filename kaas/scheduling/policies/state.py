@@ -17,10 +17,7 @@ from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 
 
 class Serves(NamedTuple):
-    """The requests that a worker serves.
-
-    An empty client stands for all clients, an empty function for all functions.
-    """
+    """The requests that a worker serves. An empty client stands for all clients, an empty function for all of them."""
 
     kind: WorkerKind
     client: str = ""
@@ -292,10 +289,7 @@ class WorkerGroup:
     def next(self, provided: int = 0) -> list[QueuedRequest]:
         """Return the most urgent ready request of the order, and the requests that run alone.
 
-        If one client waits alone, return its first request for which no worker is on the way.
-
-        Args:
-            provided: requests for which workers are on their way.
+        If one client waits alone, return its first request beyond the `provided` ones, whose workers are on their way.
         """
         one = len(self.clients) == 1 and not self.alone and provided < self.ready
         first = self.order.first(provided if one else 0)
