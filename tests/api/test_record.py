@@ -12,11 +12,9 @@ import ray
 
 import kaas
 from kaas.errors import InvalidConfig
-from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.recording import replay
 from kaas.wire.status.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
-from tests.lanes import spread
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
@@ -25,7 +23,8 @@ REQUESTS = 40
 LONG = 300_000_000
 
 
-@pytest.mark.parametrize("policy", spread([name for name in ("fcfs", "cfs_affinity") if name in POLICIES], 1))
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["fcfs", "cfs_affinity"])
 def test_the_record_of_a_pool_with_a_killed_executor_can_be_replayed(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
