@@ -9,6 +9,7 @@ had no request for longer than its arrivals let expect, is the first to leave.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import islice
 
@@ -155,7 +156,7 @@ class Flows(FlowOrder):
         super().__init__()
         self._policy = policy
         self._known: dict[Hashable, TimedFlow] = {}  # the one called last at the end
-        self._levels: dict[int, PriorityLevel] = {}
+        self._levels = defaultdict[int, PriorityLevel](PriorityLevel)
         self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
         self._gap_s = Mean()
         self._running = 0
@@ -246,7 +247,7 @@ class Flows(FlowOrder):
     # --- virtual time
 
     def _level(self, queue: Queue) -> PriorityLevel:
-        return self._levels.setdefault(queue.share.priority, PriorityLevel())
+        return self._levels[queue.share.priority]
 
     def _sort(self, flow: TimedFlow) -> None:
         """Give a flow with requests its place: throttled, or among those that may go."""
@@ -263,7 +264,7 @@ class Flows(FlowOrder):
             self._policy.warm.activate(flow)
         key = self._key(flow, queue)
         level.able.put_reader(flow, key, flow.reads.constants)
-        level.able_on.setdefault(flow.device, PriorityQueue()).put(flow, key)
+        level.able_on[flow.device].put(flow, key)
 
     def _throttle(self, flow: TimedFlow, level: PriorityLevel) -> None:
         assert flow.queue is not None, "only flows with requests are throttled"
@@ -299,7 +300,7 @@ class Flows(FlowOrder):
             if flow.device in level.able_on:
                 level.able_on[flow.device].discard(flow)
             if flow in level.able:
-                level.able_on.setdefault(device, PriorityQueue()).put(flow, level.able.key(flow))
+                level.able_on[device].put(flow, level.able.key(flow))
         self._policy.warm.move(flow, device)
 
     def _rest(self, flow: TimedFlow, share: ClientShare) -> None:
@@ -310,7 +311,7 @@ class Flows(FlowOrder):
         ends_s = self._policy.now_s() + (self._policy.alpha * known.value if known.count else self._policy.T)
         self._ends.put(flow, (ends_s,))
         if self._policy.global_vt == "active":
-            self._levels.setdefault(share.priority, PriorityLevel()).resting.put(flow, (flow.vt,))
+            self._levels[share.priority].resting.put(flow, (flow.vt,))
 
     def _end_rests(self) -> None:
         now_s = self._policy.now_s()

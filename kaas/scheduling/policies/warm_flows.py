@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from kaas.scheduling.policies.cache_orders import CacheOrders
@@ -49,7 +50,7 @@ class PriorityLevel:
         self.waiting: PriorityQueue[TimedFlow] = PriorityQueue()
         self.throttled: PriorityQueue[TimedFlow] = PriorityQueue()
         self.able: ReaderQueue[TimedFlow] = ReaderQueue()
-        self.able_on: dict[int, PriorityQueue[TimedFlow]] = {}
+        self.able_on = defaultdict[int, PriorityQueue[TimedFlow]](PriorityQueue)
         self.resting: PriorityQueue[TimedFlow] = PriorityQueue()
 
     def remove(self, flow: TimedFlow) -> None:
