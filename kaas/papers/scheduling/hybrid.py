@@ -79,8 +79,8 @@ HYBRID = SchedulingPaper(
         "that take longer than 5.5 s on a CPU by its own Table 1, six of nine, and the mix is not printed.",
         "The paper sends the functions with the higher speed-up, above 3, to the GPU, always. Here the policies that "
         "compare finish times decide for each request; fcfs stands for those that do not.",
-        "lalb, lalbo3 and adaptive take a free device that has the memory, whatever its kind: next to a processor that "
-        "has all of it they leave the GPU unused.",
+        "Where devices differ, lalb, lalbo3 and adaptive send a request to the device where it ends first, also to one "
+        "that is busy, or that has to load its memory.",
         "A processor runs 48 requests at a time, each in the time that the paper's table has for all of it, with the "
         "memory of all functions there from the start.",
     ),

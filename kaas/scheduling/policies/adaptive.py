@@ -141,8 +141,9 @@ class Adaptive(Scheduler):
         """
         holders = request.reads.constants.whole
         free = min(request.group.free_on(holders), default=None, key=lambda worker: self._preference(request, worker))
-        if free is None:
-            free = min(self._some_free(request, idle), key=lambda worker: self._preference(request, worker))
+        if free is None or self.mixed:
+            some = [*self._some_free(request, idle), *([] if free is None else [free])]
+            free = min(some, key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
         all_devices = {device.index: None for device in request.group.partition.devices}

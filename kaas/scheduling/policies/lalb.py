@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Sequence
+from itertools import islice
 
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
@@ -23,6 +24,8 @@ from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, Request
 
 LIMIT = 25
 """Times that LALBO3 passes a request over: the paper's number."""
+COMPARED = 16
+"""Free devices that are compared for a request where devices differ."""
 HOLDER_RULES = ("least", "first")
 
 
@@ -42,6 +45,7 @@ class Lalbo3(Scheduler):
         self._first_holder = holder == "first"
         self._local_orders: list[LocalityOrder] = []
         super().__init__(devices)
+        self.mixed = len({(device.kind, device.speed) for device in devices}) > 1
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """Return the order of free workers: the least busy, then the one with fewest dispatches so far."""
@@ -71,30 +75,38 @@ class Lalbo3(Scheduler):
         return self._holdings.memories[worker.device.index].whole
 
     def destination(self, request: QueuedRequest, idle: WorkerState, local: LocalQueues) -> WorkerState | None:
-        """Return the worker that a request goes to at once (the paper: place); None: it was promised to a busy one."""
-        holders = request.reads.constants.whole
-        free = min(request.group.free_on(holders), key=self.rank, default=None)
-        if free is not None:
+        """Return the worker that a request goes to at once (the paper: place); None: it was promised to a busy one.
+
+        Where devices differ in kind or speed, the request goes where it ends first, whether its memory is there or not.
+        """
+        free = min(request.group.free_on(request.reads.constants.whole), key=self.rank, default=None)
+        if self.mixed:
+            some = [idle, *islice(request.group.open.values(), COMPARED), *([] if free is None else [free])]
+            free = min(some, key=lambda worker: (worker.gated, self.cost_s(request, worker), *self.rank(worker)))
+        elif free is not None:
             return free
-        alternative_s = self._now_s + self.run_s(request, idle) + self._estimates.load_s(request, idle.device.spec)
-        busy = self._busy_holder(request, alternative_s, local)
+        else:
+            free = idle
+        busy = self._busy_worker(request, self._now_s + self.cost_s(request, free), local)
         if busy is None:
-            return idle
+            return free
         local.promise(request, busy)
         return None
 
-    def _busy_holder(self, request: QueuedRequest, before_s: float, local: LocalQueues) -> WorkerState | None:
+    def _busy_worker(self, request: QueuedRequest, before_s: float, local: LocalQueues) -> WorkerState | None:
         """Return the busy worker with a request's memory where the request ends before a time."""
-        holders = request.reads.constants.whole
+        all_devices = {device.index: None for device in request.group.partition.devices} if self.mixed else None
+        devices = request.reads.constants.whole if all_devices is None else all_devices
         if self._first_holder:
-            able = local.on(holders)
+            able = local.on(devices)
             return next((each for each in able if local.ends_s(request, each, self._now_s) < before_s), None)
-        found = local.soonest(request, holders, self._now_s)
+        found = local.soonest(request, devices, self._now_s)
         return found[0] if found is not None and found[1] < before_s else None
 
-    def run_s(self, request: QueuedRequest, worker: WorkerState) -> float:
-        """Return the seconds that a request runs on a worker that has its memory."""
-        return self._estimates.run_s(request, worker.device.spec)
+    def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
+        """Return the seconds that a request takes on a worker, with the load of what is missing."""
+        device = worker.device.spec
+        return self._estimates.run_s(request, device) + self._estimates.load_s(request, device)
 
 
 class Lalb(Lalbo3):
@@ -116,7 +128,7 @@ class LocalityOrder(FlowOrder):
         super().__init__()
         self._policy = policy
         self._limit = limit
-        self._local = LocalQueues(policy.run_s)
+        self._local = LocalQueues(policy.cost_s)
         self._readers: ReaderQueue[Queue] = ReaderQueue()  # by the constants
         self._passes: dict[int, list[int]] = {}  # by priority: the requests that passes reached, a heap
         self._passed: WorkerState | None = None  # the free worker whose pass over the queue has found nothing
@@ -232,20 +244,21 @@ class LocalityOrder(FlowOrder):
         """Return the request that a free worker takes, or one that goes elsewhere, or None if one was promised."""
         head = first.head
         constants = head.reads.constants
-        if constants is NOTHING or idle.device.index in constants.whole:
-            return head, idle
-        if self._passed is not idle and self._visits(head) < self._limit:
+        hit = head if constants is NOTHING or idle.device.index in constants.whole else None
+        if hit is None and self._passed is not idle and self._visits(head) < self._limit:
             found = self._readers.first_reading(self._policy.held_by(idle))
             hit = found.head if found is not None and found.share.priority == head.share.priority else None
             self._mark(head.share.priority, self._newest + 1 if hit is None else hit.id)
-            if hit is not None:
-                return hit, idle
-            self._passed = idle
-        # placed: it was passed over too often, or no request's memory is on the idle device
-        worker = self._policy.destination(head, idle, self._local)
+            if hit is None:
+                self._passed = idle
+        if hit is not None and not self._policy.mixed:
+            return hit, idle
+        # placed: the devices differ, or it was passed over too often, or no request's memory is on the idle device
+        chosen = hit or head
+        worker = self._policy.destination(chosen, idle, self._local)
         if worker is not None:
-            return head, worker
-        super().drop(head)
+            return chosen, worker
+        super().drop(chosen)
         return None
 
     # --- visits

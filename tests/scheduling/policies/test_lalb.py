@@ -198,39 +198,44 @@ class EveryRequest(RequestOrder):
             if own and worker.usable:
                 return own[0], worker
         while self.queue and (idle := self.policy.idle_worker(self.queue[0])) is not None:
-            if self.passed is not idle:
-                for request in list(self.queue):
-                    if self.cached(request, idle):
-                        return request, idle
-                    if self.visits[request.id] < self.limit:
-                        self.visits[request.id] += 1
-                    elif (placed := self.place(request, idle)) is not None:
-                        return request, placed
-                self.passed = idle
-            for request in list(self.queue):
-                if (placed := self.place(request, idle)) is not None:
-                    return request, placed
+            request = self.one_pass(idle) if self.passed is not idle else None
+            if request is None:
+                self.passed, request = idle, self.queue[0]
+            elif self.cached(request, idle) and not self.policy.mixed:
+                return request, idle
+            if (placed := self.place(request, idle)) is not None:
+                return request, placed
         self.passed = None
+        return None
+
+    def one_pass(self, idle: WorkerState) -> QueuedRequest | None:
+        """Return the first request in the queue that is cached there or at its limit; those in front are visited."""
+        for request in self.queue:
+            if self.cached(request, idle) or self.visits[request.id] >= self.limit:
+                return request
+            self.visits[request.id] += 1
         return None
 
     def cached(self, request: QueuedRequest, worker: WorkerState) -> bool:
         return worker.device.index in request.reads.constants.whole
 
     def place(self, request: QueuedRequest, idle: WorkerState) -> WorkerState | None:
-        holders = [worker for worker in request.group.workers.values() if self.cached(request, worker)]
-        if free := [worker for worker in holders if worker.usable]:
+        now_s, cost_s, mixed = self.policy._now_s, self.policy.cost_s, self.policy.mixed
+        workers = [worker for worker in request.group.workers.values() if not worker.starting]
+        able = [worker for worker in workers if mixed or self.cached(request, worker)]
+        free = [worker for worker in able if worker.usable]
+        if free and not mixed:
             return min(free, key=self.policy.rank)
-        now_s, run_s = self.policy._now_s, self.policy.run_s
-        there_s = now_s + run_s(request, idle) + self.policy._estimates.load_s(request, idle.device.spec)
+        there = min(free, default=idle, key=lambda worker: (cost_s(request, worker), self.policy.rank(worker)))
 
         def ends_s(worker: WorkerState) -> float:
             slot_s = max(now_s, min(running.ends_s for running in worker.running.values()))
-            promised = sum(run_s(each, worker) for each in self.local.get(worker, []))
-            return slot_s + promised / worker.group.slots + run_s(request, worker)
+            promised = sum(cost_s(each, worker) for each in self.local.get(worker, []))
+            return slot_s + promised / worker.group.slots + cost_s(request, worker)
 
-        busy = min(holders, default=None, key=lambda worker: (ends_s(worker), worker.device.index))
-        if busy is None or ends_s(busy) >= there_s:
-            return idle
+        busy = min(set(able) - set(free), default=None, key=lambda worker: (ends_s(worker), worker.device.index))
+        if busy is None or ends_s(busy) >= now_s + cost_s(request, there):
+            return there
         self.queue.remove(request)
         self.local.setdefault(busy, []).append(request)
         request.promised = True
