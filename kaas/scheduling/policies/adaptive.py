@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.boost import Boost, cost_class
-from kaas.scheduling.policies.boosted_scores import HELD, BoostedScores
+from kaas.scheduling.policies.boosted_scores import BoostedScores
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
@@ -19,7 +19,7 @@ from kaas.scheduling.policies.keep import Keep
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_flag, check_number
 from kaas.scheduling.policies.orders import FunctionFlows, PriorityQueue, by_age
-from kaas.scheduling.policies.reader_queue import ReaderQueue
+from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
 
@@ -80,11 +80,13 @@ class Adaptive(Scheduler):
 
     def worth_least(self, reads: WorkingSet, worker: WorkerState) -> tuple[bytes, ...]:
         """Return the objects that a worker gives up for a working set."""
-        promised = [each for order in self._orders for each in order.needed_sets(worker)]
-        waited = [order.waited_for for order in self._orders]
-        return self.keep.victims(
-            reads, worker.device.index, self._now_s, promised, lambda sets: any(waits(sets) for waits in waited)
-        )
+        orders = self._orders
+
+        def needed() -> list[WorkingSet]:
+            return [each for order in orders for each in order.needed_sets(worker)]
+
+        waits = orders[0].waited_for if len(orders) == 1 else lambda sets: any(each.waited_for(sets) for each in orders)
+        return self.keep.victims(reads, worker.device.index, self._now_s, needed, waits)
 
     # --- the questions of the order
 
@@ -191,7 +193,7 @@ class BoostedArrivals(BoostedScores):
         self._policy = policy
         self._local = LocalQueues(policy.cost_s, overrun=1.0)
         self._turns = FairTurns(policy.clients, policy.lead_s)
-        self._readers: ReaderQueue[Queue] = ReaderQueue()
+        self._readers: Readers[Queue] = Readers()
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
         self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
         self._of_function = FunctionFlows()
@@ -244,7 +246,8 @@ class BoostedArrivals(BoostedScores):
         """Give a flow, whose first request is another one, its places."""
         super().offer(queue)
         self._of_function.add(queue)
-        self._take_turns(queue.share)
+        if not self._turns.waits(queue.share):
+            self._take_turns(queue.share)
         if self._turns.may_go(queue.share):
             self._put(queue)
 
@@ -257,14 +260,18 @@ class BoostedArrivals(BoostedScores):
 
     def _put(self, queue: Queue) -> None:
         head = queue.head
-        run, whole = (cost_class(seconds) for seconds in self._policy.costs_s(head))
+        run, whole = self._cost_classes(head)
         known = self._costs.get(queue)
         if known is not None and known[1] != whole:
             self._remove_place(queue)
         self._costs[queue] = run, whole
         key = (-head.share.priority, head.arrived_s or 0.0, head.id)
         self._classes.setdefault(whole, PriorityQueue()).put(queue, key)
-        self._readers.put_reader(queue, key, head.reads.constants)
+        self._readers.put(queue, key, head.reads.constants)
+
+    def _cost_classes(self, head: QueuedRequest) -> tuple[int, int]:
+        run_s, whole_s = self._policy.costs_s(head)
+        return cost_class(run_s), cost_class(whole_s)
 
     def _remove_place(self, queue: Queue) -> None:
         costs = self._costs.pop(queue, None)
@@ -293,7 +300,7 @@ class BoostedArrivals(BoostedScores):
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times."""
         for queue in self._of_function.of(function):
-            if queue in self._costs:
+            if queue in self._costs and self._costs[queue] != self._cost_classes(queue.head):
                 self._put(queue)
 
     # --- workers
@@ -354,20 +361,11 @@ class BoostedArrivals(BoostedScores):
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
-        held, boost_s = self._policy.held_by(idle), self._policy.boost.seconds
-        if len(held) <= HELD:
-            found = [self._readers.first_of(reads) for reads in held]
-        else:
-            found = [self._readers.first_reading(held)]
-        candidates = [(queue, self._costs[queue][0]) for queue in found if queue is not None]
-        candidates += [(queue, whole) for whole, each in self._classes.items() if (queue := each.first()) is not None]
-
-        def index(candidate: tuple[Queue, int]) -> tuple[float, ...]:
-            head = candidate[0].head
-            return -head.share.priority, (head.arrived_s or 0.0) - boost_s(candidate[1]), head.id
-
-        best = min(candidates, default=None, key=index)
-        return None if best is None else best[0].head
+        held, boost_s, costs = self._policy.held_by(idle), self._policy.boost.seconds, self._costs
+        found = [(least, costs[least[-1]][0]) for least in self._readers.leasts(held)]
+        found += [(queues.least(), whole) for whole, queues in self._classes.items()]
+        first = min(found, default=None, key=lambda each: (each[0][0], each[0][1] - boost_s(each[1]), each[0][2]))
+        return None if first is None else first[0][-1].head
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""

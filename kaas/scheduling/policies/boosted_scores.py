@@ -11,11 +11,8 @@ from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue
-from kaas.scheduling.policies.reader_queue import ReaderQueue
+from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.state import Queue, QueuedRequest, WorkerState
-
-HELD = 256
-"""Working sets of a device, at most, whose requests are compared by their boosts; of more the oldest request counts."""
 
 
 class BoostRules(Protocol):
@@ -46,7 +43,7 @@ class BoostedScores(FlowOrder):
     _policy: BoostRules
     _local: LocalQueues
     _turns: FairTurns
-    _readers: ReaderQueue[Queue]
+    _readers: Readers[Queue]
     _later: PriorityQueue[QueuedRequest]
     _urgent: PriorityQueue[QueuedRequest]
     _costs: dict[Queue, tuple[int, int]]
@@ -93,9 +90,7 @@ class BoostedScores(FlowOrder):
 
     def _hits(self, idle: WorkerState) -> set[Queue]:
         """Return the flows that find their memory on an idle device: the first of each working set there."""
-        held = self._policy.held_by(idle)
-        found = map(self._readers.first_of, held) if len(held) <= HELD else [self._readers.first_reading(held)]
-        return {queue for queue in found if queue is not None}
+        return {least[-1] for least in self._readers.leasts(self._policy.held_by(idle))}
 
     def _is_urgent(self, request: QueuedRequest, first: QueuedRequest, idle: WorkerState) -> bool:
         """Return True if a request can still meet its deadline, and has less slack than it costs."""

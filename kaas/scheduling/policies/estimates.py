@@ -148,8 +148,9 @@ class Estimates:
     def whole_load_s(self, function: str, nbytes: int) -> float:
         """Return the seconds to load all of a function's memory on some device."""
         times = self._functions.get(function)
-        means = list(times.loads.values()) if times is not None else []
-        mean = means[0] if means else next(iter(self._device_loads.values()), None)
+        mean = None if times is None else next(iter(times.loads.values()), None)
+        if mean is None:
+            mean = next(iter(self._device_loads.values()), None)
         return 0.0 if mean is None else mean.value * nbytes
 
     def rate(self, function: str, now_s: float) -> float:

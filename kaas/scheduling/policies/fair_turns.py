@@ -69,6 +69,10 @@ class FairTurns:
         priority = self._priority.get(share)
         return priority is None or share not in self._turns[priority].ahead
 
+    def waits(self, share: ClientShare) -> bool:
+        """Return True if a client counts among those of its priority that wait."""
+        return self._priority.get(share) == share.priority
+
     def came(self, request: QueuedRequest) -> None:
         """Take in that a request waits."""
         if self._lead_s < math.inf:

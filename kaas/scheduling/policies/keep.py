@@ -7,7 +7,7 @@ only ones. An only copy that a request waits for leaves last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from kaas.scheduling.policies.estimates import Estimates
 from kaas.scheduling.policies.holdings import Holdings, WorkingSet
@@ -30,12 +30,9 @@ class Keep:
 
     def loss(self, reads: WorkingSet, device: int, now_s: float) -> float:
         """Return the worth of what leaves a device for a working set."""
-        memory = self._holdings.memories[device]
-        needed_bytes = reads.missing_bytes(device) - memory.free_bytes
-        if memory.capacity_bytes is None or needed_bytes <= 0:
-            return 0.0
+        needed_bytes = self._needed_bytes(reads, device)
         lost = 0.0
-        for density, constants in self._by_worth(reads, device, now_s, (), None):
+        for density, constants in self._by_worth(reads, device, now_s, (), None) if needed_bytes > 0 else ():
             lost += density * constants.nbytes
             needed_bytes -= constants.nbytes
             if needed_bytes <= 0:
@@ -43,20 +40,20 @@ class Keep:
         return lost
 
     def victims(
-        self, reads: WorkingSet, device: int, now_s: float, kept: Iterable[WorkingSet], waits: Waits
+        self, reads: WorkingSet, device: int, now_s: float, kept: Callable[[], list[WorkingSet]], waits: Waits
     ) -> tuple[bytes, ...]:
         """Return the objects that leave a device for a working set, those worth least first.
 
         Objects of the sets in `kept` stay. waits: whether a request waits that reads a working set.
         """
-        memory, stay = self._holdings.memories[device], [reads, *kept]
-        needed_bytes = reads.missing_bytes(device) - memory.free_bytes
-        if memory.capacity_bytes is None or needed_bytes <= 0:
+        needed_bytes = self._needed_bytes(reads, device)
+        if needed_bytes <= 0:
             return ()
+        memory, stay = self._holdings.memories[device], [reads, *kept()]
         victims: dict[bytes, None] = {}
         sets = self._by_worth(reads, device, now_s, stay, waits)
         whole = {key for constants in memory.whole for key in constants.sizes}
-        rest = (key for key in memory.oldest_first() if key not in whole)
+        rest = (key for key in memory.oldest_first() if key not in whole) if len(whole) < len(memory.used) else ()
         for key in (*rest, *(key for _, constants in sets for key in constants.sizes)):
             if key in victims or key not in memory.used or any(key in each.sizes for each in stay):
                 continue
@@ -66,8 +63,13 @@ class Keep:
                 break
         return tuple(victims)
 
+    def _needed_bytes(self, reads: WorkingSet, device: int) -> int:
+        """Return the bytes that have to leave a device for a working set; 0 if its size is not known."""
+        memory = self._holdings.memories[device]
+        return 0 if memory.capacity_bytes is None else reads.missing_bytes(device) - memory.free_bytes
+
     def _by_worth(
-        self, reads: WorkingSet, device: int, now_s: float, stay: Iterable[WorkingSet], waits: Waits | None
+        self, reads: WorkingSet, device: int, now_s: float, stay: Sequence[WorkingSet], waits: Waits | None
     ) -> list[tuple[float, WorkingSet]]:
         """Return the working sets of functions on a device with their worth for each byte, the least first."""
         ranked: list[tuple[bool, float, int, WorkingSet]] = []
@@ -77,4 +79,5 @@ class Keep:
             copies = len(constants.whole)
             last = waits is not None and copies == 1 and waits(constants)
             ranked.append((last, self.worth(constants, now_s, copies) / constants.nbytes, len(ranked), constants))
-        return [(density, constants) for _, density, _, constants in sorted(ranked)]
+        ranked.sort()
+        return [(density, constants) for _, density, _, constants in ranked]

@@ -186,7 +186,7 @@ class Flows(FlowOrder):
 
     def offer(self, queue: Queue) -> None:
         """Give a flow, whose first request is another one, its places. One that comes back begins at the least time."""
-        flow, level = self._known[queue.flow], self._level(queue)
+        flow, level = self._known[queue.flow], self._levels[queue.share.priority]
         if flow.queue is not None and flow not in level.waiting:
             self.withdraw(queue)  # the priority of its client has changed
         super().offer(queue)
@@ -205,7 +205,7 @@ class Flows(FlowOrder):
             flow.queue = None
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
-            self._advance(self._level(queue))
+            self._advance(self._levels[queue.share.priority])
             if not queue.requests:
                 self._rest(flow, queue.share)
 
@@ -224,7 +224,7 @@ class Flows(FlowOrder):
         self._policy.warm.activate(flow)
         if flow.queue is not None:
             self._sort(flow)
-            self._advance(self._level(flow.queue))
+            self._advance(self._levels[flow.queue.share.priority])
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended."""
@@ -246,13 +246,10 @@ class Flows(FlowOrder):
 
     # --- virtual time
 
-    def _level(self, queue: Queue) -> PriorityLevel:
-        return self._levels[queue.share.priority]
-
     def _sort(self, flow: TimedFlow) -> None:
         """Give a flow with requests its place: throttled, or among those that may go."""
         assert flow.queue is not None, "only flows with requests have a place"
-        level, queue = self._level(flow.queue), flow.queue
+        level, queue = self._levels[flow.queue.share.priority], flow.queue
         level.waiting.put(flow, (flow.vt, queue.head.id))
         self._advance(level)
         if flow.vt - level.vt > self._policy.T:
@@ -296,7 +293,7 @@ class Flows(FlowOrder):
         if device == flow.device:
             return
         if flow.queue is not None:
-            level = self._level(flow.queue)
+            level = self._levels[flow.queue.share.priority]
             if flow.device in level.able_on:
                 level.able_on[flow.device].discard(flow)
             if flow in level.able:
@@ -379,7 +376,7 @@ class Flows(FlowOrder):
     def candidates(self) -> list[Candidate]:
         """Return the first request of each flow, with its virtual time."""
         flows = [(queue, self._known[queue.flow]) for queue in self._flows.values()]
-        told = [(queue, flow, self._level(queue), self._key(flow, queue)) for queue, flow in flows]
+        told = [(queue, flow, self._levels[queue.share.priority], self._key(flow, queue)) for queue, flow in flows]
         return flow_candidates(self, told, self._free_devices())
 
     def _free_devices(self) -> FreeDevices:
@@ -389,7 +386,7 @@ class Flows(FlowOrder):
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
         flow, limits = self._known[self.flow(request)], super().obstacle(request)
-        level = None if limits or flow.queue is None else self._level(flow.queue)
+        level = None if limits or flow.queue is None else self._levels[flow.queue.share.priority]
         if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
             return limits
         away = self._policy.hard and self._free_devices().away(flow)

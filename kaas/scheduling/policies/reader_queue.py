@@ -1,9 +1,9 @@
-"""A priority queue of what reads working sets: also the first that finds its working set on a device."""
+"""What reads working sets: the first that reads each set, and the first of all that finds its set on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.orders import PriorityQueue, SortKey
@@ -11,44 +11,34 @@ from kaas.scheduling.policies.orders import PriorityQueue, SortKey
 Reader = TypeVar("Reader")
 
 
-class ReaderQueue(PriorityQueue[Reader]):
-    """Items by their keys, each with the working set that it reads."""
+class Readers(Generic[Reader]):
+    """Items by the working sets that they read, and by their keys."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._reads: dict[Reader, WorkingSet] = {}
         self._readers: dict[WorkingSet, PriorityQueue[Reader]] = {}
 
-    def put_reader(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
+    def put(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
         """Add an item, or give it another key or working set."""
-        if item in self and self._reads[item] is not reads:
+        if self._reads.get(item, reads) is not reads:
             self.discard(item)
-        self.put(item, key)
         self._reads[item] = reads
-        self._readers.setdefault(reads, PriorityQueue()).put(item, key)
+        readers = self._readers.get(reads)
+        if readers is None:
+            readers = self._readers[reads] = PriorityQueue()
+        readers.put(item, key)
 
     def discard(self, item: Reader) -> None:
         """Remove an item, if it is there."""
-        super().discard(item)
         reads = self._reads.pop(item, None)
         if reads is not None:
             self._readers[reads].discard(item)
             if not self._readers[reads]:
                 del self._readers[reads]
 
-    def first_reading(self, held: Collection[WorkingSet]) -> Reader | None:
-        """Return the first item that reads one of these sets, or nothing; None if there is none.
-
-        All items are walked through by their keys, and the sets in turns with them, until either walk is complete.
-        """
-        found = self.first_of(NOTHING)
-        for item, reads in zip(self, held, strict=False):
-            if self._reads[item] in held:
-                return item if found is None else min(item, found, key=self.key)
-            first = self.first_of(reads)
-            if first is not None and (found is None or self.key(first) < self.key(found)):
-                found = first
-        return found
+    def of(self, item: Reader) -> WorkingSet:
+        """Return the working set of an item that is there."""
+        return self._reads[item]
 
     def reads(self, reads: WorkingSet) -> bool:
         """Return True if an item reads a working set."""
@@ -58,3 +48,43 @@ class ReaderQueue(PriorityQueue[Reader]):
         """Return the first item that reads a working set."""
         readers = self._readers.get(reads)
         return None if readers is None else readers.first()
+
+    def leasts(self, held: dict[WorkingSet, None]) -> list[tuple[Any, ...]]:
+        """Return `PriorityQueue.least` of the items that read each of these sets, but for sets that no item reads."""
+        readers = self._readers
+        if len(readers) < len(held):
+            return [own.least() for reads, own in readers.items() if reads in held]
+        return [readers[reads].least() for reads in held if reads in readers]
+
+
+class ReaderQueue(PriorityQueue[Reader]):
+    """Items by their keys, each with the working set that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._readers: Readers[Reader] = Readers()
+
+    def put_reader(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
+        """Add an item, or give it another key or working set."""
+        self._readers.put(item, key, reads)
+        self.put(item, key)
+
+    def discard(self, item: Reader) -> None:
+        """Remove an item, if it is there."""
+        super().discard(item)
+        self._readers.discard(item)
+
+    def first_reading(self, held: Collection[WorkingSet]) -> Reader | None:
+        """Return the first item that reads one of these sets, or nothing; None if there is none.
+
+        All items are walked through by their keys, and the sets in turns with them, until either walk is complete.
+        """
+        readers = self._readers
+        found = readers.first_of(NOTHING)
+        for item, reads in zip(self, held, strict=False):
+            if readers.of(item) in held:
+                return item if found is None else min(item, found, key=self.key)
+            first = readers.first_of(reads)
+            if first is not None and (found is None or self.key(first) < self.key(found)):
+                found = first
+        return found

@@ -160,6 +160,7 @@ class EveryRequest(RequestOrder):
         self.visits: dict[int, int] = {}
         self.local: dict[WorkerState, list[QueuedRequest]] = {}
         self.passed: WorkerState | None = None
+        self.seconds: dict[int, float] = {}
 
     def add(self, request: QueuedRequest) -> None:
         self.passed = None
@@ -230,7 +231,7 @@ class EveryRequest(RequestOrder):
 
         def ends_s(worker: WorkerState) -> float:
             slot_s = max(now_s, min(running.ends_s for running in worker.running.values()))
-            promised = sum(cost_s(each, worker) for each in self.local.get(worker, []))
+            promised = sum(self.seconds[each.id] for each in self.local.get(worker, []))
             return slot_s + promised / worker.group.slots + cost_s(request, worker)
 
         busy = min(set(able) - set(free), default=None, key=lambda worker: (ends_s(worker), worker.device.index))
@@ -238,6 +239,7 @@ class EveryRequest(RequestOrder):
             return there
         self.queue.remove(request)
         self.local.setdefault(busy, []).append(request)
+        self.seconds[request.id] = cost_s(request, busy)  # as it is now: another request may load the memory meanwhile
         request.promised = True
         return None
 
