@@ -40,8 +40,8 @@ class Slot:
     Fields:
         number: among the slots of its executor. arena: only the executor's memory changes it.
         graph_caches: by the kTask's key, the least recently used first.
-        kernels_s: device seconds of the kernels of requests that have ended. launched: the last request whose kernels
-            are queued.
+        kernels_s: device seconds of the kernels of requests that have ended. launches: how often the kernels of a
+            request were queued. in_flight: such kernels are queued or run, or have just ended.
     """
 
     def __init__(self, number: int, device: OpenDevice, arena: SlotArena) -> None:
@@ -51,8 +51,9 @@ class Slot:
         self.kernels = LoadedKernels(device)
         self.graph_caches: dict[str, GraphCache] = {}
         self.kernels_s = 0.0
-        self.launched: RunRequest | None = None
-        self._seen: tuple[RunRequest, float] | None = None  # when its kernels were first found to run
+        self.launches = 0
+        self.in_flight = False
+        self._seen = (0, 0.0)  # a launch, and when its kernels were first found to run
         self._device = device
         self._device_to_host = DeviceToHost(device, self.stream)
         self._client: str | None = None
@@ -167,13 +168,13 @@ class Slot:
 
         Any thread may call it. The sum is exact again when the request has ended.
         """
-        ended_s, request = self.kernels_s, self.launched
-        began, ended = self.stream.kernels.state() if request is not None else (False, False)
-        if request is None or not began or ended:
+        ended_s, launch = self.kernels_s, self.launches
+        began, ended = self.stream.kernels.state() if self.in_flight else (False, False)
+        if not began or ended:
             return ended_s
         now_s = perf_counter()
-        if self._seen is None or self._seen[0] is not request:
-            self._seen = request, now_s
+        if self._seen[0] != launch:
+            self._seen = launch, now_s
         return ended_s + now_s - self._seen[1]
 
     def close(self) -> None:
@@ -355,7 +356,7 @@ def run_in_slot(
 ) -> SlotWork:
     """Copy in, launch, copy out."""
     plan, inputs = graphs.plan, admitted.inputs
-    slot.launched = None
+    slot.in_flight = False
     slot.enter(request.client, plan)
     placement = graphs.place(inputs.resident, slot.arena.address, inputs.kept_mask)
     addresses = slot.copy_in(plan, placement, inputs, admitted.lease)
@@ -368,7 +369,8 @@ def run_in_slot(
         kernels = slot.profile(graphs, values, given.iterations)
     else:
         slot.launch(launches)
-    slot.launched = request
+    slot.launches += 1
+    slot.in_flight = True
     outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
     kernels_s = slot.stream.kernels.seconds()
     slot.kernels_s += kernels_s

@@ -148,8 +148,8 @@ class Adaptive(Scheduler):
             free = min(some, key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
-        all_devices = {device.index: None for device in request.group.partition.devices}
-        found = local.soonest(request, all_devices if self.mixed else holders, self._now_s)
+        devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders
+        found = local.soonest(request, devices, self._now_s)
         if found is None or found[1] >= self._now_s + self.cost_s(request, free):
             return free
         # once a load elsewhere would have ended, the busy device has taken longer than expected
