@@ -128,7 +128,7 @@ def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", spread(POLICIES, 4))
+@pytest.mark.parametrize("policy", spread(POLICIES, 2))
 def test_another_process_decides_the_same(policy: str, tmp_path: Path) -> None:
     """In another process sets of names have another order."""
     path = tmp_path / "run.jsonl"

@@ -19,6 +19,7 @@ from kaas.scheduling.policies.sjf import ShortestJobFirst
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
+from tests.lanes import spread
 from tests.scheduling.policies.world import World
 
 Told = dict[str, Any]
@@ -210,7 +211,9 @@ def test_flows_that_are_done_leave_nothing_behind() -> None:
 # --- what a user gets
 
 
-@pytest.mark.parametrize(("workload", "load"), [(kaas_clients, 0.6), (lambda: mqfq(1), 0.8), (lambda: lalb(35), 0.6)])
+@pytest.mark.parametrize(
+    ("workload", "load"), spread([(kaas_clients, 0.6), (lambda: mqfq(1), 0.8), (lambda: lalb(35), 0.6)], 1)
+)
 def test_requests_wait_no_longer_than_under_the_best_of_the_other_policies(workload: Any, load: float) -> None:
     def mean_s(policy: str) -> float:
         scenario = workload().scenario(load, 1, {"name": policy}, run_cv=0.8, profiles=False)

