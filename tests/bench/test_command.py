@@ -121,6 +121,7 @@ def test_a_python_function_that_makes_a_ktask(tmp_path: Path, monkeypatch: pytes
     assert "module 'mine' has no function 'nothing'" in bench_by_itself("mine:nothing").stderr
 
 
+@pytest.mark.full
 def test_a_function_whose_constants_its_program_has_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np, kaas\n"

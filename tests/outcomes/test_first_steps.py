@@ -71,7 +71,7 @@ def test_a_pool_runs_without_ray_installed() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ray", [("--no-ray",), ()])
+@pytest.mark.parametrize("ray", [("--no-ray",), pytest.param((), marks=pytest.mark.full)])
 def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> None:
     server = serve()
     named = ("--name", f"nobody's {token_hex(4)}")

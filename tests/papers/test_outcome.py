@@ -18,8 +18,9 @@ TENANTS = 3
 
 
 def test_three_tenants_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "SHORTEST_S", 0.6)  # seconds of a window, of which a cell has five at most
+    monkeypatch.setattr(cells, "SHORTEST_S", 0.6)  # seconds of a window, of which a cell has three
     monkeypatch.setattr(cells, "WINDOW_REQUESTS", 1)
+    monkeypatch.setattr(cells, "WINDOWS", 3)
     testbed, workload = SmallTestbed(devices=1), WORKLOADS["resnet50"]
     with serve(tmp_path, Side.KTASK.policy, testbed, TENANTS) as server:
         with server.ktasks(workload, TENANTS) as replicas:

@@ -532,7 +532,7 @@ def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
     alice.close()
 
 
-@pytest.mark.parametrize(("own", "runs"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(("own", "runs"), [(True, 2), pytest.param(False, 1, marks=pytest.mark.full)])
 def test_a_programs_own_key_is_forgotten_with_its_answer(serve: Serve, own: bool, runs: int) -> None:
     alice = serve().speaker()
     alice.register(scaled(), "f")

@@ -243,6 +243,7 @@ def test_a_server_that_ends_leaves_no_pool_of_its_own(server: Server, alice: kaa
         ray.get_actor(NAME, namespace="kaas")
 
 
+@pytest.mark.full
 def test_a_killed_server_ends_with_its_listener_and_leaves_the_pool(server: Server) -> None:
     """The next server finds the reply of the earlier one."""
     x = np.arange(LARGE, dtype=np.float32)

@@ -10,7 +10,7 @@ from softgpu.tests.compiler.fuzz.campaign import campaign
 
 pytestmark = pytest.mark.processes
 
-IMAGES = 150
+IMAGES = 80
 
 
 def test_bad_images(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ ATOMIC_BEFORE_A_CALL = Program(
 
 @pytest.mark.slow
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
