@@ -83,7 +83,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Meanwhile:
-    """What was seen while a request waited."""
+    """The events and decisions while a request waited."""
 
     states: list[tuple[float, str]] = field(default_factory=list)
     devices: dict[int, int] = field(default_factory=dict)

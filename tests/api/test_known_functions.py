@@ -1,4 +1,4 @@
-"""What a pool has measured of its functions is known to the next pool: by its store, or by a file of its statistics."""
+"""Times that a pool has measured are known to the next pool: by its store, or by a file of its statistics."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ def played(policy: str, live: Sequence[Told]) -> list[Told]:
 def without_times(story: Sequence[Told]) -> list[str]:
     """Return a story's events and decisions with the functions' names for their keys, without times.
 
-    Ticks are left out: a policy asks for them by times. What a request sends itself is in no cache, and the simulator
-    has none of it.
+    Ticks are left out: a policy asks for them by times. Values that a request sends itself are in no cache, and the
+    simulator has none of them.
     """
     names = dict[bytes, str](zip(dict.fromkeys(_weights(story)), dict.fromkeys("".join(TURNS)), strict=True))
     told = []

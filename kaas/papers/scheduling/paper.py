@@ -19,7 +19,7 @@ MOST_ZIPF, LARGEST = 10.0, 1e6
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the papers do not say, or not exactly.
+    """The assumptions that the papers do not state, or not exactly.
 
     Fields:
         zipf: exponent of the popularity of functions. gpu_mb: memory of a device. overhead_s: seconds that each request

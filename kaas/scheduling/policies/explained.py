@@ -120,8 +120,8 @@ class WatchedOrder(RequestOrder):
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker.
 
-        The scores are those from before. What holds requests back is taken from after: requests that were promised to
-        busy workers on the way are passed over.
+        The scores are those from before. The reasons that hold requests back are from after: requests that were
+        promised to busy workers on the way are passed over.
         """
         before = self._order.candidates()
         chosen = self._order.next()

@@ -1,4 +1,4 @@
-"""What reads working sets: the first that reads each set, and the first of all that finds its set on a device."""
+"""Readers of working sets: the first that reads each set, and the first of all that finds its set on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy promises, whatever comes and whatever it was told: as properties over random scenarios."""
+"""Guarantees of every policy, whatever comes and whatever it was told: as properties over random scenarios."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class Books(Onlooker):
 @pytest.mark.parametrize("name", SHARING)
 @given(data=st.data())
 def test_what_a_policy_knows_of_memory_is_what_the_events_said(name: str, data: st.DataObject) -> None:
-    """What is on its way counts too, unless another load drives it out: then it counts again once it is loaded."""
+    """An object on its way counts too, unless another load drives it out: then it counts again once it is loaded."""
     look(data.draw(scenarios(name)), Books)
 
 

@@ -1,4 +1,4 @@
-"""What policies say about a request that waits or goes: the candidates, by the figures that decide."""
+"""Answers of policies about a request that waits or goes: the candidates, by the figures that decide."""
 
 from __future__ import annotations
 
