@@ -336,7 +336,8 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 def _profiles(profiles: Sequence[FunctionProfile]) -> tuple[FunctionProfile, ...]:
     given = tuple(profiles) if isinstance(profiles, Iterable) else ()
     if not given or not all(isinstance(each, FunctionProfile) for each in given):
-        raise InvalidConfig(f"profiles is a file's name, or FunctionProfiles, not {profiles!r}", field="profiles")
+        message = f"profiles is a file's name, or one or more FunctionProfiles, not {profiles!r}"
+        raise InvalidConfig(message, field="profiles")
     for (function, kind), count in Counter((each.function, each.kind) for each in given).items():
         if count > 1:
             message = f"profiles has function {function!r} {count} times for devices of kind {kind!r}"
