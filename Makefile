@@ -7,7 +7,7 @@ ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder --durations=25
-CASES  := softgpu/softgpu/tests/driver/cases -o python_files='case_*.py' -m 'not alone'
+CASES  := softgpu/softgpu/tests/driver/cases -o python_files='case_*.py' -m 'not alone' -p no:cacheprovider
 FIRST   = $(shell cat tests/libraries/built_first.txt)
 LOCK   := uv pip compile pyproject.toml --no-emit-package softgpu --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
@@ -41,14 +41,16 @@ quick: $(VENV)/.quick ## the tests that need no Ray, no nvcc, no TVM and no serv
 	@$(BIN)/python -m softgpu.build
 	@$(BIN)/python -m pytest --lane quick $(TWO) $(ARGS)
 
-# ARGS choose tests of all lanes; without them the kernels that the tests use are built while other tests run
+# ARGS choose tests of all lanes; without them the kernels that the tests use are built, and the driver's cases run, while
+# the two processes of tests begin
 test: setup ## what decides whether a commit is right, in two processes; ARGS='-k graph -x' is passed to pytest, in one
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest $(CASES)
 	@$(BIN)/python -m cutlass_blas build -j 1 $(FIRST) & built=$$!; \
-	  $(BIN)/python -m pytest --lane test $(TWO) && wait $$built
+	  $(BIN)/python -m pytest $(CASES) & cases=$$!; \
+	  $(BIN)/python -m pytest --lane test $(TWO); status=$$?; \
+	  wait $$cases || status=1; wait $$built || status=1; exit $$status
 endif
 
 test-all: libs ## every test; images and programs by the thousand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,6 @@ from tvm.relax.frontend import nn
 
 from kaas import In, InOut, Out
 from tests.compilers.lowering_cases import Compiled, bound, close, exact, function, noise
-from tests.compilers.lowering_scripts import Branch, Cache
 from tvm_backend.errors import UnsupportedOperators
 from tvm_backend.indices import WITH_NAN
 
@@ -97,8 +97,8 @@ def test_a_scatter_changes_a_part() -> None:
     assert {type(access) for access in scattered.accesses if access.buffer == result} == {InOut}
 
 
-def test_writes_in_place() -> None:
-    compiled = Compiled(Cache)
+def test_writes_in_place(scripts: ModuleType) -> None:
+    compiled = Compiled(scripts.Cache)
     cache, new, at = noise(8, 4), noise(4), np.array(5)
     for variant, factor in enumerate((2, 1)):
         expected = cache * factor
@@ -209,9 +209,9 @@ def test_shapes_that_depend_on_values_are_listed() -> None:
     assert all(place.where.startswith("main, ") for place in caught.value.operators)
 
 
-def test_operators_that_run_on_the_host_are_listed() -> None:
+def test_operators_that_run_on_the_host_are_listed(scripts: ModuleType) -> None:
     with pytest.raises(UnsupportedOperators) as caught:
-        Compiled(Branch, 2)
+        Compiled(scripts.Branch, 2)
     assert [place.operator for place in caught.value.operators] == ["a.library.of.its.own", "relax.If"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import ModuleType
 
 import pytest
 import tvm
@@ -10,7 +11,6 @@ import tvm
 import kaas
 from kaas.errors import InvalidTarget
 from tests.compilers.lowering_cases import TARGET
-from tests.compilers.lowering_scripts import Addresses, Many, OnTheHost, Several
 from tvm_backend import targets
 from tvm_backend.accesses import Use, uses
 from tvm_backend.launches import Launch, Pointer, Workspace, launches
@@ -18,8 +18,8 @@ from tvm_backend.lowering import split
 
 
 @pytest.fixture(scope="module")
-def several() -> tuple[tvm.IRModule, tvm.IRModule]:
-    return split(Several, TARGET)
+def several(scripts: ModuleType) -> tuple[tvm.IRModule, tvm.IRModule]:
+    return split(scripts.Several, TARGET)
 
 
 def test_loops_conditions_workspaces_and_scalars(several: tuple[tvm.IRModule, tvm.IRModule]) -> None:
@@ -53,8 +53,8 @@ def test_loads_and_stores_by_parameter(several: tuple[tvm.IRModule, tvm.IRModule
     assert found[Pointer(1, 0)] == Use(loads=True, stores=True)
 
 
-def test_addresses_that_escape_may_be_read_and_written() -> None:
-    host, device = split(Addresses, TARGET)
+def test_addresses_that_escape_may_be_read_and_written(scripts: ModuleType) -> None:
+    host, device = split(scripts.Addresses, TARGET)
     (launch,), _ = launches(host["addresses"], [(4,), (4,), (4,)])
     found = dict(zip(launch.arguments, uses(device[launch.symbol]), strict=True))
     assert found[Pointer(0, 0)] == Use(loads=True, stores=True)
@@ -62,8 +62,8 @@ def test_addresses_that_escape_may_be_read_and_written() -> None:
     assert found[Pointer(2, 0)] == Use(loads=True, stores=True)
 
 
-def test_steps_that_run_on_the_host_are_named() -> None:
-    host, _ = split(OnTheHost, TARGET)
+def test_steps_that_run_on_the_host_are_named(scripts: ModuleType) -> None:
+    host, _ = split(scripts.OnTheHost, TARGET)
     made, problems = launches(host["host"], [(4,), (4,), 3])
     assert len(made) == 1
     assert [(place.operator, place.where) for place in problems] == [
@@ -72,9 +72,9 @@ def test_steps_that_run_on_the_host_are_named() -> None:
     ]
 
 
-def test_too_many_launches_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_launches_are_reported(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_backend.launches.MOST_LAUNCHES", 10)
-    host, _ = split(Many, TARGET)
+    host, _ = split(scripts.Many, TARGET)
     _, (problem,) = launches(host["many"], [(4,)])
     assert (problem.where, problem.reason) == ("many", "launches more than 10 kernels")
 

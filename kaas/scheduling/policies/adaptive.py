@@ -142,10 +142,10 @@ class Adaptive(Scheduler):
         devices of different speed a busy device may lack the memory.
         """
         holders = request.reads.constants.whole
-        free = min(request.group.free_on(holders), default=None, key=lambda worker: self._preference(request, worker))
-        if free is None or self.mixed:
-            some = [*self._some_free(request, idle), *([] if free is None else [free])]
-            free = min(some, key=lambda worker: self._preference(request, worker))
+        some = list(request.group.free_on(holders))
+        if not some or self.mixed:
+            some = [*self._some_free(request, idle), *some]
+        free = some[0] if len(some) == 1 else min(some, key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders

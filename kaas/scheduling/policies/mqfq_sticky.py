@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from itertools import islice
+from collections.abc import Hashable, Iterator, Sequence
 
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
 from kaas.scheduling.policies.flow_scores import FreeDevices, flow_candidates
-from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
-from kaas.scheduling.policies.locality import COMPARED
+from kaas.scheduling.policies.holdings import NOTHING
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.state import (
+    Chosen,
+    Queue,
+    QueuedRequest,
+    RequestOrder,
+    Serves,
+    WorkerGroup,
+    WorkerState,
+)
 from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
@@ -127,22 +133,18 @@ class MqfqSticky(Scheduler):
         """Return the time of the event."""
         return self._now_s
 
-    def workers_with_tokens(self, some: Queue | None) -> list[WorkerState]:
-        """Return the workers that may run one more request, the one that has been free longest first."""
-        return [] if some is None else [each for each in some.head.group.open.values() if self._may_run(each)]
+    def free_workers(self, group: WorkerGroup) -> Iterator[WorkerState]:
+        """Return an iterator over the workers that may run one more request, the one that is free longest first."""
+        return (each for each in group.open.values() if not each.gated and self.has_token(each))
 
-    def held_on(self, device: int) -> dict[WorkingSet, None]:
-        """Return the working sets that are whole on a device, or will be."""
-        return self._holdings.memories[device].whole
-
-    def roomiest(self, request: QueuedRequest) -> WorkerState | None:
-        """Return the worker with most room of those that may run one more request."""
-        able = list(islice((each for each in request.group.open.values() if self._may_run(each)), COMPARED))
-        memories = self._holdings.memories
-        return min(able, default=None, key=lambda each: (-memories[each.device.index].free_bytes, each.device.index))
-
-    def _may_run(self, worker: WorkerState) -> bool:
-        return not worker.gated and self.has_token(worker)
+    def free_at_home(self, flow: TimedFlow) -> WorkerState | None:
+        """Return the worker that may run a flow where its memory is: its own, or the first by rank; any if none is."""
+        assert flow.queue is not None, "only flows with requests look for a worker"
+        group, constants = flow.queue.head.group, flow.reads.constants
+        if flow.device < 0 or not constants.nbytes:
+            return next(self.free_workers(group), None)
+        there = [each for each in group.free_on({**constants.whole, flow.device: None}) if self.has_token(each)]
+        return min(there, default=None, key=lambda each: (each.device.index != flow.device, *self.rank(each)))
 
     def wake_at(self, time_s: float) -> None:
         """Ask for a Tick, when a flow's time is over."""
@@ -253,23 +255,13 @@ class Flows(FlowOrder):
         level.waiting.put(flow, (flow.vt, queue.head.id))
         self._advance(level)
         if flow.vt - level.vt > self._policy.T:
-            self._throttle(flow, level)
+            level.throttle(flow, (flow.vt, queue.head.id))
+            self._policy.warm.deactivate(flow)
             return
-        level.throttled.discard(flow)
         if not flow.active:
             self._move(flow, self._policy.warm.device_for(flow))
             self._policy.warm.activate(flow)
-        key = self._key(flow, queue)
-        level.able.put_reader(flow, key, flow.reads.constants)
-        level.able_on[flow.device].put(flow, key)
-
-    def _throttle(self, flow: TimedFlow, level: PriorityLevel) -> None:
-        assert flow.queue is not None, "only flows with requests are throttled"
-        level.able.discard(flow)
-        for places in level.able_on.values():
-            places.discard(flow)
-        level.throttled.put(flow, (flow.vt, flow.queue.head.id))
-        self._policy.warm.deactivate(flow)
+        level.let_go(flow, self._key(flow, queue))
 
     def _advance(self, level: PriorityLevel) -> None:
         """Let the least virtual time grow, and flows go that are no longer too far ahead."""
@@ -293,11 +285,7 @@ class Flows(FlowOrder):
         if device == flow.device:
             return
         if flow.queue is not None:
-            level = self._levels[flow.queue.share.priority]
-            if flow.device in level.able_on:
-                level.able_on[flow.device].discard(flow)
-            if flow in level.able:
-                level.able_on[device].put(flow, level.able.key(flow))
+            self._levels[flow.queue.share.priority].move(flow, device)
         self._policy.warm.move(flow, device)
 
     def _rest(self, flow: TimedFlow, share: ClientShare) -> None:
@@ -348,7 +336,7 @@ class Flows(FlowOrder):
                     flow = level.waiting.first()
                 if flow is None or flow.queue is None:
                     return None
-                worker = worker or self._policy.roomiest(flow.queue.head)
+                worker = worker or self._policy.warm.roomiest(self._free_workers())
                 return None if worker is None else (flow.queue.head, worker)
         return None
 
@@ -357,21 +345,33 @@ class Flows(FlowOrder):
 
         Each free device has flows: those whose memory it has, and those assigned to it. The first of all these, by the
         policy's order, goes. If there is none, the first of all other flows goes, unless the policy's flows are hard.
+        The flows are walked through by their order, and the devices in turns with them, until either walk is complete.
         """
-        found: tuple[TimedFlow, WorkerState] | None = None
-        for worker in self._policy.workers_with_tokens(self.heads.first()):
+        if self._policy.order_by == "sticky" and (again := self._last_again(level)) is not None:
+            return again
+        found: TimedFlow | None = None
+        for flow, worker in zip(level.able, self._free_workers(), strict=False):
+            if self._policy.free_at_home(flow) is not None:
+                found = flow if found is None else min(found, flow, key=level.able.key)
+                break
             device = worker.device.index
-            own = [level.able.first_reading(self._policy.held_on(device))]
-            own += [level.able_on[place].first() for place in (device, -1) if place in level.able_on]
-            last = self._last.get(device)
-            if self._policy.order_by == "sticky" and last is not None and last in level.able and last.device == device:
-                return last, worker
-            for flow in own:
-                if flow is not None and (found is None or level.able.key(flow) < level.able.key(found[0])):
-                    found = flow, worker
+            own = (found, *level.firsts_on(device, self._policy.warm.held_on(device)))
+            found = min((each for each in own if each is not None), default=None, key=level.able.key)
         if found is not None:
-            return found
+            return found, self._policy.free_at_home(found)
         return (None if self._policy.hard else level.able.first()), None
+
+    def _free_workers(self) -> Iterator[WorkerState]:
+        queue = self.heads.first()
+        return iter(()) if queue is None else self._policy.free_workers(queue.head.group)
+
+    def _last_again(self, level: PriorityLevel) -> tuple[TimedFlow, WorkerState] | None:
+        """Return the flow that the first free device ran last, if it may go on there."""
+        for worker in self._free_workers():
+            last = self._last.get(worker.device.index)
+            if last is not None and last in level.able and last.device == worker.device.index:
+                return last, worker
+        return None
 
     def candidates(self) -> list[Candidate]:
         """Return the first request of each flow, with its virtual time."""
@@ -380,8 +380,8 @@ class Flows(FlowOrder):
         return flow_candidates(self, told, self._free_devices())
 
     def _free_devices(self) -> FreeDevices:
-        free, sticky = self._policy.workers_with_tokens(self.heads.first()), self._policy.order_by == "sticky"
-        return FreeDevices({each.device.index: self._last.get(each.device.index) if sticky else None for each in free})
+        sticky, free = self._policy.order_by == "sticky", [each.device.index for each in self._free_workers()]
+        return FreeDevices({index: self._last.get(index) if sticky else None for index in free})
 
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
-from kaas.scheduling.policies.locality import Locality
-from kaas.scheduling.policies.orders import PriorityQueue
+from kaas.scheduling.policies.locality import COMPARED, Locality
+from kaas.scheduling.policies.orders import PriorityQueue, SortKey
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.reader_queue import ReaderQueue
-from kaas.scheduling.policies.state import Queue, WorkerState
+from kaas.scheduling.policies.state import Queue, WorkerGroup, WorkerState
 
 
 @dataclass(slots=True, eq=False)
@@ -53,10 +55,36 @@ class PriorityLevel:
         self.able_on = defaultdict[int, PriorityQueue[TimedFlow]](PriorityQueue)
         self.resting: PriorityQueue[TimedFlow] = PriorityQueue()
 
+    def let_go(self, flow: TimedFlow, key: SortKey) -> None:
+        """Give a flow its place among those that may go."""
+        self.throttled.discard(flow)
+        self.able.put_reader(flow, key, flow.reads.constants)
+        self.able_on[flow.device].put(flow, key)
+
+    def throttle(self, flow: TimedFlow, key: SortKey) -> None:
+        """Hold a flow back."""
+        self.able.discard(flow)
+        if flow.device in self.able_on:
+            self.able_on[flow.device].discard(flow)
+        self.throttled.put(flow, key)
+
+    def move(self, flow: TimedFlow, device: int) -> None:
+        """Take in that a flow will be one of another device's."""
+        if flow.device in self.able_on:
+            self.able_on[flow.device].discard(flow)
+        if flow in self.able:
+            self.able_on[device].put(flow, self.able.key(flow))
+
+    def firsts_on(self, device: int, held: Collection[WorkingSet]) -> list[TimedFlow | None]:
+        """Return the first flow that finds its memory on a device, and the first ones of the device's and of none's."""
+        own = [self.able_on[place].first() for place in (device, -1) if place in self.able_on]
+        return [self.able.first_reading(held), *own]
+
     def remove(self, flow: TimedFlow) -> None:
         """Remove a flow from all places."""
-        for places in (self.waiting, self.throttled, self.able, self.resting, *self.able_on.values()):
-            places.discard(flow)
+        for places in (self.waiting, self.throttled, self.able, self.resting, self.able_on.get(flow.device)):
+            if places is not None:
+                places.discard(flow)
 
 
 class WarmFlows:
@@ -73,6 +101,7 @@ class WarmFlows:
         self._cache_orders = cache_orders
         self._active: dict[int, dict[TimedFlow, None]] = {}
         self._came: dict[TimedFlow, None] = {}
+        self._compared = 0  # workers compared so far
 
     def on(self, device: int) -> list[TimedFlow]:
         """Return the active flows whose memory is on a device, or goes there."""
@@ -93,12 +122,30 @@ class WarmFlows:
         holders = flow.reads.constants.whole
         if flow.device in holders or flow.queue is None:
             return flow.device
-        workers = flow.queue.head.group.workers.values()
-        up = [worker.device.index for worker in workers if not worker.stopping]
-        own = [index for index in holders if index in up]
         head, memories = flow.queue.head, self._holdings.memories
+        up = [index for index in holders if self._executor(index) is not None]
+        if not up:
+            up = [worker.device.index for worker in self._some(head.group) if not worker.stopping]
         key = lambda index: (*self._locality.suits(head, index), -memories[index].free_bytes, index)  # noqa: E731
-        return min(own or up, default=-1, key=key)
+        return min(up, default=-1, key=key)
+
+    def _some(self, group: WorkerGroup) -> list[WorkerState]:
+        """Return the workers of a group; of many, as many as are compared, in each turn the next ones."""
+        workers = list(group.workers.values())
+        if len(workers) <= COMPARED:
+            return workers
+        begin = self._compared % len(workers)
+        self._compared += COMPARED
+        return [*workers[begin : begin + COMPARED], *workers[: max(0, begin + COMPARED - len(workers))]]
+
+    def held_on(self, device: int) -> dict[WorkingSet, None]:
+        """Return the working sets that are whole on a device, or will be."""
+        return self._holdings.memories[device].whole
+
+    def roomiest(self, workers: Iterable[WorkerState]) -> WorkerState | None:
+        """Return the worker on the device with most room, of the first ones."""
+        able, memories = list(islice(workers, COMPARED)), self._holdings.memories
+        return min(able, default=None, key=lambda each: (-memories[each.device.index].free_bytes, each.device.index))
 
     def move(self, flow: TimedFlow, device: int) -> None:
         """Let a flow stick to another device."""
