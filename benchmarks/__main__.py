@@ -17,6 +17,7 @@ _NOT_BENCHMARKS = {
     "attack",
     "history",
     "page",
+    "policy_plots",
     "queueing",
     "remote_load",
     "report",

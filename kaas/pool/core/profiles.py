@@ -11,7 +11,7 @@ import msgspec
 from kaas.config import FunctionProfile
 from kaas.pool.core.requests import Request
 from kaas.scheduling.events import FunctionKnown, PhysicalDevice, RequestDone
-from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, Mean
+from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
 from kaas.store import PROFILES, Store
 
 WRITE_EVERY_S = 5.0
@@ -40,13 +40,12 @@ class MeasuredTimes(msgspec.Struct, array_like=True):
 
     def add(self, done: RequestDone, speed: float, nbytes: int) -> None:
         """Take in a request that succeeded on a device of this speed, as policies do. nbytes: as in the fields."""
-        run, self.nbytes = Mean(self.run_s, self.runs), nbytes
-        run.add(done.run_s * speed)
-        self.run_s, self.runs = run.value, run.count
+        self.nbytes = nbytes
+        self.runs += 1
+        self.run_s = moved(self.run_s, self.runs, done.run_s * speed)
         if done.loaded_bytes:
-            load = Mean(self.load_s, self.loads)
-            load.add(done.load_s / done.loaded_bytes)
-            self.load_s, self.loads = load.value, load.count
+            self.loads += 1
+            self.load_s = moved(self.load_s, self.loads, done.load_s / done.loaded_bytes)
 
     def profile(self, function: str) -> FunctionProfile:
         """Return the times under a name of the function."""
@@ -72,7 +71,7 @@ class Profiles:
         self._times: dict[str, dict[str, MeasuredTimes]] = {}  # by identity, that called last at the end; then by kind
         self.told: set[str] = set()
         self._store: Store | None = None
-        self._unwritten: dict[str, MeasuredTimes] = {}
+        self._unwritten: dict[tuple[str, str], MeasuredTimes] = {}  # by kind and identity
         self._loop = asyncio.get_running_loop()
 
     def open(self, store: Store) -> None:
@@ -107,7 +106,7 @@ class Profiles:
         if self._store is not None:
             if not self._unwritten:
                 self._loop.call_later(WRITE_EVERY_S, self.write)
-            self._unwritten[_key(times)] = times
+            self._unwritten[device.kind, call.identity] = times
 
     def _of(self, request: Request) -> dict[str, MeasuredTimes]:
         """Return the times of a request's function by kind of device, as those of the function called last."""
@@ -122,11 +121,11 @@ class Profiles:
         return known
 
     def _forget(self, identity: str) -> None:
-        keys = [_key(times) for times in self._times.pop(identity).values()]
-        for key in keys:
-            self._unwritten.pop(key, None)
+        kinds = self._times.pop(identity)
+        for kind in kinds:
+            self._unwritten.pop((kind, identity), None)
         if self._store is not None:
-            self._store.remove(PROFILES, keys)
+            self._store.remove(PROFILES, [f"{kind} {identity}" for kind in kinds])
 
     def measured(self) -> tuple[FunctionProfile, ...]:
         """Return the profiles of all functions, by label, or by key where several have one label."""
@@ -141,11 +140,8 @@ class Profiles:
         """Write the measurements that are not written yet."""
         if self._store is not None and self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
-            self._store.put(PROFILES, {key: msgspec.msgpack.encode(times) for key, times in unwritten.items()})
-
-
-def _key(times: MeasuredTimes) -> str:
-    return f"{times.kind} {times.identity}"
+            encode = msgspec.msgpack.encode
+            self._store.put(PROFILES, {" ".join(key): encode(times) for key, times in unwritten.items()})
 
 
 def _begun(identity: str, label: str, given: FunctionProfile) -> MeasuredTimes:

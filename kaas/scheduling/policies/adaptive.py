@@ -7,7 +7,9 @@ GreedyDual-Size-Frequency (FaasCache, 2021), fairness that of start-time fair qu
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from itertools import islice
+from operator import itemgetter
 
 from kaas.scheduling.events import PhysicalDevice, WorkerKind
 from kaas.scheduling.policies.boost import Boost, cost_class
@@ -25,6 +27,7 @@ from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, Request
 
 COMPARED = 16
 """Free devices that are compared for a request that has to be loaded."""
+PRIORITY_THEN_TIME = itemgetter(0, 1, 2)
 
 
 class Adaptive(Scheduler):
@@ -144,7 +147,8 @@ class Adaptive(Scheduler):
         holders = request.reads.constants.whole
         some = list(request.group.free_on(holders))
         if not some or self.mixed:
-            some = [*self._some_free(request, idle), *some]
+            others = (each for each in request.group.open.values() if each is not idle and not each.gated)
+            some += [idle, *islice(others, COMPARED - 1)]
         free = some[0] if len(some) == 1 else min(some, key=lambda worker: self._preference(request, worker))
         if free.device.index in holders and not self.mixed:
             return free
@@ -160,12 +164,6 @@ class Adaptive(Scheduler):
     def wake_at(self, time_s: float) -> None:
         """Ask for a Tick."""
         self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
-
-    def _some_free(self, request: QueuedRequest, idle: WorkerState) -> Iterator[WorkerState]:
-        yield idle
-        others = (worker for worker in request.group.open.values() if worker is not idle and not worker.gated)
-        for _, worker in zip(range(COMPARED - 1), others, strict=False):
-            yield worker
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
@@ -258,13 +256,14 @@ class BoostedArrivals(BoostedScores):
         self._remove_place(queue)
         self._take_turns(queue.share)
 
-    def _put(self, queue: Queue) -> None:
+    def _put(self, queue: Queue, costs: tuple[int, int] | None = None) -> None:
         head = queue.head
-        run, whole = self._cost_classes(head)
+        costs = costs or self._cost_classes(head)
+        _, whole = costs
         known = self._costs.get(queue)
         if known is not None and known[1] != whole:
             self._remove_place(queue)
-        self._costs[queue] = run, whole
+        self._costs[queue] = costs
         key = (-head.share.priority, head.arrived_s or 0.0, head.id)
         self._classes.setdefault(whole, PriorityQueue()).put(queue, key)
         self._readers.put(queue, key, head.reads.constants)
@@ -284,8 +283,7 @@ class BoostedArrivals(BoostedScores):
 
     def _take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""
-        waits = any(queue in self.heads for queue in self.queues(share))
-        for changed in self._turns.changed(share, waits=waits):
+        for changed in self._turns.changed(share, waits=self.waits(share)):
             may_go = self._turns.may_go(changed)
             for queue in self.queues(changed):
                 if queue in self.heads and may_go:
@@ -300,8 +298,8 @@ class BoostedArrivals(BoostedScores):
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times."""
         for queue in self._of_function.of(function):
-            if queue in self._costs and self._costs[queue] != self._cost_classes(queue.head):
-                self._put(queue)
+            if queue in self._costs and self._costs[queue] != (costs := self._cost_classes(queue.head)):
+                self._put(queue, costs)
 
     # --- workers
 
@@ -361,11 +359,13 @@ class BoostedArrivals(BoostedScores):
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
-        held, boost_s, costs = self._policy.held_by(idle), self._policy.boost.seconds, self._costs
-        found = [(least, costs[least[-1]][0]) for least in self._readers.leasts(held)]
-        found += [(queues.least(), whole) for whole, queues in self._classes.items()]
-        first = min(found, default=None, key=lambda each: (each[0][0], each[0][1] - boost_s(each[1]), each[0][2]))
-        return None if first is None else first[0][-1].head
+        boost_s, costs = self._policy.boost.seconds, self._costs
+        hits = self._readers.leasts(self._policy.held_by(idle))
+        found = [(hit[0], hit[1] - boost_s(costs[hit[-1]][0]), hit[2], hit[-1]) for hit in hits]
+        for whole, queues in self._classes.items():
+            least = queues.least()
+            found.append((least[0], least[1] - boost_s(whole), least[2], least[-1]))
+        return min(found, key=PRIORITY_THEN_TIME)[-1].head if found else None
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""

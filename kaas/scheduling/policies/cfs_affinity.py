@@ -135,6 +135,8 @@ class EffectiveTime(FlowOrder):
     def withdraw(self, queue: Queue) -> None:
         """Take in that a client may not go on, or has no request."""
         self._changed.pop(queue, None)
+        if queue not in self.heads:
+            return
         for places in (self.heads, self._penalised, self._anywhere):
             places.discard(queue)
         for affinity in self._affinities.pop(queue, ()):
@@ -155,7 +157,8 @@ class EffectiveTime(FlowOrder):
 
     def changed(self, share: ClientShare) -> None:
         """Take in that the time, the mean or the last device of a client has changed."""
-        self._changed.update(dict.fromkeys(self.queues(share)))
+        if self.waits(share):
+            self._changed.update(self._of_client[share])
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
@@ -175,8 +178,8 @@ class EffectiveTime(FlowOrder):
     def _least(self) -> Queue | None:
         """Return the client that goes next, by comparing all clients or by looking at all free devices."""
         some = next(iter(self._changed), None) or self.heads.first()
-        if some is None:
-            return None
+        if some is None or len(self) == 1:
+            return some
         group = some.head.group
         if len(self) <= len(group.open):
             able: list[Queue] = [*self.heads, *(queue for queue in self._changed if queue not in self.heads)]

@@ -33,7 +33,12 @@ class Mean:
     def add(self, value: float) -> None:
         """Take in a value."""
         self.count += 1
-        self.value += (value - self.value) / min(self.count, MEASURED)
+        self.value = moved(self.value, self.count, value)
+
+
+def moved(mean: float, count: int, value: float) -> float:
+    """Return a mean with one more value, which makes them `count`."""
+    return mean + (value - mean) / (count if count < MEASURED else MEASURED)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +113,7 @@ class Estimates:
         """Take in what a request took."""
         if event.outcome is not Outcome.SUCCEEDED:
             return
-        times = self.of(function)
+        times = self._functions.get(function) or self.of(function)
         _add(times.runs, device.kind, event.run_s * device.speed)
         times.device_s.add(event.device_s)
         if times.family:

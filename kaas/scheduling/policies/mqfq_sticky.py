@@ -81,13 +81,11 @@ class MqfqSticky(Scheduler):
         check_choice("mqfq_sticky", "tau", tau, ("run", "all"))
         check_choice("mqfq_sticky", "sticky", sticky, ("soft", "hard"))
         self.T, self.alpha, self.order_by, self.global_vt, self.hard = T, alpha, order, global_vt, sticky == "hard"
-        self._tau_all = tau == "all"
-        self._most = D if isinstance(D, int) else None
-        self._limit = limit
+        self._tau_all, self.one_at_a_time = tau == "all", D == 1
+        self._most, self._limit = D if isinstance(D, int) else None, limit
         self._busy: dict[int, float] | None = {} if D == "utilisation" else None
         if self._busy is not None:
             self.utilisation_every_s = POLL_S
-        self.one_at_a_time = D == 1
         super().__init__(devices)
         self.warm = WarmFlows(self._holdings, self._locality, self._placement, self._cache_orders)
 
@@ -195,7 +193,8 @@ class Flows(FlowOrder):
         if flow.queue is None:
             flow.vt = max(flow.vt, level.vt)
             flow.queue = queue
-            level.resting.discard(flow)
+            for each in self._levels.values():
+                each.resting.discard(flow)
             self._ends.discard(flow)
         self._sort(flow)
 
@@ -207,9 +206,9 @@ class Flows(FlowOrder):
             flow.queue = None
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
-            self._advance(self._levels[queue.share.priority])
             if not queue.requests:
                 self._rest(flow, queue.share)
+            self._advance(self._levels[queue.share.priority])
 
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Charge a request that has begun."""
@@ -226,7 +225,9 @@ class Flows(FlowOrder):
         self._policy.warm.activate(flow)
         if flow.queue is not None:
             self._sort(flow)
-            self._advance(self._levels[flow.queue.share.priority])
+        else:
+            self._rest(flow, request.share)
+        self._advance(self._levels[request.share.priority])
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended."""
@@ -289,14 +290,15 @@ class Flows(FlowOrder):
         self._policy.warm.move(flow, device)
 
     def _rest(self, flow: TimedFlow, share: ClientShare) -> None:
-        """Let an empty flow be active for as long as its next request may be expected."""
-        if flow.in_flight or not flow.active:
+        """Let an empty flow be active while it runs, and for as long as its next request may be expected."""
+        if not flow.active:
             return
-        known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
-        ends_s = self._policy.now_s() + (self._policy.alpha * known.value if known.count else self._policy.T)
-        self._ends.put(flow, (ends_s,))
         if self._policy.global_vt == "active":
             self._levels[share.priority].resting.put(flow, (flow.vt,))
+        if not flow.in_flight:
+            known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
+            ends_s = self._policy.now_s() + (self._policy.alpha * known.value if known.count else self._policy.T)
+            self._ends.put(flow, (ends_s,))
 
     def _end_rests(self) -> None:
         now_s = self._policy.now_s()

@@ -162,13 +162,13 @@ class FlowOrder(RequestOrder):
             self.offer(queue)
 
     def _remove(self, queue: Queue) -> None:
-        self.withdraw(queue)
         del self._flows[queue.flow]
         own = self._of_client[queue.share]
         del own[queue]
         if not own:
             del self._of_client[queue.share]
             self._parked.pop(queue.share, None)
+        self.withdraw(queue)
 
     def park(self, share: ClientShare) -> None:
         """Pass over a client."""
@@ -218,6 +218,10 @@ class FlowOrder(RequestOrder):
     def parked(self, share: ClientShare) -> bool:
         """Return True if limits hold a client back."""
         return share in self._parked
+
+    def waits(self, share: ClientShare) -> bool:
+        """Return True if a client has requests here that may go on."""
+        return share in self._of_client and share not in self._parked
 
     def queues(self, share: ClientShare) -> list[Queue]:
         """Return the flows of a client that may go on."""

@@ -76,7 +76,7 @@ class SimulatedHostMemory:
 
 
 class SimulatedMemory:
-    """Functions used once leave first, then the others, in each set the one used longest ago; running ones stay.
+    """The function used longest ago leaves first, as an executor's constants do; running ones stay.
 
     Args:
         size_bytes: of the memory. copies: counts the devices that hold each function; all devices share it.
@@ -109,12 +109,11 @@ class SimulatedMemory:
         return tuple(self._sizes)
 
     def holds_from_start(self, key: bytes, size: int) -> None:
-        """Add the memory of a function that is there from the start, as if it had been used twice."""
+        """Add the memory of a function that is there from the start, as if it had been used."""
         self.host.load(key, size, self._running)
         self._add(key, size)
         self.ready_ps[key] = 0
-        self._eviction.used((key,))
-        self._eviction.used((key,))
+        self._eviction.used((key,), (key,))
 
     def place(self, key: bytes, size: int, named: Sequence[bytes] = ()) -> FunctionPlace | None:
         """Make sure that a function's memory is there, as the one used last, or comes.
@@ -123,7 +122,7 @@ class SimulatedMemory:
         leave no room now.
         """
         if key in self._sizes:
-            self._eviction.used((key,))
+            self._eviction.used((key,), (key,))
             return HERE
         excess_bytes = self._used_bytes + size - self.size_bytes
         evicted: tuple[bytes, ...] = ()
@@ -135,7 +134,7 @@ class SimulatedMemory:
             self.drop(evicted)
         self._add(key, size)
         self.ready_ps[key] = None
-        self._eviction.used((key,))
+        self._eviction.used((key,), (key,))
         return FunctionPlace(True, self.host.load(key, size, self._running), evicted)
 
     def make_room(self, sizes: Mapping[bytes, int], named: Sequence[bytes] = ()) -> tuple[bytes, ...] | None:

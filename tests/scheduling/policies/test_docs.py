@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.policy_plots import FOLDER, means, over_least
 from kaas.errors import PolicyError
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import Dispatch, PolicyFactory
@@ -75,3 +76,15 @@ def test_the_simulator_names_the_policy_that_went_wrong() -> None:
     with pytest.raises(PolicyError, match="'Stubborn' left requests") as caught:
         simulate(read(SCENARIO), Stubborn)  # type: ignore[arg-type]
     assert caught.value.policy == "Stubborn"
+
+
+def test_the_page_shows_the_plot_of_each_policy_that_was_measured() -> None:
+    measured = next(iter(means().values()))
+    shown = re.findall(r"\(plots/(\w+)\.png\)", PAGE.read_text())
+    assert sorted(shown) == sorted(measured)
+    assert sorted(path.stem for path in FOLDER.glob("*.png")) == sorted(measured)
+
+
+def test_a_plot_has_the_mean_latency_over_the_least_of_all_policies() -> None:
+    cells = {("w", 0.8): {"fcfs": 6.0, "sjf": 2.0}, ("w", 0.4): {"fcfs": 1.0, "sjf": 1.0}}
+    assert over_least("fcfs", cells) == {"w": [(0.4, 1.0), (0.8, 3.0)]}

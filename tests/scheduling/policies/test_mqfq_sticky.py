@@ -1,9 +1,9 @@
-"""MQFQ-Sticky, as scenarios calculated by hand, and its bound on unfairness."""
+"""MQFQ-Sticky, as scenarios calculated by hand, its bound on unfairness, and a version that looks at every flow."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from kaas.errors import InvalidScenario
 from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, WakeAt
-from kaas.scheduling.events import Event, PhysicalDevice, RequestArrived, RequestDone, Utilisation
-from kaas.scheduling.policies.mqfq_sticky import MqfqSticky
+from kaas.scheduling.events import Event, PhysicalDevice, RequestArrived, RequestDone, Utilisation, WorkerKind
+from kaas.scheduling.policies.estimates import Mean
+from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
+from kaas.scheduling.policies.mqfq_sticky import ORDERS, MqfqSticky
+from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.warm_flows import TimedFlow
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
@@ -226,6 +231,188 @@ def test_backlogged_flows_get_time_within_the_bound(data: st.DataObject, t: floa
             for other in flows:
                 taus = sum(flows[each]["run_s"] / flows[each]["weight"] for each in (one, other))
                 assert service[one] - service[other] <= 2 * t + taus + 1e-9
+
+
+# --- against the paper's text, flow by flow
+
+
+class EveryFlow(FlowOrder):
+    """The paper's Algorithm 1 over a plain list: each question looks at every flow."""
+
+    def __init__(self, policy: MqfqSticky) -> None:
+        super().__init__()
+        self.policy = policy
+        self.flows: dict[Hashable, TimedFlow] = {}
+        self.vt, self.running = 0.0, 0
+        self.gap_s = Mean()
+        self.ends: dict[TimedFlow, float] = {}
+        self.last: dict[int, TimedFlow] = {}
+
+    def flow(self, request: QueuedRequest) -> Hashable:
+        return request.share, request.function
+
+    def add(self, request: QueuedRequest) -> None:
+        flow, now_s = self.flows.setdefault(self.flow(request), TimedFlow()), self.policy.now_s()
+        for gap_s in (flow.gap_s, self.gap_s) if flow.arrived_s is not None else ():
+            gap_s.add(now_s - (flow.arrived_s or 0.0))
+        flow.arrived_s = now_s
+        self.policy.warm.reads(flow, request.reads)
+        super().add(request)
+
+    def offer(self, queue: Queue) -> None:
+        super().offer(queue)
+        flow = self.flows[queue.flow]
+        if flow.queue is None:
+            flow.vt, flow.queue = max(flow.vt, self.vt), queue
+            self.ends.pop(flow, None)
+        self.look(flow)
+
+    def withdraw(self, queue: Queue) -> None:
+        super().withdraw(queue)
+        flow = self.flows[queue.flow]
+        flow.queue = None
+        self.rest(flow)
+        self.look()
+
+    def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
+        flow = self.flows[self.flow(request)]
+        self.running += 1
+        flow.in_flight += 1
+        flow.vt += self.policy.tau_s(request, worker) / request.share.weight
+        self.policy.add_load(worker)
+        self.ends.pop(flow, None)
+        self.policy.warm.move(flow, worker.device.index)
+        self.last[worker.device.index] = flow
+        self.policy.warm.activate(flow)
+        self.look(flow)
+
+    def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
+        flow = self.flows[self.flow(request)]
+        self.running -= 1
+        flow.in_flight -= 1
+        self.rest(flow)
+        self.policy.warm.freed(flow)
+
+    def rest(self, flow: TimedFlow) -> None:
+        """Let an empty flow be active for its TTL."""
+        if flow.queue is None and flow.active and not flow.in_flight:
+            known = flow.gap_s if flow.gap_s.count else self.gap_s
+            self.ends[flow] = self.policy.now_s() + (self.policy.alpha * known.value if known.count else self.policy.T)
+
+    def end_rests(self) -> None:
+        for flow, ends_s in sorted(self.ends.items(), key=lambda each: each[1]):
+            if ends_s > self.policy.now_s() + SHORTEST_WAIT_S:
+                return self.policy.wake_at(ends_s)
+            del self.ends[flow]
+            self.policy.warm.deactivate(flow)
+            self.look()
+        return None
+
+    def throttled(self, flow: TimedFlow) -> bool:
+        return flow.vt - self.vt > self.policy.T
+
+    def look(self, changed: TimedFlow | None = None) -> None:
+        """Let the least virtual time grow, and flows be active or not by it; the one that has changed comes last."""
+        waiting = [flow for flow in self.flows.values() if flow.queue is not None]
+        counted = [flow for flow in self.flows.values() if flow.active] if self.policy.global_vt == "active" else []
+        if waiting:
+            self.vt = max(self.vt, min(flow.vt for flow in waiting + counted))
+        for flow in sorted(waiting, key=lambda flow: (flow is changed, flow.vt, head(flow).id)):
+            if self.throttled(flow):
+                self.policy.warm.deactivate(flow)
+            elif not flow.active:
+                self.policy.warm.move(flow, self.policy.warm.device_for(flow))
+                self.policy.warm.activate(flow)
+
+    def next(self) -> tuple[QueuedRequest, WorkerState] | None:
+        self.end_rests()
+        waiting = [flow for flow in self.flows.values() if flow.queue is not None]
+        if not waiting:
+            return None
+        able = sorted((flow for flow in waiting if not self.throttled(flow)), key=self.place_of)
+        free = [each for each in head(waiting[0]).group.open.values() if not each.gated and self.policy.has_token(each)]
+        for worker in free if self.policy.order_by == "sticky" else ():
+            last = self.last.get(worker.device.index)
+            if last in able and last.device == worker.device.index:
+                return head(last), worker
+        for flow in able:
+            if own := [worker for worker in free if self.at_home(flow, worker)]:
+                anywhere = flow.device < 0 or not flow.reads.constants.nbytes
+                stays = lambda each, flow=flow: (each.device.index != flow.device, *self.policy.rank(each))  # noqa: E731
+                return head(flow), own[0] if anywhere else min(own, key=stays)
+        if able and not self.policy.hard and free:
+            return head(able[0]), self.roomiest(free)
+        if not able or self.policy.hard:
+            first = min(waiting, key=lambda flow: (flow.vt, head(flow).id))
+            return None if self.running or not free else (head(first), self.roomiest(free))
+        return None
+
+    def at_home(self, flow: TimedFlow, worker: WorkerState) -> bool:
+        constants, device = flow.reads.constants, worker.device.index
+        return flow.device in (-1, device) or not constants.nbytes or device in constants.whole
+
+    def roomiest(self, free: list[WorkerState]) -> WorkerState:
+        memories = self.policy._holdings.memories
+        return min(free, key=lambda each: (-memories[each.device.index].free_bytes, each.device.index))
+
+    def place_of(self, flow: TimedFlow) -> tuple[float, ...]:
+        """Return the key of Algorithm 1: for D = 1 the longest queue, else fewest in flight and then the longest."""
+        key = (flow.in_flight, -len(queue_of(flow).requests), flow.vt, head(flow).id)
+        by = self.policy.order_by
+        return key[2:] if by == "least_vt" else key[1:] if by == "longest" or self.policy.one_at_a_time else key
+
+    def settled(self) -> None:
+        self.end_rests()
+        self.policy.warm.bring_all()
+
+
+def queue_of(flow: TimedFlow) -> Queue:
+    assert flow.queue is not None
+    return flow.queue
+
+
+def head(flow: TimedFlow) -> QueuedRequest:
+    return queue_of(flow).head
+
+
+class Naive(MqfqSticky):
+    def order(self, serves: Serves) -> RequestOrder:
+        return super().order(serves) if serves.kind is WorkerKind.ETASK else EveryFlow(self)
+
+
+@given(data=st.data(), slots=st.integers(1, 2))
+def test_the_indexed_flows_decide_as_a_walk_over_all_flows(data: st.DataObject, slots: int) -> None:
+    names = "ABCDEFG"[: data.draw(st.integers(2, 7))]
+    made = {
+        name: {
+            "memory_mb": data.draw(st.sampled_from([0, 1, 2, 4])),
+            "load_s": data.draw(st.sampled_from([0.5, 3])),
+            "run_s": data.draw(st.sampled_from([0.25, 1])),
+            "client": data.draw(st.sampled_from("ab")),
+        }
+        for name in names
+    }
+    devices = [{"memory_mb": 6, "slots": slots}] * data.draw(st.integers(1, 4))
+    told, at_s = [], 0.0
+    for gap_s in data.draw(st.lists(st.sampled_from([0, 0, 0.125, 0.5, 4]), min_size=5, max_size=60)):
+        at_s += gap_s
+        told.append({"at_s": at_s, "function": data.draw(st.sampled_from(names))})
+    scenario = read({"devices": devices, "functions": made, "requests": told})
+    options: Told = {
+        "T": data.draw(st.sampled_from([0, 1, 10])),
+        "order": data.draw(st.sampled_from(ORDERS)),
+        "global_vt": data.draw(st.sampled_from(["waiting", "active"])),
+        "sticky": data.draw(st.sampled_from(["soft", "hard"])),
+        "tau": data.draw(st.sampled_from(["run", "all"])),
+    }
+
+    def indexed(physical: Sequence[PhysicalDevice]) -> MqfqSticky:
+        return MqfqSticky(physical, **options)
+
+    def naive(physical: Sequence[PhysicalDevice]) -> MqfqSticky:
+        return Naive(physical, **options)
+
+    assert simulate(scenario, indexed) == simulate(scenario, naive)
 
 
 # --- bad input

@@ -13,12 +13,12 @@ from tests.scheduling.simulation.simulations import evicted, heard, places, requ
 FOUR = {name: {"memory_mb": 4, "load_s": 1} for name in "ABCD"}
 
 
-def test_cached_entries_count_as_used_twice_and_those_used_once_are_evicted_first() -> None:
+def test_the_function_used_longest_ago_leaves_first_however_often_it_was_used() -> None:
     told = requests((0, "C"), (2, "D"), (4, "B"), (6, "A"))
     result = run(devices=[{"memory_mb": 12, "cached": ["A", "B"]}], functions=FOUR, requests=told)
-    assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 2.0, "load"), (2, 0, 4.0, "hit"), (3, 0, 6.0, "hit")]
-    assert evicted(result) == [(), ("C",), (), ()]
-    assert result.summary.evictions == 1
+    assert places(result) == [(0, 0, 0.0, "load"), (1, 0, 2.0, "load"), (2, 0, 4.0, "hit"), (3, 0, 6.0, "load")]
+    assert evicted(result) == [(), ("A",), (), ("C",)]
+    assert result.summary.evictions == 2
 
 
 def test_cached_is_least_recently_used_first() -> None:
@@ -30,7 +30,7 @@ def test_several_objects_are_evicted_in_order_for_a_large_one() -> None:
     functions = FOUR | {"E": {"memory_mb": 12}}
     told = requests((0, "D"), (2, "A"), (4, "E"))
     result = run(devices=[{"memory_mb": 16, "cached": ["A", "B", "C"]}], functions=functions, requests=told)
-    assert evicted(result) == [(), (), ("D", "B", "C")]
+    assert evicted(result) == [(), (), ("B", "C", "D")]
 
 
 def test_a_function_larger_than_every_device_is_rejected_on_arrival() -> None:
