@@ -182,6 +182,9 @@ class FairShare:
     def _least_s(self) -> float:
         """Return the time per weight at which a client begins."""
         starts = self._starts
+        if not self._present:
+            starts.clear()
+            return self._floor_s
         for share in self._changed:
             heapq.heappush(starts, (share.started_s, next(self._entries), share))
         self._changed.clear()
@@ -190,7 +193,7 @@ class FairShare:
             heapq.heapify(starts)
         while starts and (starts[0][2] not in self._present or starts[0][0] != starts[0][2].started_s):
             heapq.heappop(starts)
-        return starts[0][0] if starts else self._floor_s
+        return starts[0][0]
 
     def _absent(self, share: ClientShare) -> None:
         self._leave(share)

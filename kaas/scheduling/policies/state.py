@@ -352,7 +352,8 @@ class RequestTable:
 
     def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
         """Add a request that has arrived."""
-        reads = self._holdings.working_set(event.inputs) if event.inputs else NOTHING
+        cached = any(use.key is not None for use in event.inputs)
+        reads = self._holdings.working_set(event.inputs) if cached else NOTHING
         request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
         request.arrived_s = event.time_s
         self._requests[request.id] = request
