@@ -79,6 +79,7 @@ def test_closed_and_open_loops_in_a_pool_of_its_own(task_file: Path) -> None:
         assert 0 < each["own_cores"] < 2
 
 
+@pytest.mark.full
 def test_a_running_pool_is_taken_as_it_is(task_file: Path) -> None:
     name = f"running_{os.getpid()}"
     kaas.init(ray=False, name=name, devices=[kaas.Device("software", 16 << 20)], policy="cfs_affinity")
@@ -89,6 +90,7 @@ def test_a_running_pool_is_taken_as_it_is(task_file: Path) -> None:
     assert found["requests"] > 0
 
 
+@pytest.mark.full
 def test_several_clients_of_a_pool(task_file: Path) -> None:
     own = ("--scalar", "factor=3", "--policy", "cfs_affinity")
     (found,) = measured(str(task_file), *own, "--concurrency", "4", "--client", "ann=1", "--client", "bob=2")
@@ -112,10 +114,16 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
 
 
 def test_a_python_function_that_makes_a_ktask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("from tests.api.conftest import scale_task\ndef text():\n    return ''\n")
+    (tmp_path / "mine.py").write_text("from tests.api.conftest import scale_task\n")
     monkeypatch.chdir(tmp_path)
     (found,) = measured("mine:scale_task", "--scalar", "factor=3", run=bench_by_itself)
     assert (found["requests"] > 0, found["errors"]) == (True, {})
+
+
+@pytest.mark.full
+def test_a_python_function_that_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def text():\n    return ''\n")
+    monkeypatch.chdir(tmp_path)
     words = "mine:text returns a kTask or a CompiledModel or a kaas.Function, not a str"
     assert words in bench_by_itself("mine:text").stderr
     assert "module 'mine' has no function 'nothing'" in bench_by_itself("mine:nothing").stderr
@@ -196,6 +204,7 @@ def test_a_trace_given_inputs_and_a_page_with_plots(task_file: Path, tmp_path: P
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"latencies.png", "rates.png"}
 
 
+@pytest.mark.full
 def test_inputs_that_the_function_does_not_take(task_file: Path, tmp_path: Path) -> None:
     for text, said in (('{"z": [1]}', "there is no input 'z'"), ("[1]", "no object"), ("{", "has no inputs")):
         inputs = tmp_path / "inputs.json"
@@ -215,6 +224,7 @@ def test_a_scenario_of_mlperf_names_the_rules_that_a_short_run_breaks(task_file:
     assert ended.stderr.splitlines()[-1] == "InvalidRequest: the scenario server needs one --rate, as --rate 100"
 
 
+@pytest.mark.full
 def test_mlperfs_own_generator_drives_a_scenario(task_file: Path) -> None:
     pytest.importorskip("mlperf_loadgen")
     own = ("--scalar", "factor=3", "--rate", "200")
@@ -226,6 +236,7 @@ def test_mlperfs_own_generator_drives_a_scenario(task_file: Path) -> None:
     assert row["p99_ms"] > 0
 
 
+@pytest.mark.full
 def test_a_page_that_cannot_be_written_costs_neither_time_nor_figures_nor_an_earlier_page(
     task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

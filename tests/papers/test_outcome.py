@@ -21,6 +21,7 @@ def test_three_tenants_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cells, "SHORTEST_S", 0.6)  # seconds of a window, of which a cell has three
     monkeypatch.setattr(cells, "WINDOW_REQUESTS", 1)
     monkeypatch.setattr(cells, "WINDOWS", 3)
+    monkeypatch.setattr(cells, "LEAST_EACH", 1)
     testbed, workload = SmallTestbed(devices=1), WORKLOADS["resnet50"]
     with serve(tmp_path, Side.KTASK.policy, testbed, TENANTS) as server:
         with server.ktasks(workload, TENANTS) as replicas:

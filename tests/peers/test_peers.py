@@ -23,6 +23,7 @@ def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_kernel_in_python_runs_faster_than_in_its_simulator(tmp_path: Path) -> None:
     pytest.importorskip("numba_cuda")
