@@ -296,9 +296,11 @@ class BoostedArrivals(BoostedScores):
         self._take_turns(share)
 
     def estimated(self, function: str) -> None:
-        """Give the flows of a function places by its new times."""
+        """Give the flows of a function places by its new times, if these are of another class."""
         for queue in self._of_function.of(function):
-            if queue in self._costs and self._costs[queue] != (costs := self._cost_classes(queue.head)):
+            if (known := self._costs.get(queue)) is not None:
+                if known == (costs := self._cost_classes(queue.head)):
+                    return  # so are those of the others
                 self._put(queue, costs)
 
     # --- workers

@@ -8,7 +8,6 @@ in SFQ(D) (Jin, Chase, Kaur 2004).
 
 from __future__ import annotations
 
-import heapq
 import math
 
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
@@ -29,27 +28,6 @@ class Turns:
         self.ahead: PriorityQueue[ClientShare] = PriorityQueue()
 
 
-class ClientBacklog:
-    """The waiting requests of a client, with the virtual times at which they came."""
-
-    def __init__(self) -> None:
-        self.arrivals: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
-
-    def add(self, request: int, time_s: float) -> None:
-        """Add a request."""
-        self.arrivals[request] = time_s
-        heapq.heappush(self._heap, (time_s, request))
-
-    @property
-    def oldest_s(self) -> float:
-        """The virtual time of the oldest request. There must be one."""
-        heap = self._heap
-        while heap[0][1] not in self.arrivals:
-            heapq.heappop(heap)
-        return heap[0][0]
-
-
 class FairTurns:
     """The clients that wait, by their device time. Those of different priority do not compete.
 
@@ -62,7 +40,7 @@ class FairTurns:
         self._lead_s = lead_s
         self._turns: dict[int, Turns] = {}
         self._priority: dict[ClientShare, int] = {}  # of those that wait
-        self._backlogs: dict[ClientShare, ClientBacklog] = {}
+        self._came: dict[ClientShare, dict[int, float]] = {}  # the virtual time of each waiting request, oldest first
 
     def may_go(self, share: ClientShare) -> bool:
         """Return True if a client is not too far ahead."""
@@ -76,18 +54,18 @@ class FairTurns:
     def came(self, request: QueuedRequest) -> None:
         """Take in that a request waits."""
         if self._lead_s < math.inf:
-            backlog = self._backlogs.get(request.share)
-            if backlog is None:
-                backlog = self._backlogs[request.share] = ClientBacklog()
-            backlog.add(request.id, self._turns_of(request.share.priority).now_s)
+            came = self._came.get(request.share)
+            if came is None:
+                came = self._came[request.share] = {}
+            came[request.id] = self._turns_of(request.share.priority).now_s
 
     def left(self, request: QueuedRequest) -> None:
         """Take in that a request waits no longer."""
         if self._lead_s < math.inf:
-            backlog = self._backlogs[request.share]
-            del backlog.arrivals[request.id]
-            if not backlog.arrivals:
-                del self._backlogs[request.share]
+            came = self._came[request.share]
+            del came[request.id]
+            if not came:
+                del self._came[request.share]
 
     def began(self, request: QueuedRequest) -> None:
         """Take in that a request, which is charged with its estimate, has begun: time has come to its start."""
@@ -107,7 +85,7 @@ class FairTurns:
             return left
         turns = self._turns_of(share.priority)
         self._priority[share] = share.priority
-        self._fair_share.lift(share, self._backlogs[share].oldest_s)
+        self._fair_share.lift(share, next(iter(self._came[share].values())))
         turns.waiting.put(share, (share.time_s,))
         return left + self._settle(share, turns)
 

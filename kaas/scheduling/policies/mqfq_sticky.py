@@ -21,15 +21,7 @@ from kaas.scheduling.policies.holdings import NOTHING
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
 from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import (
-    Chosen,
-    Queue,
-    QueuedRequest,
-    RequestOrder,
-    Serves,
-    WorkerGroup,
-    WorkerState,
-)
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
@@ -141,8 +133,10 @@ class MqfqSticky(Scheduler):
         group, constants = flow.queue.head.group, flow.reads.constants
         if flow.device < 0 or not constants.nbytes:
             return next(self.free_workers(group), None)
-        there = [each for each in group.free_on({**constants.whole, flow.device: None}) if self.has_token(each)]
-        return min(there, default=None, key=lambda each: (each.device.index != flow.device, *self.rank(each)))
+        if (own := next(group.free_on((flow.device,)), None)) is not None and self.has_token(own):
+            return own
+        there = (each for each in group.free_on(constants.whole) if self.has_token(each))
+        return min(there, default=None, key=self.rank)
 
     def wake_at(self, time_s: float) -> None:
         """Ask for a Tick, when a flow's time is over."""
@@ -180,8 +174,9 @@ class Flows(FlowOrder):
             self._gap_s.add(now_s - flow.arrived_s)
         flow.arrived_s = now_s
         self._policy.warm.reads(flow, request.reads)
+        waits = flow.queue is not None
         super().add(request)
-        if flow.queue is not None:
+        if waits:
             self._sort(flow)  # its queue is longer now
 
     def offer(self, queue: Queue) -> None:
@@ -266,11 +261,8 @@ class Flows(FlowOrder):
 
     def _advance(self, level: PriorityLevel) -> None:
         """Let the least virtual time grow, and flows go that are no longer too far ahead."""
-        first = [flow.vt for flow in (level.waiting.first(), level.resting.first()) if flow is not None]
-        if not level.waiting or not first or min(first) <= level.vt:
-            return
-        level.vt = min(first)
-        while (flow := level.throttled.first()) is not None and flow.vt - level.vt <= self._policy.T:
+        grows = level.advance()
+        while grows and (flow := level.throttled.first()) is not None and flow.vt - level.vt <= self._policy.T:
             level.throttled.discard(flow)
             self._sort(flow)
 
@@ -353,8 +345,9 @@ class Flows(FlowOrder):
             return again
         found: TimedFlow | None = None
         for flow, worker in zip(level.able, self._free_workers(), strict=False):
-            if self._policy.free_at_home(flow) is not None:
-                found = flow if found is None else min(found, flow, key=level.able.key)
+            if (home := self._policy.free_at_home(flow)) is not None:
+                if found is None or level.able.key(flow) < level.able.key(found):
+                    return flow, home
                 break
             device = worker.device.index
             own = (found, *level.firsts_on(device, self._policy.warm.held_on(device)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -93,9 +93,9 @@ class FunctionFlows:
         if not own:
             self._flows.pop(queue.function, None)
 
-    def of(self, function: str) -> list[Queue]:
-        """Return the flows of a function."""
-        return list(self._flows.get(function, ()))
+    def of(self, function: str) -> Collection[Queue]:
+        """Return the flows of a function, which must not come or go meanwhile."""
+        return self._flows.get(function, ())
 
 
 class FlowOrder(RequestOrder):

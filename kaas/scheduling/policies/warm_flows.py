@@ -55,6 +55,14 @@ class PriorityLevel:
         self.able_on = defaultdict[int, PriorityQueue[TimedFlow]](PriorityQueue)
         self.resting: PriorityQueue[TimedFlow] = PriorityQueue()
 
+    def advance(self) -> bool:
+        """Let the least virtual time grow with the flows that wait or rest. Return True if it has grown."""
+        first = [flow.vt for flow in (self.waiting.first(), self.resting.first()) if flow is not None]
+        if not self.waiting or min(first) <= self.vt:
+            return False
+        self.vt = min(first)
+        return True
+
     def let_go(self, flow: TimedFlow, key: SortKey) -> None:
         """Give a flow its place among those that may go."""
         self.throttled.discard(flow)
