@@ -71,7 +71,7 @@ def loops(
         Loop(f"concurrency {count}", False, partial(Load.closed, outstanding=count), callers=count) for count in counts
     ]
     for part in (rate or "").split(",") if rate is not None else ():
-        ends = _numbers(part.replace(":", ","), "--rate", float)
+        ends = _numbers(part, "--rate", float, ":")
         series = ends if len(ends) == 1 else _range(part, *ends)
         for each in series:
             begin = partial(_opened, partial(arrivals.at, each, seed))
@@ -121,17 +121,17 @@ def _times(file: Path) -> list[float]:
     return times
 
 
-def _numbers(text: str | None, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Return the numbers of an option, as in "1,4,16".
+def _numbers(text: str | None, option: str, kind: Callable[[str], Any], separator: str = ",") -> list[Any]:
+    """Return the numbers of an option, as in "1,4,16" or "10:1000".
 
     Raises:
         InvalidRequest
     """
     try:
-        found = [kind(part) for part in text.split(",")] if text is not None else []
+        found = [kind(part) for part in text.split(separator)] if text is not None else []
     except ValueError as error:
-        numbers = "whole numbers" if kind is int else "numbers"
-        raise InvalidRequest(f"{option} takes {numbers}, as 1,4,16, not {text!r}") from error
+        numbers = "whole numbers, as 1,4,16" if kind is int else "numbers, as 10, or 10:1000"
+        raise InvalidRequest(f"{option} takes {numbers}, not {text!r}") from error
     if any(not 0 < number < MOST for number in found):
         raise InvalidRequest(f"{option} takes positive numbers, not {text!r}")
     return found

@@ -150,8 +150,8 @@ def scalar_value(task: HasScalars, name: str, text: str) -> Any:
         InvalidRequest: the task has no such scalar, or the text is no value of its kind.
     """
     if name not in task.scalars:
-        those = f"only {', '.join(task.scalars)}" if task.scalars else "none"
-        raise InvalidRequest(f"--scalar {name}: there is no such scalar, {those}", scalar=name)
+        those = f"there is no such scalar, only {', '.join(task.scalars)}" if task.scalars else "there are no scalars"
+        raise InvalidRequest(f"--scalar {name}: {those}", scalar=name)
     kind = task.scalars[name]
     try:
         if kind == "boolean":

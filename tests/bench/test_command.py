@@ -164,6 +164,7 @@ def test_a_file_that_there_is_not() -> None:
     ("arguments", "message"),
     [
         (("--rate", "fast"), "--rate takes numbers"),
+        (("--rate", "10:"), "--rate takes numbers, as 10, or 10:1000, not '10:'"),
         (("--concurrency", "0"), "--concurrency takes positive numbers"),
         (("--concurrency", "2.5"), "--concurrency takes whole numbers"),
         (("--client", "ann=much"), "--client takes name or name=weight"),

@@ -126,8 +126,7 @@ class Adaptive(Scheduler):
         constants, device = request.reads.constants, worker.device.index
         if not constants.nbytes or constants.whole:
             return False
-        memory = self._holdings.memories[device]
-        victims = self.worth_least(constants, worker)
+        memory, victims = self._holdings.memories[device], self.worth_least(constants, worker)
         leaving_bytes = sum(self._holdings.size(key) for key in victims)
         missing_bytes = constants.missing_bytes(device)
         if memory.capacity_bytes is None or missing_bytes > memory.free_bytes + leaving_bytes:
@@ -153,12 +152,13 @@ class Adaptive(Scheduler):
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders
-        found = local.soonest(request, devices, self._now_s)
-        if found is None or found[1] >= self._now_s + self.cost_s(request, free):
+        before_s, run_s = self._now_s + self.cost_s(request, free), self.run_s(request, free)
+        busy = local.soonest(request, devices, self._now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
+        if busy is None:
             return free
         # once a load elsewhere would have ended, the busy device has taken longer than expected
-        until_s = self._now_s + self.cost_s(request, free) - self.run_s(request, free)
-        local.promise(request, found[0], until_s if until_s > self._now_s else None)
+        until_s = before_s - run_s
+        local.promise(request, busy, until_s if until_s > self._now_s else None)
         return None
 
     def wake_at(self, time_s: float) -> None:

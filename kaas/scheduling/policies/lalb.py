@@ -100,8 +100,8 @@ class Lalbo3(Scheduler):
         if self._first_holder:
             able = local.on(devices)
             return next((each for each in able if local.ends_s(request, each, self._now_s) < before_s), None)
-        found = local.soonest(request, devices, self._now_s)
-        return found[0] if found is not None and found[1] < before_s else None
+        least_s = 0.0 if self.mixed else self._estimates.run_s(request, request.group.partition.devices[0].spec)
+        return local.soonest(request, devices, self._now_s, least_s=least_s, before_s=before_s)
 
     def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request takes on a worker, with the load of what is missing."""
@@ -203,7 +203,8 @@ class LocalityOrder(FlowOrder):
         """
         constants = request.reads.constants
         cached = constants is NOTHING or (idle is not None and idle.device.index in constants.whole)
-        visits = self._visits(request) if request is first else 0
+        passes = self._passes.get(request.share.priority, ()) if request is first else ()
+        visits = sum(reached > request.id for reached in passes)  # as _visits, which forgets some
         placed = request is first and (cached or visits >= self._limit or (idle is not None and self._passed is idle))
         scores = {
             "local_queue": self._local.turn(request),

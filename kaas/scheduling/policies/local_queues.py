@@ -135,23 +135,23 @@ class LocalQueues:
         return running.ends_s if running.ends_s >= now_s else now_s + self._overrun * (now_s - running.ends_s)
 
     def soonest(
-        self, request: QueuedRequest, devices: Collection[int], now_s: float
-    ) -> tuple[WorkerState, float] | None:
-        """Return the busy worker on some devices where a request ends first, and the time of that end.
+        self, request: QueuedRequest, devices: Collection[int], now_s: float, *, least_s: float, before_s: float
+    ) -> WorkerState | None:
+        """Return the busy worker on some devices where a request ends first, if it ends there before a time.
 
         Workers are walked through by the time at which they are free, and the devices in turns with them, until either
-        walk is complete, or no later worker can do better.
+        walk is complete, or no later worker can do better: the request takes `least_s` at least on any of them.
         """
-        best: tuple[float, int, WorkerState] | None = None
+        best, found = (before_s, -1), None
         for free, index in zip(self._busy, devices, strict=False):
-            if best is not None and self._busy.key(free)[0] >= best[0]:
+            if self._busy.key(free)[0] + least_s > best[0]:
                 break
             for worker in (free, self._busy_on.get(index)):
                 if worker is not None and worker.device.index in devices and _promisable(worker):
-                    ends_s = self.ends_s(request, worker, now_s)
-                    if best is None or (ends_s, worker.device.index) < best[:2]:
-                        best = ends_s, worker.device.index, worker
-        return None if best is None else (best[2], best[0])
+                    end = self.ends_s(request, worker, now_s), worker.device.index
+                    if end < best:
+                        best, found = end, worker
+        return found
 
     def next_free(self) -> WorkerState | None:
         """Return the busy worker that is free soonest of those for which no request waits."""

@@ -98,7 +98,7 @@ class Scheduler(Explained):
         return min((-request.share.priority, request.id) for request in group.next(provided))
 
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:  # noqa: ARG002
-        """Return the objects that a worker gives up first for a request: here those of its cache's own rule."""
+        """Return the objects that a worker, which lacks some, gives up first: here those of its cache's own rule."""
         return ()
 
     def estimated(self, function: str) -> None:
@@ -372,7 +372,7 @@ class Scheduler(Explained):
         request.estimate_s = self._fair_share.dispatched(share)
         device = worker.device.spec
         request.ends_s = self._now_s + self._estimates.load_s(request, device) + self._estimates.run_s(request, device)
-        victims = self.victims(request, worker)
+        victims = self.victims(request, worker) if request.reads.missing_bytes(device.index) else ()
         share.last_device = device.index
         self.recharged(share)
         if request.reads.nbytes:
