@@ -302,3 +302,14 @@ def test_what_a_request_waits_for() -> None:
     assert waits_for(second) == "nothing: its deadline has passed"
     with pytest.raises(PolicyError, match="no such request"):
         world.policy.why(77)
+
+
+def test_a_question_changes_no_count_of_visits() -> None:
+    """A question about an older first request, which a lost worker gave back, once let lalbo3 forget passes."""
+    draws = map(int, "000000000000000000000001101000001000301101000001000010000")
+    world = Watched(FACTORIES["lalbo3, 1"], 1, 1, memory_bytes=4)
+    world.tick()
+    chaos = Callers(world, lambda _: next(draws))
+    arrive, later = chaos.arrive, chaos.time_passes
+    for action in (*[arrive] * 5, later, arrive, arrive, chaos.residency, chaos.die, later):
+        action()
