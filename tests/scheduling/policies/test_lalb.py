@@ -245,8 +245,19 @@ class EveryRequest(RequestOrder):
 
 
 class Naive(Lalbo3):
+    def __init__(self, devices: Sequence[PhysicalDevice], *, limit: int) -> None:
+        self.walks: list[EveryRequest] = []
+        super().__init__(devices, limit=limit)
+
     def order(self, serves: Serves) -> RequestOrder:
-        return super().order(serves) if serves.kind is WorkerKind.ETASK else EveryRequest(self, self._limit)
+        if serves.kind is WorkerKind.ETASK:
+            return super().order(serves)
+        self.walks.append(EveryRequest(self, self._limit))
+        return self.walks[-1]
+
+    def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
+        promised = [each.reads for walk in self.walks for each in walk.local.get(worker, [])]
+        return self._holdings.least_recently_used(request.reads, worker.device.index, promised)
 
 
 @given(data=st.data(), limit=st.sampled_from([0, 1, 2, 5, 25]), slots=st.integers(1, 2))
