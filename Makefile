@@ -98,10 +98,11 @@ kernels: ## PTX of all .cu files again (needs nvcc)
 map: setup ## files, lines and imports of each folder, import cycles, the longest files; and the table of folders in docs/architecture.md again
 	@$(BIN)/python -m tests.map --write $(ARGS)
 
-tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results
+tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/benchmarks.md, and docs/plots, again, from code, tests and results
 	@$(BIN)/python -m softgpu.tests.compiler.tables --write
 	@$(BIN)/python -m tests.reference --write
 	@$(BIN)/python -m benchmarks.page
+	@$(BIN)/python -m benchmarks.policy_plots
 
 lock: ## lock files from pyproject.toml (needs uv)
 	$(LOCK) --extra ray --upgrade --group build -o requirements/run.txt

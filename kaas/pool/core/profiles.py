@@ -125,7 +125,7 @@ class Profiles:
         for kind in kinds:
             self._unwritten.pop((kind, identity), None)
         if self._store is not None:
-            self._store.remove(PROFILES, [f"{kind} {identity}" for kind in kinds])
+            self._store.remove(PROFILES, [_key(kind, identity) for kind in kinds])
 
     def measured(self) -> tuple[FunctionProfile, ...]:
         """Return the profiles of all functions, by label, or by key where several have one label."""
@@ -141,7 +141,11 @@ class Profiles:
         if self._store is not None and self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
             encode = msgspec.msgpack.encode
-            self._store.put(PROFILES, {" ".join(key): encode(times) for key, times in unwritten.items()})
+            self._store.put(PROFILES, {_key(*place): encode(times) for place, times in unwritten.items()})
+
+
+def _key(kind: str, identity: str) -> str:
+    return f"{kind} {identity}"
 
 
 def _begun(identity: str, label: str, given: FunctionProfile) -> MeasuredTimes:

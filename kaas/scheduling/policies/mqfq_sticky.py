@@ -128,7 +128,7 @@ class MqfqSticky(Scheduler):
         return (each for each in group.open.values() if not each.gated and self.has_token(each))
 
     def free_at_home(self, flow: TimedFlow) -> WorkerState | None:
-        """Return the worker that may run a flow where its memory is: its own, or the first by rank; any if none is."""
+        """Return the worker that may run a flow where its memory is; for a flow without memory the first of all."""
         assert flow.queue is not None, "only flows with requests look for a worker"
         group, constants = flow.queue.head.group, flow.reads.constants
         if flow.device < 0 or not constants.nbytes:
