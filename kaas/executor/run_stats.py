@@ -68,4 +68,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
     @property
     def miss_bytes(self) -> int:
         """Bytes of input objects that came from host memory or the store."""
-        return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
+        nbytes = 0
+        for tier, use in self.tiers.items():
+            if tier != "device":
+                nbytes += use.nbytes
+        return nbytes

@@ -76,32 +76,26 @@ class RegisteredFunction:
             session: of the program, "" if it is unknown.
             label: the function's name for people; the label of its kTask if this is empty.
         """
+        uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
+        for item in invocation.objects:
+            key = refs[item.ref].binary() if item.shared else None
+            uses.append(ObjectUse(key, self.input_bytes[item.buffer]))
+        bound = ""
+        if invocation.constants is not None:
+            bound, constants = self._bound(refs[invocation.constants])
+            uses += constants
         return WorkerCall(
             label or self.label,
             invocation.client,
             invocation.deadline_s,
             invocation.retries,
-            self.uses(invocation, refs),
+            tuple(uses),
             payload,
             self.key,
             session=session,
-            bound=self.bound(invocation, refs),
+            bound=bound,
             task=self.spec.task_key,
         )
-
-    def uses(self, invocation: specs.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
-        """Return a request's inputs for the policy."""
-        uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
-        for item in invocation.objects:
-            key = refs[item.ref].binary() if item.shared else None
-            uses.append(ObjectUse(key, self.input_bytes[item.buffer]))
-        if invocation.constants is not None:
-            uses += self._bound(refs[invocation.constants])[1]
-        return tuple(uses)
-
-    def bound(self, invocation: specs.Invocation, refs: Sequence[Any]) -> str:
-        """Return the name of the function with the constants of an invocation; "" if it has none."""
-        return "" if invocation.constants is None else self._bound(refs[invocation.constants])[0]
 
     def places(self, invocation: specs.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
         """Return the sources of cached objects, by key: the reference, and a constant's entry in it (else None)."""

@@ -92,8 +92,8 @@ class IdempotencyKeys:
         Raises:
             UnknownObject
         """
-        names = [item.object for item in message.inputs.values() if item.object]
-        return {name: self._objects.named(client, name).content.hash for name in names}
+        named, inputs = self._objects.named, message.inputs.values()
+        return {item.object: named(client, item.object).content.hash for item in inputs if item.object}
 
     def bind(
         self,

@@ -75,9 +75,13 @@ def sent_bytes(message: Invoke, frames: Sequence[Any]) -> int:
 
     frames: with the header.
     """
-    places = [item.frame for item in message.inputs.values() if not item.object and 0 < item.frame < len(frames)]
-    again = sum(len(frames[place]) for place in places) - sum(len(frames[place]) for place in {*places})
-    return sum(map(len, frames)) - len(frames[0]) + again
+    nbytes, used = sum(map(len, frames)) - len(frames[0]), set[int]()
+    for item in message.inputs.values():
+        if not item.object and 0 < item.frame < len(frames):
+            if item.frame in used:
+                nbytes += len(frames[item.frame])
+            used.add(item.frame)
+    return nbytes
 
 
 def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:

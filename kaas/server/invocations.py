@@ -102,7 +102,7 @@ class Invocations:
             contents = self._keys.contents(client.name, message) if message.key else {}
             if not remote.before and remote.etask is None:  # first, so that the device has work meanwhile
                 request = self._request(client.name, message, frames, remote)
-            run = ClientRun(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
+            run = ClientRun(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes=nbytes)
             run.begun_s = self._loop.time()
             if message.store or remote.after or remote.etask is not None:
                 run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes

@@ -39,15 +39,15 @@ class ReplyTracker:
 
     def end(self, run: ClientRun) -> None:
         """Send the reply of a run to all waiting programs that are connected, and keep it for repeats."""
-        self._ended(run)
-        run.request, run.remote, run.task = None, None, None
-        waits = self._half.ended(run, monotonic())
+        waits = self._half.ended(run)
         for wait in waits:
             if not wait.session.lost:
                 self.send(wait)
         if run.stored_bytes:
             run.client.storing.give_back(run.stored_bytes)
-        self._half.settle(run, waits)
+        self._half.settle(run, waits, monotonic())
+        self._ended(run)
+        run.request, run.remote, run.task = None, None, None
         self.closed()
 
     def send(self, wait: Wait) -> None:
@@ -128,7 +128,7 @@ class ReplyTracker:
         """Keep a durable reply of an earlier epoch."""
         nbytes = sum(map(len, reply.frames))
         run = ClientRun(
-            client, reply.key, reply.function, reply.label, reply.outputs, 0, nbytes, done=True, durable=True
+            client, reply.key, reply.function, reply.label, reply.outputs, 0, nbytes=nbytes, done=True, durable=True
         )
         run.frames = reply.frames
         if reply.request:
@@ -147,7 +147,7 @@ def _numbered(failure: protocol.Failure, number: int, trace: str) -> protocol.Fa
 
 def _cancelled(client: ConnectedClient, function: str, label: str, failure: protocol.Failure) -> ClientRun:
     """Return the run of a request that was cancelled: it has ended, with this failure."""
-    return ClientRun(client, "", function, label, (), 0, 0, done=True, failure=failure)
+    return ClientRun(client, "", function, label, (), 0, done=True, failure=failure)
 
 
 def _stop(run: ClientRun) -> None:

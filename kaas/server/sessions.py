@@ -71,7 +71,6 @@ class ClientRun(Run):
     label: str
     outputs: tuple[str, ...]
     input_bytes: int
-    nbytes: int
     request: Request | None = None
     failure: protocol.Failure | None = None
     frames: Sequence[Any] = ()
@@ -89,24 +88,9 @@ class ClientRun(Run):
     cancelled: bool = False
 
     @property
-    def caller(self) -> ConnectedClient:
-        """The client, as `Run` names it."""
-        return self.client
-
-    @property
-    def idempotency_key(self) -> str:
-        """The key, as `Run` names it."""
-        return self.key
-
-    @property
     def final(self) -> bool:
         """True if a repeat gets the same reply; a failure with `retry_s` may run again."""
         return self.failure is None or self.failure.retry_s is None
-
-    @property
-    def reply_bytes(self) -> int:
-        """Bytes of the outputs in the reply."""
-        return self.nbytes
 
     @property
     def kept_bytes(self) -> int:
@@ -130,17 +114,12 @@ class ClientSession(WaitingSession):
             a request with the same key, by number. lost_s: when its connection ended, on the monotonic clock.
     """
 
-    caller: ConnectedClient
+    client: ConnectedClient
     channel: ReplyChannel
     id: str
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     joining: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     lost_s: float = 0.0
-
-    @property
-    def client(self) -> ConnectedClient:
-        """The client of the program."""
-        return self.caller
 
     @property
     def idle(self) -> bool:

@@ -43,7 +43,7 @@ def test_a_refused_request_that_is_cancelled_gets_one_reply(monkeypatch: pytest.
             return True
 
         channel.send.side_effect = send
-        run = client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0, 0)
+        run = client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0)
         run.bound = InvocationDigest("a request", "a charge")
         runs.ask(session, protocol.Invoke(1, "f", key="key"), [b"", bytes(NBYTES)])
         async with asyncio.timeout(TIMEOUT_S):
@@ -69,7 +69,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
             "ada", protocol.Limits(8, NBYTES + 1, NBYTES), finished=IdempotencyCache(0, 1.0, lambda *_: None)
         )
         session = ClientSession(client, Mock(), "s")
-        client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0, 0)
+        client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0)
         frames = [b"", bytes(NBYTES)]
         runs.ask(session, protocol.Invoke(1, "f", key="key"), frames)
         try:

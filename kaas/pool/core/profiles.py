@@ -85,7 +85,7 @@ class Profiles:
         if len(self.told) >= MOST_FUNCTIONS:  # a policy remembers no more either
             self.told.clear()
         self.told.add(request.flow)
-        known = (times.profile(request.flow) for times in self._of(request).values())
+        known = (times.profile(request.flow) for times in self._of(request.call.identity, request.call.label).values())
         return [
             FunctionKnown(
                 now_s, each.function, each.kind, each.run_s, each.load_s, each.nbytes, each.observations, each.family,
@@ -98,26 +98,29 @@ class Profiles:
         """Take in a request that succeeded."""
         assert request.device is not None, "it has run"
         call, device = request.call, self._devices[request.device]
-        known = self._of(request)
+        identity, nbytes = call.identity, 0
+        for use in call.uses:
+            if use.key is not None:
+                nbytes += use.nbytes
+        known = self._of(identity, call.label)
         times = known.get(device.kind)
         if times is None:
-            times = known[device.kind] = MeasuredTimes(call.identity, device.kind, call.label, 0.0, 0)
-        times.add(done, device.speed, sum(use.nbytes for use in call.uses if use.key is not None))
+            times = known[device.kind] = MeasuredTimes(identity, device.kind, call.label, 0.0, 0)
+        times.add(done, device.speed, nbytes)
         if self._store is not None:
             if not self._unwritten:
                 self._loop.call_later(WRITE_EVERY_S, self.write)
-            self._unwritten[device.kind, call.identity] = times
+            self._unwritten[device.kind, identity] = times
 
-    def _of(self, request: Request) -> dict[str, MeasuredTimes]:
-        """Return the times of a request's function by kind of device, as those of the function called last."""
-        call = request.call
-        known = self._times.pop(call.identity, None)
+    def _of(self, identity: str, label: str) -> dict[str, MeasuredTimes]:
+        """Return the times of a function by kind of device, as those of the function called last."""
+        known = self._times.pop(identity, None)
         if known is None:
             if len(self._times) >= MOST_FUNCTIONS:
                 self._forget(next(iter(self._times)))
-            given = self._given.get(call.identity) or self._given.get(call.label) or ()
-            known = {each.kind: _begun(call.identity, call.label, each) for each in given}
-        self._times[call.identity] = known
+            given = self._given.get(identity) or self._given.get(label) or ()
+            known = {each.kind: _begun(identity, label, each) for each in given}
+        self._times[identity] = known
         return known
 
     def _forget(self, identity: str) -> None:

@@ -62,6 +62,7 @@ class Request(msgspec.Struct, eq=False):
     """A request from its arrival to its end.
 
     Fields:
+        flow: the function's name for policies. With other constants it is another function, cached on other devices.
         state: is changed by `Requests.move` only.
         attempt: 1, and one more for each RETRYING. retries_used: how many of the retries of `call` are used.
         worker, device, slot: number of the worker that runs or ran the request, its device's index, its slot; worker
@@ -76,6 +77,7 @@ class Request(msgspec.Struct, eq=False):
     arrived_s: float
     answer: ImmediateFuture[Any]
     state: RequestState
+    flow: str = ""
     attempt: int = 1
     worker: int | None = None
     device: int | None = None
@@ -94,12 +96,6 @@ class Request(msgspec.Struct, eq=False):
         """True if no other request may run on the same worker: a worker ended while it ran this request."""
         return self.attempt > 1
 
-    @property
-    def flow(self) -> str:
-        """The function's name for policies. With other constants it is another function, cached on other devices."""
-        call = self.call
-        return call.bound or call.function or call.label
-
     def arrival(self, now_s: float) -> RequestArrived:
         """Return the event that tells a policy of the request."""
         call = self.call
@@ -113,7 +109,7 @@ class Request(msgspec.Struct, eq=False):
             deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,
             attempt=self.attempt,
             kind=call.kind,
-            alone=self.alone,
+            alone=self.attempt > 1,
         )
 
     def deadline_exceeded(self, now_s: float, run_limit_s: float) -> DeadlineExceeded:
@@ -195,6 +191,8 @@ class Requests:
 
     def _enter(self, request: Request) -> Request:
         assert request.state in FIRST_STATES, f"request {request.id} cannot begin as {request.state.name}"
+        call = request.call
+        request.flow = call.bound or call.function or call.label
         self._next_id += 1
         self.by_id[request.id] = request
         return request

@@ -135,7 +135,7 @@ class EffectiveTime(FlowOrder):
     def withdraw(self, queue: Queue) -> None:
         """Take in that a client may not go on, or has no request."""
         self._changed.pop(queue, None)
-        if queue not in self.heads:
+        if queue not in self._affinities:
             return
         for places in (self.heads, self._penalised, self._anywhere):
             places.discard(queue)
@@ -157,16 +157,18 @@ class EffectiveTime(FlowOrder):
 
     def changed(self, share: ClientShare) -> None:
         """Take in that the time, the mean or the last device of a client has changed."""
-        if self.waits(share):
-            self._changed.update(self._of_client[share])
+        queues = self._of_client.get(share)
+        if queues and share not in self._parked:
+            self._changed.update(queues)
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         queue = self._least()
         if queue is None:
             return None
-        worker = self._policy.worker_for(queue.head)
-        return None if worker is None else (queue.head, worker)
+        head = queue.head
+        worker = self._policy.worker_for(head)
+        return None if worker is None else (head, worker)
 
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request."""
@@ -178,7 +180,7 @@ class EffectiveTime(FlowOrder):
     def _least(self) -> Queue | None:
         """Return the client that goes next, by comparing all clients or by looking at all free devices."""
         some = next(iter(self._changed), None) or self.heads.first()
-        if some is None or len(self) == 1:
+        if some is None or len(self._flows) == 1:
             return some
         group = some.head.group
         if len(self) <= len(group.open):

@@ -26,7 +26,8 @@ class ClientShare:
         weight, priority, max_running, max_share, devices: as in `ClientKnown`. charged_s: device seconds, with the
             estimates of running requests. mean_s: device seconds of a request. latency_s: seconds of a request from its
             arrival to its end. observations: requests that these means are of.
-        last_device: the device that ran the client last; -1 if none did. pending: requests that are queued or run.
+        limited: the client has max_running or max_share. last_device: the device that ran the client last; -1 if none
+            did. pending: requests that are queued or run.
         savings_s: device seconds that max_share lets the client have at once, as of saved_s.
     """
 
@@ -35,6 +36,7 @@ class ClientShare:
     priority: int = 0
     max_running: int | None = None
     max_share: float | None = None
+    limited: bool = False
     charged_s: float = 0.0
     mean_s: float = 0.0
     latency_s: float = 0.0
@@ -47,11 +49,6 @@ class ClientShare:
     known: bool = False
     savings_s: float = 0.0
     saved_s: float = 0.0
-
-    @property
-    def limited(self) -> bool:
-        """True if the client has a limit of its own."""
-        return self.max_running is not None or self.max_share is not None
 
     @property
     def present(self) -> bool:
@@ -127,6 +124,7 @@ class FairShare:
             share.max_share, share.saved_s = event.max_share, event.time_s
             share.savings_s = self._most_saved_s(share)
         share.max_running = event.max_running
+        share.limited = event.max_running is not None or event.max_share is not None
         if share.limited:
             self.limited[share] = None
         else:
@@ -160,7 +158,7 @@ class FairShare:
 
     def arrived(self, share: ClientShare, *, again: bool = False) -> None:
         """Count one more request. again: the request was here before and lost its worker."""
-        if not share.present:
+        if share not in self._present:
             if not again:
                 self.lift(share, self._least_s())
             self._present[share] = self._changed[share] = None
@@ -215,9 +213,10 @@ class FairShare:
 
     def lift(self, share: ClientShare, time_s: float) -> None:
         """Let a client have had at least this time per weight: what it did not ask for is no credit."""
-        if share.time_s < time_s:
-            share.charged_s = time_s * share.weight
-            if share.present:
+        charged_s = time_s * share.weight
+        if share.charged_s < charged_s:
+            share.charged_s = charged_s
+            if share in self._present:
                 self._changed[share] = None
 
     def dispatched(self, share: ClientShare) -> float:
@@ -248,7 +247,7 @@ class FairShare:
 
     def _charge(self, share: ClientShare, device_s: float) -> None:
         share.charged_s = max(0.0, share.charged_s + device_s)
-        if share.present:
+        if share in self._present:
             self._changed[share] = None
         share.savings_s -= device_s
 

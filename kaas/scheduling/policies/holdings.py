@@ -111,6 +111,11 @@ class Holdings:
 
     def working_set(self, uses: tuple[ObjectUse, ...]) -> WorkingSet:
         """Return the working set of a request with these inputs; `release` ends its use. Empty objects are left out."""
+        for use in uses:
+            if use.key is not None:
+                break
+        else:
+            return NOTHING
         found = self._sets.get(uses)
         if found is None:
             found = self._new_set(uses)

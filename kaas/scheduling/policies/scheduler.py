@@ -164,8 +164,6 @@ class Scheduler(Explained):
         return self._fair_share.held(self._requests[request].share, self._now_s)
 
     def _arrive(self, event: events.RequestArrived) -> None:
-        if event.request in self._requests:
-            raise PolicyError(f"request {event.request} arrived twice")
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
         if event.attempt == 1:
@@ -345,7 +343,7 @@ class Scheduler(Explained):
             share = request.share
             if share.limited and self._fair_share.held(share, self._now_s):
                 self._parked.park(share, order)
-            elif request.late(self._now_s):
+            elif request.deadline_s is not None and request.late(self._now_s):
                 self._dequeue(request)  # its caller has a reply, or gets one now
             else:
                 self._dispatch(request, worker)

@@ -352,8 +352,9 @@ class RequestTable:
 
     def add(self, event: RequestArrived, share: ClientShare, group: WorkerGroup) -> QueuedRequest:
         """Add a request that has arrived."""
-        cached = any(use.key is not None for use in event.inputs)
-        reads = self._holdings.working_set(event.inputs) if cached else NOTHING
+        if event.request in self._requests:
+            raise PolicyError(f"request {event.request} arrived twice")
+        reads = self._holdings.working_set(event.inputs)
         request = QueuedRequest(event.request, share, group, event.function, reads, event.deadline_s, event.alone)
         request.arrived_s = event.time_s
         self._requests[request.id] = request

@@ -46,7 +46,9 @@ class InvocableFunction:
         name: "" for none. key: identifies it for the client; it differs by constants, unlike that of `function`.
         constants: the pool's object of all together. given: inputs that an invocation must send, in order. scalars:
             their kinds. iterations: the scalar with the number of runs of the kernels, "" for none. outputs: names.
-        before, after: the server's cTasks around it. etask: the server's eTask; None for a kTask.
+        before, after: the server's cTasks around it. etask: the server's eTask; None for a kTask. label: in usage,
+            statistics, traces and the log: its name, or else its kTask's label, with digits of its key if it has
+            constants.
     """
 
     name: str
@@ -60,12 +62,11 @@ class InvocableFunction:
     before: str = ""
     after: str = ""
     etask: ServedCall | None = field(default=None, repr=False)
+    label: str = field(init=False)
 
-    @property
-    def label(self) -> str:
-        """The label in usage, statistics, traces and the log: its name, or else its kTask's label, with digits of its
-        key if it has constants."""
-        return label_of(self.name, self.key, self.function.label, self.constants)
+    def __post_init__(self) -> None:
+        label = label_of(self.name, self.key, self.function.label, self.constants)
+        object.__setattr__(self, "label", label)  # once: each request needs it
 
     @property
     def described(self) -> tuple[Arrays, Arrays, dict[str, str]]:

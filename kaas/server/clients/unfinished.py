@@ -30,9 +30,11 @@ LONG_BYTES, SHORT_HEAD, LONG_HEAD, SEALED_BYTES = 255, 2, 9, 33
 
 def wire_bytes(frames: Iterable[Sized], sealed: bool) -> int:
     """Return the bytes of a message on its connection. sealed: by CURVE."""
-    seal = SEALED_BYTES if sealed else 0
-    sizes = (len(frame) + seal for frame in frames)
-    return sum(size + (LONG_HEAD if size > LONG_BYTES else SHORT_HEAD) for size in sizes)
+    seal, nbytes = SEALED_BYTES if sealed else 0, 0
+    for frame in frames:
+        size = len(frame) + seal
+        nbytes += size + (LONG_HEAD if size > LONG_BYTES else SHORT_HEAD)
+    return nbytes
 
 
 class Progress(msgspec.Struct):

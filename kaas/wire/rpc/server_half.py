@@ -6,7 +6,7 @@ is kept. A *wait* is one session's call, from its arrival until the session has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -57,32 +57,22 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
     """The run of one or several calls. An adapter's run is a subclass that has the work.
 
     Fields:
+        client: the owner of the run and of its key. key: the idempotency key by which other calls find the run; "" if
+            it has none. nbytes: once there is a reply, the bytes that its waits take of the credit.
         waits: of sessions that have no reply yet. done: there is a reply. durable: the reply is kept on disk too.
     """
 
+    client: KeyOwner[Any]
+    key: str = ""
+    nbytes: int = 0
     waits: list[Wait] = []
     done: bool = False
     durable: bool = False
 
     @property
-    def caller(self) -> KeyOwner[Any]:
-        """Return the owner of the run and of its key."""
-        raise NotImplementedError
-
-    @property
-    def idempotency_key(self) -> str:
-        """Return the key by which others find the run; "" if it has none."""
-        raise NotImplementedError
-
-    @property
     def final(self) -> bool:
         """Return True if later calls with the key get the same reply; False if they run again."""
         return True
-
-    @property
-    def reply_bytes(self) -> int:
-        """Return the bytes of the reply, which its waits take of the credit."""
-        return 0
 
     @property
     def kept_bytes(self) -> int:
@@ -94,7 +84,7 @@ class Wait(msgspec.Struct, eq=False):
     """A session's call.
 
     Fields:
-        nbytes: the part of its caller's credit that it takes. sent: the channel on which its reply was sent last; None
+        nbytes: the part of its client's credit that it takes. sent: the channel on which its reply was sent last; None
             if the reply was not sent, or was lost with its channel.
     """
 
@@ -114,7 +104,7 @@ class Wait(msgspec.Struct, eq=False):
 
 
 class Account(Protocol):
-    """The credit of a caller."""
+    """The credit of a client."""
 
     nbytes: int
 
@@ -151,7 +141,7 @@ class WaitingSession:
         channel: its newest connection. waits: by its own numbers. lost: it has no connection at the moment.
     """
 
-    caller: KeyOwner[Any]
+    client: KeyOwner[Any]
     channel: Any
     waits: dict[int, Wait] = field(default_factory=dict, kw_only=True)
     lost: bool = field(default=False, kw_only=True)
@@ -166,34 +156,31 @@ class ServerHalf(Generic[R]):
     def wait(self, session: WaitingSession, number: int, run: R, nbytes: int) -> Wait | None:
         """Add a session's wait for a run, which takes nbytes of credit. Return the wait if the run has its reply."""
         wait = session.waits[number] = Wait(session, number, run, nbytes)
-        session.caller.requests.take(nbytes)
+        session.client.requests.take(nbytes)
         if run.done:
             return wait
         run.waits.append(wait)
         return None
 
-    def ended(self, run: R, now_s: float) -> list[Wait]:
-        """End a run, and keep its reply if later calls may find it by its key.
-
-        Return the waits whose reply is to be sent. The adapter then calls `settle` for them.
-        """
+    def ended(self, run: R) -> list[Wait]:
+        """End a run. Return the waits whose reply is to be sent; the adapter sends it, then calls `settle` for them."""
         run.done = True
         waits, run.waits = run.waits, []
-        caller, key = run.caller, run.idempotency_key
-        if caller.runs.get(key) is run:
-            del caller.runs[key]
-            if (waits or run.durable) and run.final:
-                caller.finished.add(key, run, run.kept_bytes, now_s)
         return waits
 
-    def settle(self, run: R, waits: Iterable[Wait]) -> None:
-        """Charge each wait for its reply instead of its call, after `ended` and after the replies were sent.
+    def settle(self, run: R, waits: Sequence[Wait], now_s: float) -> None:
+        """Keep the reply of an ended run if later calls may find it by its key, and charge each wait for the reply.
 
         Close the waits of sessions without a connection that find the reply by its key: they ask again.
         """
+        client, key = run.client, run.key
+        if client.runs.get(key) is run:
+            del client.runs[key]
+            if (waits or run.durable) and run.final:
+                client.finished.add(key, run, run.kept_bytes, now_s)
         for wait in waits:
-            run.caller.requests.nbytes += run.reply_bytes - wait.nbytes
-            wait.nbytes = run.reply_bytes
+            client.requests.nbytes += run.nbytes - wait.nbytes
+            wait.nbytes = run.nbytes
             if wait.session.lost and self.kept(run):
                 self._close(wait)
 
@@ -231,7 +218,7 @@ class ServerHalf(Generic[R]):
         run = wait.run
         run.waits.remove(wait)
         wait.run = cancelled
-        session.caller.requests.nbytes -= wait.nbytes
+        session.client.requests.nbytes -= wait.nbytes
         wait.nbytes = 0
         return wait, None if run.waits else run
 
@@ -247,13 +234,13 @@ class ServerHalf(Generic[R]):
 
     def kept(self, run: R) -> bool:
         """Return True if a later call with the run's key finds its reply."""
-        return run.caller.finished.get(run.idempotency_key) is run
+        return run.client.finished.get(run.key) is run
 
     def _close(self, wait: Wait) -> R | None:
         """Remove a wait, and return its run if the run goes on and no caller waits for it any longer."""
         session, run = wait.session, wait.run
         del session.waits[wait.number]
-        session.caller.requests.give_back(wait.nbytes)
+        session.client.requests.give_back(wait.nbytes)
         if run.done:
             return None
         run.waits.remove(wait)

@@ -40,26 +40,13 @@ class Account:
 class SimulatedRun(Run):
     """A run whose reply is its own name. busy: the reply is that the call may be sent again."""
 
-    owner: Any
-    key: str = ""
+    nbytes: int = 1
     name: str = ""
     busy: bool = False
 
     @property
-    def caller(self) -> KeyOwner[Any]:
-        return self.owner  # type: ignore[no-any-return]
-
-    @property
-    def idempotency_key(self) -> str:
-        return self.key
-
-    @property
     def final(self) -> bool:
         return not self.busy
-
-    @property
-    def reply_bytes(self) -> int:
-        return 1
 
 
 @dataclass(slots=True, eq=False)
@@ -314,7 +301,7 @@ class Network:
                 call.replies.append("lost")
         for (owner, key), name in self.disk.items():
             caller = self.caller(owner)
-            run = SimulatedRun(owner=caller, key=key, name=name, done=True, durable=True)
+            run = SimulatedRun(client=caller, key=key, name=name, done=True, durable=True)
             caller.finished.add(key, run, 1, 0.0)
 
     # --- the server
@@ -349,7 +336,7 @@ class Network:
             case ("invoke", number, key):
                 self.invoke(program, session, number, key)
             case ("cancel", number):
-                cancelled = SimulatedRun(owner=session.caller, key="", name="cancelled", done=True)
+                cancelled = SimulatedRun(client=session.client, key="", name="cancelled", done=True)
                 wait, alone = self.half.cancel(session, number, cancelled)
                 if wait is not None:
                     self.send(wait)
@@ -364,11 +351,11 @@ class Network:
             if wait.run.done:
                 self.send(wait)
             return
-        run = session.caller.known(key)
+        run = session.client.known(key)
         if run is None:
-            run = SimulatedRun(owner=session.caller, key=key, name=key or f"{self.epochs} {program.name} {number}")
+            run = SimulatedRun(client=session.client, key=key, name=key or f"{self.epochs} {program.name} {number}")
             if key:
-                session.caller.runs[key] = run
+                session.client.runs[key] = run
             self.running.append(run)
         ready = self.half.wait(session, number, run, 1)
         if ready is not None:
@@ -386,15 +373,15 @@ class Network:
         run.busy = busy
         if not busy:
             self.carry_out(run)
-        waits = self.half.ended(run, 0.0)
+        waits = self.half.ended(run)
         for wait in waits:
             if not wait.session.lost:
                 self.send(wait)
-        self.half.settle(run, waits)
+        self.half.settle(run, waits, 0.0)
 
     def carry_out(self, run: SimulatedRun) -> None:
         """Carry out a run, which must not happen twice. Its reply is written to the disk with it."""
-        owner = next(name for name, caller in self.callers.items() if caller is run.owner)
+        owner = next(name for name, caller in self.callers.items() if caller is run.client)
         what = (owner, run.key) if run.key else run.name
         self.twice += self.done.get(what, 0)
         self.done[what] = 1
@@ -406,8 +393,8 @@ class Network:
         """End a run without a caller as cancelled; it is not carried out."""
         if run in self.running:
             self.running.remove(run)
-            if run.owner.runs.get(run.key) is run:
-                del run.owner.runs[run.key]
+            if run.client.runs.get(run.key) is run:
+                del run.client.runs[run.key]
 
     # --- the end
 

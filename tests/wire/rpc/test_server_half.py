@@ -17,9 +17,7 @@ CALL_BYTES, REPLY_BYTES, KEPT_BYTES = 7, 3, 5
 class SizedRun(SimulatedRun):
     """A run with a reply of several bytes, other ones while it is kept."""
 
-    @property
-    def reply_bytes(self) -> int:
-        return REPLY_BYTES
+    nbytes: int = REPLY_BYTES
 
     @property
     def kept_bytes(self) -> int:
@@ -43,7 +41,7 @@ class Server:
     def call(self, session: WaitingSession, number: int, key: str = "", **fields: Any) -> SizedRun:
         run = self.caller.known(key)
         if run is None:
-            run = SizedRun(owner=self.caller, key=key, **fields)
+            run = SizedRun(client=self.caller, key=key, **fields)
             if key:
                 self.caller.runs[key] = run
         ready = self.half.wait(session, number, run, CALL_BYTES)
@@ -56,11 +54,11 @@ class Server:
         self.half.sent(wait, through=through)
 
     def end(self, run: SizedRun) -> None:
-        waits = self.half.ended(run, 0.0)
+        waits = self.half.ended(run)
         for wait in waits:
             if not wait.session.lost:
                 self.send(wait)
-        self.half.settle(run, waits)
+        self.half.settle(run, waits, 0.0)
 
 
 @pytest.fixture
@@ -109,7 +107,7 @@ def test_a_cancelled_call_gets_its_own_reply_and_gives_its_bytes_back_while_othe
     first, second = server.session(), server.session()
     run = server.call(first, 1, "key")
     server.call(second, 1, "key")
-    cancelled = SizedRun(owner=server.caller, done=True)
+    cancelled = SizedRun(client=server.caller, done=True)
     wait, alone = server.half.cancel(first, 1, cancelled)
     assert wait is first.waits[1]
     assert alone is None, "another session waits for the run"
@@ -123,7 +121,7 @@ def test_the_last_cancellation_returns_the_run(server: Server) -> None:
     first, second = server.session(), server.session()
     run = server.call(first, 1, "key")
     server.call(second, 1, "key")
-    cancelled = SizedRun(owner=server.caller, done=True)
+    cancelled = SizedRun(client=server.caller, done=True)
     assert server.half.cancel(first, 1, cancelled)[1] is None
     assert server.half.cancel(second, 1, cancelled)[1] is run
 
@@ -132,9 +130,9 @@ def test_a_call_with_a_reply_cannot_be_cancelled(server: Server) -> None:
     session = server.session()
     run = server.call(session, 1)
     server.end(run)
-    assert server.half.cancel(session, 1, SizedRun(owner=server.caller, done=True)) == (None, None)
+    assert server.half.cancel(session, 1, SizedRun(client=server.caller, done=True)) == (None, None)
     assert session.waits[1].run is run
-    assert server.half.cancel(session, 2, SizedRun(owner=server.caller, done=True)) == (None, None)
+    assert server.half.cancel(session, 2, SizedRun(client=server.caller, done=True)) == (None, None)
 
 
 def test_a_new_connection_gets_the_replies_that_are_not_acknowledged_and_each_once(server: Server) -> None:
@@ -155,7 +153,7 @@ def test_a_new_connection_gets_the_replies_that_are_not_acknowledged_and_each_on
 def test_a_reply_that_its_channel_did_not_carry_is_ready_for_the_same_channel(server: Server) -> None:
     session = server.session()
     run = server.call(session, 1)
-    (wait,) = server.half.ended(run, 0.0)
+    (wait,) = server.half.ended(run)
     server.send(wait, through=False)
     assert wait.state is WaitState.READY
     assert server.half.greeted(session, session.channel) == [wait]
@@ -225,6 +223,6 @@ def test_a_session_that_ends_leaves_the_runs_for_which_others_wait(server: Serve
 def test_a_later_run_of_a_key_is_not_forgotten_by_the_end_of_an_earlier_one(server: Server) -> None:
     session = server.session()
     earlier = server.call(session, 1, "key")
-    later = server.caller.runs["key"] = SizedRun(owner=server.caller, key="key")
+    later = server.caller.runs["key"] = SizedRun(client=server.caller, key="key")
     server.end(earlier)
     assert server.caller.known("key") is later

@@ -96,18 +96,18 @@ class Setting:
             self.half.sent(wait, through=wait.session.channel[0] and not wait.session.lost)
 
     def end(self) -> None:
-        waits = self.half.ended(self.run, 0.0)
+        waits = self.half.ended(self.run)
         for wait in waits:
             if not wait.session.lost:
                 self.send(wait)
-        self.half.settle(self.run, waits)
+        self.half.settle(self.run, waits, 0.0)
 
     def greet(self, *, carries: bool) -> None:
         for wait in self.half.greeted(self.session, [carries]):
             self.send(wait)
 
     def cancel(self) -> None:
-        cancelled = SimulatedRun(owner=self.session.caller, key="", name="cancelled", done=True)
+        cancelled = SimulatedRun(client=self.session.client, key="", name="cancelled", done=True)
         wait, _ = self.half.cancel(self.session, NUMBER, cancelled)
         if wait is not None and not wait.session.lost:
             self.send(wait)
@@ -117,7 +117,7 @@ def setting(key: str) -> Setting:
     cache: IdempotencyCache[SimulatedRun] = IdempotencyCache(10, 1e9)
     caller: KeyOwner[SimulatedRun] = KeyOwner(finished=cache, requests=Account())
     session = WaitingSession(caller, [True])
-    run = SimulatedRun(owner=caller, key=key, name="run")
+    run = SimulatedRun(client=caller, key=key, name="run")
     if key:
         caller.runs[key] = run
     half: ServerHalf[SimulatedRun] = ServerHalf()
