@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import protocol
 from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, AnyConnection, ConnectionLost, Frames
-from kaas.wire.connections.zmq_connection import Socket, receive_frames
+from kaas.wire.connections.zmq_connection import Socket, readable, receive_frames
 
 HEARTBEAT_S = 2.0
 """Interval of ZeroMQ heartbeats. The connection breaks after three intervals without a reply."""
@@ -50,13 +50,11 @@ WRONG_PEER = (
 )
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
-_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _REFUSED_EVENT = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
 _WRONG_PEER_EVENT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 _CUT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _CONNECT_CLOSED = int(zmq.Event.CLOSED)
 _send = zmq.backend.Socket.send  # takes a third of the time of pyzmq's own `send`
-_get = zmq.backend.Socket.get
 _BROKEN_EVENT = int(zmq.Event.DISCONNECTED)
 _AGAIN = int(zmq.Event.CONNECT_RETRIED)
 """Follows each of the other events. Alone, it says that the host does not exist."""
@@ -121,7 +119,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             except zmq.Again:
                 self._read_monitor()
                 raise ConnectionLost(self._lost or BROKEN) from None
-            if self._waiting and _readable(self._socket):
+            if self._waiting and readable(self._socket):
                 os.eventfd_write(self._wakeup_fd, 1)  # sending may have consumed the notice of a received message
 
     def receive(self, timeout_s: float | None = None) -> tuple[protocol.FromServer, Frames] | None:
@@ -132,12 +130,12 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
-            readable = False  # by the socket's file descriptor
+            noticed = False  # by the socket's file descriptor
             while True:
                 with self._using:
                     if self._lost == CLOSED:
                         raise ConnectionLost(CLOSED)
-                    if readable or _readable(self._socket):
+                    if noticed or readable(self._socket):
                         try:
                             header, *frames = receive_frames(self._socket, _AT_ONCE)
                         except zmq.Again:
@@ -154,7 +152,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                 self._waiting = False
                 if not ready or (self._wakeup_fd in ready and self._clear_wakeup()):
                     return None
-                readable = self._socket_fd in ready
+                noticed = self._socket_fd in ready
                 self._monitor_read = self._monitor_fd not in ready
 
     def wake(self) -> None:
@@ -201,7 +199,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
 
     def _read_monitor(self) -> None:
         """Read the monitor's events, until none is left: its file descriptor reports changes only."""
-        while _readable(self._monitor):
+        while readable(self._monitor):
             message = parse_monitor_message(self._monitor.recv_multipart())
             self._lost = self._lost or _reason(message["event"], message["value"])
 
@@ -217,10 +215,6 @@ def _reason(event: int, value: int) -> str:
     if event & _AGAIN:
         return NO_HOST
     return NO_LISTENER if event & _CONNECT_CLOSED else BROKEN
-
-
-def _readable(socket: Socket) -> bool:
-    return bool(int(_get(socket, _EVENTS)) & _READABLE)
 
 
 def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:

@@ -75,7 +75,8 @@ def sent_bytes(message: Invoke, frames: Sequence[Any]) -> int:
 
     frames: with the header.
     """
-    nbytes, used = sum(map(len, frames)) - len(frames[0]), set[int]()
+    nbytes = sum(map(len, frames)) - len(frames[0])
+    used: set[int] = set()
     for item in message.inputs.values():
         if not item.object and 0 < item.frame < len(frames):
             if item.frame in used:

@@ -10,12 +10,14 @@ import msgspec
 
 from kaas.config import FunctionProfile
 from kaas.pool.core.requests import Request
-from kaas.scheduling.events import FunctionKnown, PhysicalDevice, RequestDone
+from kaas.scheduling.events import FunctionKnown, ObjectUse, PhysicalDevice, RequestDone
 from kaas.scheduling.policies.estimates import MOST_FUNCTIONS, moved
 from kaas.store import PROFILES, Store
 
 WRITE_EVERY_S = 5.0
 """Profiles are written this late. A pool that ends by a crash loses the measurements of this time."""
+BATCH = 64
+"""Requests that are added up at once, since other requests wait meanwhile."""
 
 
 class MeasuredTimes(msgspec.Struct, array_like=True):
@@ -72,6 +74,8 @@ class Profiles:
         self.told: set[str] = set()
         self._store: Store | None = None
         self._unwritten: dict[tuple[str, str], MeasuredTimes] = {}  # by kind and identity
+        self._ended: list[tuple[str, str, int, Sequence[ObjectUse], RequestDone]] = []  # not added up yet
+        self._writes = False
         self._loop = asyncio.get_running_loop()
 
     def open(self, store: Store) -> None:
@@ -85,6 +89,7 @@ class Profiles:
         if len(self.told) >= MOST_FUNCTIONS:  # a policy remembers no more either
             self.told.clear()
         self.told.add(request.flow)
+        self._add_up()
         known = (times.profile(request.flow) for times in self._of(request.call.identity, request.call.label).values())
         return [
             FunctionKnown(
@@ -97,20 +102,25 @@ class Profiles:
     def add(self, request: Request, done: RequestDone) -> None:
         """Take in a request that succeeded."""
         assert request.device is not None, "it has run"
-        call, device = request.call, self._devices[request.device]
-        identity, nbytes = call.identity, 0
-        for use in call.uses:
-            if use.key is not None:
-                nbytes += use.nbytes
-        known = self._of(identity, call.label)
-        times = known.get(device.kind)
-        if times is None:
-            times = known[device.kind] = MeasuredTimes(identity, device.kind, call.label, 0.0, 0)
-        times.add(done, device.speed, nbytes)
-        if self._store is not None:
-            if not self._unwritten:
-                self._loop.call_later(WRITE_EVERY_S, self.write)
-            self._unwritten[device.kind, identity] = times
+        call = request.call
+        self._ended.append((call.identity, call.label, request.device, call.uses, done))  # not the payload
+        if len(self._ended) >= BATCH:
+            self._add_up()
+        if self._store is not None and not self._writes:
+            self._writes = True
+            self._loop.call_later(WRITE_EVERY_S, self.write)
+
+    def _add_up(self) -> None:
+        for identity, label, index, uses, done in self._ended:
+            device = self._devices[index]
+            known = self._of(identity, label)
+            times = known.get(device.kind)
+            if times is None:
+                times = known[device.kind] = MeasuredTimes(identity, device.kind, label, 0.0, 0)
+            times.add(done, device.speed, sum(use.nbytes for use in uses if use.key is not None))
+            if self._store is not None:
+                self._unwritten[device.kind, identity] = times
+        self._ended.clear()
 
     def _of(self, identity: str, label: str) -> dict[str, MeasuredTimes]:
         """Return the times of a function by kind of device, as those of the function called last."""
@@ -132,6 +142,7 @@ class Profiles:
 
     def measured(self) -> tuple[FunctionProfile, ...]:
         """Return the profiles of all functions, by label, or by key where several have one label."""
+        self._add_up()
         labels = Counter(label for known in self._times.values() for label in {each.label for each in known.values()})
         return tuple(
             times.profile(times.label if times.label and labels[times.label] == 1 else times.identity)
@@ -141,6 +152,8 @@ class Profiles:
 
     def write(self) -> None:
         """Write the measurements that are not written yet."""
+        self._writes = False
+        self._add_up()
         if self._store is not None and self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
             encode = msgspec.msgpack.encode

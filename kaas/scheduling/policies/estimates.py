@@ -31,9 +31,9 @@ class Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Take in a value."""
-        self.count += 1
-        self.value = moved(self.value, self.count, value)
+        """Take in a value, as `moved` does: its call would take as long as the rest."""
+        self.count = count = self.count + 1
+        self.value += (value - self.value) / (count if count < MEASURED else MEASURED)
 
 
 def moved(mean: float, count: int, value: float) -> float:

@@ -227,9 +227,8 @@ class ServerListener:
         if len(frames) > FRAMES:
             self._disconnect_key(channel)
             return
-        nbytes = wire_bytes(frames, self._keys is not None)
         self._receive(channel, frames)
-        channel.connection.taken_bytes += nbytes
+        channel.connection.taken_bytes += wire_bytes(frames, self._keys is not None)
 
     def _disconnect_key(self, channel: ServerChannel) -> None:
         """Disconnect all connections of a channel's key, and block the key for a while."""

@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kaas.server.clients.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
 from kaas.wire.connections.connection import Frames
-from kaas.wire.connections.zmq_connection import Socket
+from kaas.wire.connections.zmq_connection import Socket, readable
 from kaas.wire.connections.zmq_reader import ZmqReader
 
 UNAUTHENTICATED, UNAUTHENTICATED_EACH = 128, 64
@@ -193,9 +193,8 @@ class TcpConnections(Generic[T]):
 
     def _catch_up(self) -> None:
         """Handle the events that ZeroMQ has sent so far."""
-        with suppress(zmq.Again):
-            while not self._monitor.closed:
-                self._happened(self._monitor.recv_multipart(zmq.DONTWAIT))
+        while not self._monitor.closed and readable(self._monitor):
+            self._happened(self._monitor.recv_multipart(zmq.DONTWAIT))
 
     def _happened(self, frames: Frames) -> None:
         event = parse_monitor_message(frames)

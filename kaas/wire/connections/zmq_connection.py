@@ -27,7 +27,9 @@ OUTWARD, INWARD = b"o", b"i"
 Socket = zmq.Socket[bytes]
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
+_READABLE = int(zmq.POLLIN)
 _receive = zmq.backend.Socket.recv  # takes less than half of the time of pyzmq's wrapper
+_poll = zmq.backend.zmq_poll
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 """Events after which the server does not let this peer in. After other failed handshakes, whose connection broke too
@@ -144,6 +146,11 @@ def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)
     socket.send(frames[-1], copy=False)
+
+
+def readable(socket: Socket) -> bool:
+    """Return True if a message can be received now. The socket's state is read anew, as after each send."""
+    return bool(_poll([(socket, _READABLE)], 0))
 
 
 def receive_frames(socket: Socket, flags: int = 0) -> Frames:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from time import monotonic
 
 import zmq
-import zmq.backend
 
 from kaas.wire.connections.connection import Frames
-from kaas.wire.connections.zmq_connection import Socket, receive_frames
+from kaas.wire.connections.zmq_connection import Socket, readable, receive_frames
 
 TURN, TURN_S = 64, 0.001
 """After so many messages, or so much time, other work of the loop has its turn."""
@@ -20,9 +19,6 @@ END_S = 1.0
 """The time that the end of a context may take when nothing is left to send."""
 
 _AT_ONCE = int(zmq.DONTWAIT)
-_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
-
-_get = zmq.backend.Socket.get  # pyzmq's wrapper takes twice as long
 
 
 class ZmqReader:
@@ -49,7 +45,7 @@ class ZmqReader:
 
     def look(self) -> None:
         """Take the messages that are there; to be called after a send."""
-        if not self._expected and self._readable():
+        if not self._expected and readable(self._socket):
             self._expected = True
             self._loop.call_soon(self._drain)
 
@@ -68,7 +64,7 @@ class ZmqReader:
                     self._expected = False
                     return
                 self._take(frames)
-                if self._socket.closed or not self._readable():
+                if self._socket.closed or not readable(self._socket):
                     self._expected = False
                     return
                 if monotonic() >= ends_s:
@@ -76,9 +72,6 @@ class ZmqReader:
         finally:  # the loop reports an error of `take`; the next message is taken too
             if self._expected:
                 self._loop.call_soon(self._drain)
-
-    def _readable(self) -> bool:
-        return bool(int(_get(self._socket, _EVENTS)) & _READABLE)
 
 
 def end(context: zmq.Context[Socket], wait_s: float) -> None:

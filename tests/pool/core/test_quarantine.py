@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, Quarantined
 from kaas.pool.core import core

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kaas.errors import DeadlineExceeded, DeviceLost, DeviceUnavailable, ExecutorDied
 from kaas.pool.core.core import Pool

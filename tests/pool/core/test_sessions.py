@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kaas.config import ClientSettings, Config, Device
@@ -40,7 +41,7 @@ class Listening(FirstComeFirstServed):
 
 
 def of(session: str, client: str, deadline_s: float | None = None) -> WorkerCall:
-    return replace(call(deadline_s=deadline_s), session=session, client=client)
+    return msgspec.structs.replace(call(deadline_s=deadline_s), session=session, client=client)
 
 
 @pytest.mark.parametrize("times", [1, 2])
