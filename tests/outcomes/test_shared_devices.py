@@ -46,7 +46,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("policy", spread(POLICIES, 5))
+@pytest.mark.parametrize("policy", spread(POLICIES, 3))
 def test_as_many_functions_as_devices_load_their_constants_once(policy: str) -> None:
     """They are called one after the other, and each takes most of a device."""
     assert placement.measure(policy, 3, kaas.Device("software", 8 * MB), 5 * MB) == 0

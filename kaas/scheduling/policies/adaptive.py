@@ -361,12 +361,12 @@ class BoostedArrivals(BoostedScores):
 
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
-        boost_s, costs = self._policy.boost.seconds, self._costs
+        boosts, costs = self._policy.boost, self._costs
         hits = self._readers.leasts(self._policy.held_by(idle))
-        found = [(hit[0], hit[1] - boost_s(costs[hit[-1]][0]), hit[2], hit[-1]) for hit in hits]
+        found = [(hit[0], hit[1] - boosts[costs[hit[-1]][0]], hit[2], hit[-1]) for hit in hits]
         for whole, queues in self._classes.items():
             least = queues.least()
-            found.append((least[0], least[1] - boost_s(whole), least[2], least[-1]))
+            found.append((least[0], least[1] - boosts[whole], least[2], least[-1]))
         return min(found, key=PRIORITY_THEN_TIME)[-1].head if found else None
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:

@@ -21,30 +21,26 @@ DRIFT = 0.02
 """The part by which w changes before boosts are computed anew."""
 
 
-class Boost:
-    """The boosts of classes of cost, by the waits so far."""
+class Boost(dict[int, float]):
+    """The boosts of classes of cost in seconds, by the waits so far. A boost is computed when it is first looked up."""
 
     def __init__(self, factor: float) -> None:
+        super().__init__()
         self._factor = factor
         self._mean_wait_s = 0.0
-        self._table_of_s = 0.0
-        self._table: dict[int, float] = {}
+        self._of_s = 0.0
 
     def waited(self, seconds: float) -> None:
         """Take in how long a request has waited that is dispatched now."""
         part = (1.0 if seconds > 0 else NO_WAIT) / RECENT
         self._mean_wait_s += part * (seconds - self._mean_wait_s)
-        if abs(self._mean_wait_s - self._table_of_s) > DRIFT * self._table_of_s:
-            self._table_of_s = self._mean_wait_s
-            self._table.clear()
+        if abs(self._mean_wait_s - self._of_s) > DRIFT * self._of_s:
+            self._of_s = self._mean_wait_s
+            self.clear()
 
-    def seconds(self, cost_class: int) -> float:
-        """Return the boost of a class."""
-        boost_s = self._table.get(cost_class)
-        if boost_s is None:
-            w, cost_s = self._table_of_s, math.exp(cost_class * STEP)
-            boost_s = -w * math.log(-math.expm1(-cost_s / w)) * self._factor if w > 0 else 0.0
-            self._table[cost_class] = boost_s
+    def __missing__(self, cost_class: int) -> float:
+        w, cost_s = self._of_s, math.exp(cost_class * STEP)
+        boost_s = self[cost_class] = -w * math.log(-math.expm1(-cost_s / w)) * self._factor if w > 0 else 0.0
         return boost_s
 
 

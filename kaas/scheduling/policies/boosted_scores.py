@@ -75,7 +75,7 @@ class BoostedScores(FlowOrder):
         hit = queue in hits
         cost_s = self._policy.costs_s(request)[not hit]
         kept = None if queue is None else self._costs.get(queue)
-        boost_s = self._policy.boost.seconds(cost_class(cost_s) if kept is None else kept[not hit])
+        boost_s = self._policy.boost[cost_class(cost_s) if kept is None else kept[not hit]]
         near = request.id in urgent
         scores = {
             "local_queue": self._local.turn(request),

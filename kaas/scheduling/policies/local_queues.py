@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from heapq import merge
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.orders import PriorityQueue
+from kaas.scheduling.policies.orders import Entry, PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 Seconds = Callable[[QueuedRequest, WorkerState], float]
@@ -139,14 +140,21 @@ class LocalQueues:
     ) -> WorkerState | None:
         """Return the busy worker on some devices where a request ends first, if it ends there before a time.
 
-        Workers are walked through by the time at which they are free, and the devices in turns with them, until either
-        walk is complete, or no later worker can do better: the request takes `least_s` at least on any of them.
+        Workers are walked through by the time before which they are not free, and the devices in turns with them, until
+        either walk is complete, or no later worker can do better: the request takes `least_s` at least on any of them.
         """
+
+        def free_s(entry: Entry) -> float:
+            """Return a time before which a worker is not free: the later its run is, the later that ends."""
+            expected_s: float = entry[0]
+            return expected_s if expected_s >= now_s else now_s + self._overrun * (now_s - expected_s)
+
         best, found = (before_s, -1), None
-        for free, index in zip(self._busy, devices, strict=False):
-            if self._busy.key(free)[0] + least_s > best[0]:
+        by_time = merge(self._busy.before((now_s,)), self._busy.after((now_s,)), key=free_s)
+        for entry, index in zip(by_time, devices, strict=False):
+            if free_s(entry) + least_s > best[0]:
                 break
-            for worker in (free, self._busy_on.get(index)):
+            for worker in (entry[-1], self._busy_on.get(index)):
                 if worker is not None and worker.device.index in devices and _promisable(worker):
                     end = self.ends_s(request, worker, now_s), worker.device.index
                     if end < best:

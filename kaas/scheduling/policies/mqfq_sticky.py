@@ -14,15 +14,14 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
-from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
 from kaas.scheduling.policies.flow_scores import FreeDevices, flow_candidates
 from kaas.scheduling.policies.holdings import NOTHING
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
-from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue, SortKey
+from kaas.scheduling.policies.orders import FlowOrder, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
-from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow, WarmFlows
+from kaas.scheduling.policies.warm_flows import PriorityLevel, Rests, TimedFlow, WarmFlows
 
 ORDERS = ("paper", "longest", "least_vt", "sticky")
 POLL_S = 0.2
@@ -148,12 +147,11 @@ class Flows(FlowOrder):
 
     def __init__(self, policy: MqfqSticky) -> None:
         super().__init__()
-        self._policy = policy
+        self._policy, self._running = policy, 0
         self._known: dict[Hashable, TimedFlow] = {}  # the one called last at the end
         self._levels = defaultdict[int, PriorityLevel](PriorityLevel)
-        self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
-        self._gap_s = Mean()
-        self._running = 0
+        self._unsorted: dict[TimedFlow, Queue] = {}  # flows with requests, whose places may be others
+        self._rests = Rests(policy.alpha, policy.T)
         self._last: dict[int, TimedFlow] = {}
 
     def flow(self, request: QueuedRequest) -> Hashable:
@@ -164,25 +162,21 @@ class Flows(FlowOrder):
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
-        name, now_s = self.flow(request), self._policy.now_s()
+        name = self.flow(request)
         flow = self._known.pop(name, None) or TimedFlow()
         self._known[name] = flow
         if len(self._known) > MOST_FLOWS:
             self._forget(next(iter(self._known)))
-        if flow.arrived_s is not None:
-            flow.gap_s.add(now_s - flow.arrived_s)
-            self._gap_s.add(now_s - flow.arrived_s)
-        flow.arrived_s = now_s
+        self._rests.arrived(flow, self._policy.now_s())
         self._policy.warm.reads(flow, request.reads)
-        waits = flow.queue is not None
+        if flow.queue is not None:
+            self._unsorted[flow] = flow.queue  # its queue is longer now
         super().add(request)
-        if waits:
-            self._sort(flow)  # its queue is longer now
 
     def offer(self, queue: Queue) -> None:
         """Give a flow, whose first request is another one, its places. One that comes back begins at the least time."""
         flow, level = self._known[queue.flow], self._levels[queue.share.priority]
-        if flow.queue is not None and flow not in level.waiting:
+        if flow.queue is not None and flow not in level.waiting and flow not in self._unsorted:
             self.withdraw(queue)  # the priority of its client has changed
         super().offer(queue)
         if flow.queue is None:
@@ -190,8 +184,8 @@ class Flows(FlowOrder):
             flow.queue = queue
             for each in self._levels.values():
                 each.resting.discard(flow)
-            self._ends.discard(flow)
-        self._sort(flow)
+            self._rests.discard(flow)
+        self._unsorted[flow] = queue
 
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places, since it is empty or its client is held back."""
@@ -199,6 +193,7 @@ class Flows(FlowOrder):
         flow = self._known[queue.flow]
         if flow.queue is not None:
             flow.queue = None
+            self._unsorted.pop(flow, None)
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
             if not queue.requests:
@@ -214,15 +209,15 @@ class Flows(FlowOrder):
         flow.in_flight += 1
         flow.vt += self._policy.tau_s(request, worker) / request.share.weight
         self._policy.add_load(worker)
-        self._ends.discard(flow)
+        self._rests.discard(flow)
         self._move(flow, worker.device.index)
         self._last[worker.device.index] = flow
         self._policy.warm.activate(flow)
         if flow.queue is not None:
-            self._sort(flow)
+            self._unsorted[flow] = flow.queue
         else:
             self._rest(flow, request.share)
-        self._advance(self._levels[request.share.priority])
+            self._advance(self._levels[request.share.priority])
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended."""
@@ -232,7 +227,7 @@ class Flows(FlowOrder):
             return
         flow.in_flight -= 1
         if flow.queue is not None:
-            self._sort(flow)
+            self._unsorted[flow] = flow.queue
         elif self.flow(request) not in self:
             self._rest(flow, request.share)
         self._policy.warm.freed(flow)
@@ -244,12 +239,22 @@ class Flows(FlowOrder):
 
     # --- virtual time
 
-    def _sort(self, flow: TimedFlow) -> None:
-        """Give a flow with requests its place: throttled, or among those that may go."""
+    def _sort(self) -> None:
+        """Give the flows that have changed their places: once for each event, whatever has changed."""
+        unsorted, self._unsorted = self._unsorted, {}
+        for flow, queue in unsorted.items():
+            level, key = self._levels[queue.share.priority], (flow.vt, queue.head.id)
+            for places in (level.waiting, level.throttled) if flow in level.throttled else (level.waiting,):
+                places.put(flow, key)
+        for level in self._levels.values() if unsorted else ():
+            self._advance(level)
+        for flow in unsorted:
+            self._place(flow)
+
+    def _place(self, flow: TimedFlow) -> None:
+        """Throttle a flow with requests, or let it go."""
         assert flow.queue is not None, "only flows with requests have a place"
         level, queue = self._levels[flow.queue.share.priority], flow.queue
-        level.waiting.put(flow, (flow.vt, queue.head.id))
-        self._advance(level)
         if flow.vt - level.vt > self._policy.T:
             level.throttle(flow, (flow.vt, queue.head.id))
             self._policy.warm.deactivate(flow)
@@ -260,11 +265,11 @@ class Flows(FlowOrder):
         level.let_go(flow, self._key(flow, queue))
 
     def _advance(self, level: PriorityLevel) -> None:
-        """Let the least virtual time grow, and flows go that are no longer too far ahead."""
-        grows = level.advance()
+        """Let the least virtual time grow, and flows go that are no longer too far ahead; first comes `_sort`."""
+        grows = not self._unsorted and level.advance()
         while grows and (flow := level.throttled.first()) is not None and flow.vt - level.vt <= self._policy.T:
             level.throttled.discard(flow)
-            self._sort(flow)
+            self._place(flow)
 
     def _key(self, flow: TimedFlow, queue: Queue) -> SortKey:
         key, order = (flow.in_flight, -len(queue.requests), flow.vt, queue.head.id), self._policy.order_by
@@ -288,18 +293,16 @@ class Flows(FlowOrder):
         if self._policy.global_vt == "active":
             self._levels[share.priority].resting.put(flow, (flow.vt,))
         if not flow.in_flight:
-            known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
-            ends_s = self._policy.now_s() + (self._policy.alpha * known.value if known.count else self._policy.T)
-            self._ends.put(flow, (ends_s,))
+            self._rests.begin(flow, self._policy.now_s())
 
     def _end_rests(self) -> None:
         now_s = self._policy.now_s()
-        while (flow := self._ends.first()) is not None:
-            (ends_s,) = self._ends.key(flow)
+        while (first := self._rests.first()) is not None:
+            ends_s, flow = first
             if ends_s > now_s + SHORTEST_WAIT_S:
                 self._policy.wake_at(ends_s)
                 break
-            self._ends.discard(flow)
+            self._rests.discard(flow)
             self._policy.warm.deactivate(flow)
             for level in self._levels.values():
                 if flow in level.resting:
@@ -311,7 +314,7 @@ class Flows(FlowOrder):
         flow = self._known[name]
         if name not in self and not flow.in_flight:
             self._policy.warm.deactivate(flow)
-            self._ends.discard(flow)
+            self._rests.discard(flow)
             for level in self._levels.values():
                 level.resting.discard(flow)
             self._policy.warm.reads(flow, NOTHING)
@@ -321,6 +324,7 @@ class Flows(FlowOrder):
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
+        self._sort()
         self._end_rests()
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
@@ -370,6 +374,7 @@ class Flows(FlowOrder):
 
     def candidates(self) -> list[Candidate]:
         """Return the first request of each flow, with its virtual time."""
+        self._sort()
         flows = [(queue, self._known[queue.flow]) for queue in self._flows.values()]
         told = [(queue, flow, self._levels[queue.share.priority], self._key(flow, queue)) for queue, flow in flows]
         return flow_candidates(self, told, self._free_devices())
@@ -380,6 +385,7 @@ class Flows(FlowOrder):
 
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
+        self._sort()
         flow, limits = self._known[self.flow(request)], super().obstacle(request)
         level = None if limits or flow.queue is None else self._levels[flow.queue.share.priority]
         if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
@@ -389,5 +395,6 @@ class Flows(FlowOrder):
 
     def settled(self) -> None:
         """Bring the memory of the flows that became active and whose requests still wait."""
+        self._sort()
         self._end_rests()
         self._policy.warm.bring_all()

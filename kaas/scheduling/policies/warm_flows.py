@@ -95,6 +95,41 @@ class PriorityLevel:
                 places.discard(flow)
 
 
+class Rests:
+    """The rests of flows without requests: each is active for as long as its next request may be expected.
+
+    Args:
+        alpha: a rest takes so many times the mean time between a flow's arrivals. unknown_s: the length of a rest while
+            no such time is known.
+    """
+
+    def __init__(self, alpha: float, unknown_s: float) -> None:
+        self._alpha, self._unknown_s = alpha, unknown_s
+        self._gap_s = Mean()
+        self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
+
+    def arrived(self, flow: TimedFlow, now_s: float) -> None:
+        """Take in the arrival of a request."""
+        if flow.arrived_s is not None:
+            flow.gap_s.add(now_s - flow.arrived_s)
+            self._gap_s.add(now_s - flow.arrived_s)
+        flow.arrived_s = now_s
+
+    def begin(self, flow: TimedFlow, now_s: float) -> None:
+        """Begin the rest of a flow."""
+        known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
+        self._ends.put(flow, (now_s + (self._alpha * known.value if known.count else self._unknown_s),))
+
+    def discard(self, flow: TimedFlow) -> None:
+        """End the rest of a flow, if it rests."""
+        self._ends.discard(flow)
+
+    def first(self) -> tuple[float, TimedFlow] | None:
+        """Return the time at which the next rest is over, and its flow; None if no flow rests."""
+        flow = self._ends.first()
+        return None if flow is None else (self._ends.key(flow)[0], flow)
+
+
 class WarmFlows:
     """The memory of flows on devices.
 

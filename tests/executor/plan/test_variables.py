@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from kaas.executor.plan.variables import Variable, Variables, variables_of
 from kaas.ktask.library import Image, Library
+from tests.lanes import spread
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 PTX = (KERNELS / "globals.ptx").read_text()
@@ -23,6 +25,7 @@ CUBIN = (KERNELS / "globals.cubin").read_bytes()
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 OF_THE_KERNELS = {"calls", "limit", "hidden", "scratch", "pointer", "read_only", "_ZZ3idsvE4next", "_ZZ5countE5local"}
 ZEROS = {"calls", "scratch"}
+OPTIONS, ARCHITECTURES = ("-cubin", "-ptx", "-fatbin"), ("sm_75", "sm_90a", "sm_100", "sm_120")
 
 
 def of_ptx(text: str) -> Variables:
@@ -85,9 +88,8 @@ def test_text_and_symbol_table_have_the_same_variables(image: Image) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90a", "sm_100", "sm_120"])
-@pytest.mark.parametrize("option", ["-cubin", "-ptx", "-fatbin"])
-def test_images_of_nvcc(architecture: str, option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "architecture"), spread(product(OPTIONS, ARCHITECTURES), 4))
+def test_images_of_nvcc(option: str, architecture: str, tmp_path: Path) -> None:
     source, made = tmp_path / "all.cu", tmp_path / "made"
     source.write_text((KERNELS / "globals.cu").read_text() + "__managed__ int both = 3;\n")
     subprocess.run(["nvcc", option, f"-arch={architecture}", source, "-o", made], check=True, capture_output=True)

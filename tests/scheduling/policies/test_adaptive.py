@@ -42,13 +42,13 @@ def order(result: Simulated) -> list[int]:
 
 def test_without_waits_there_is_no_boost_and_with_waits_short_requests_have_a_larger_one() -> None:
     boost = Boost(1.0)
-    assert boost.seconds(cost_class(1.0)) == 0
+    assert boost[cost_class(1.0)] == 0
     for _ in range(500):
         boost.waited(10.0)
-    short, long = (boost.seconds(cost_class(cost_s)) for cost_s in (1.0, 20.0))
+    short, long = (boost[cost_class(cost_s)] for cost_s in (1.0, 20.0))
     assert short == pytest.approx(-10 * math.log(1 - math.exp(-0.1)), rel=0.06)
     assert 0 < long < short
-    assert Boost(0.0).seconds(cost_class(1.0)) == 0
+    assert Boost(0.0)[cost_class(1.0)] == 0
 
 
 def test_in_a_backlog_short_requests_go_first_and_a_boost_of_0_keeps_the_order_of_arrival() -> None:

@@ -247,7 +247,7 @@ class Boosted(Onlooker):
     def after(self, event: Event) -> None:  # noqa: ARG002
         """Note the boosts by which the policy decides at the next event."""
         assert isinstance(self.policy, Adaptive)
-        self.boost_s = {name: self.policy.boost.seconds(cost_class(run_s)) for name, run_s in RUNS.items()}
+        self.boost_s = {name: self.policy.boost[cost_class(run_s)] for name, run_s in RUNS.items()}
 
     def dispatched(self, arrival: RequestArrived) -> None:
         waiting = [each.time_s - self.boost_s[each.function] for each in self.waiting.values()]

@@ -203,6 +203,7 @@ def test_a_stalled_etask_can_be_cancelled(alice: kaas.Client) -> None:
     assert future.cancel()
 
 
+@pytest.mark.full
 def test_steps_stand_around_an_etask(server: Server) -> None:
     speaker = server.speaker("alice")
     text = b"1 " * WIDTH
