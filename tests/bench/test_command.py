@@ -113,6 +113,7 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
     assert (ended.returncode, ended.stderr.splitlines()[-1].partition(":")[0]) == (1, "UnknownFunction")
 
 
+@pytest.mark.full
 def test_a_python_function_that_makes_a_ktask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("from tests.api.conftest import scale_task\n")
     monkeypatch.chdir(tmp_path)
@@ -190,6 +191,7 @@ def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.full
 def test_a_trace_given_inputs_and_a_page_with_plots(task_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, inputs, page = tmp_path / "trace.csv", tmp_path / "inputs.json", tmp_path / "page.html"

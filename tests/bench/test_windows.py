@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 from random import Random
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from kaas.bench.arrivals import constant, poisson
 from kaas.bench.rows import FEWEST_WINDOWS, LEAST_RESULTS
 from kaas.bench.windows import MOST_UNSENT, MeasurementWindow, Stability, stability, steady_part
+from tests.lanes import spread
 
 Counts = list[tuple[int, int, float]]
 
@@ -111,8 +112,7 @@ def test_a_queue_that_varies_does_not_grow(rate_per_s: int, share: float) -> Non
     assert states.count(Stability.UNSTABLE) <= 2
 
 
-@pytest.mark.parametrize("mean_s", [0.5, 1.0, 2.0, 5.0])
-@pytest.mark.parametrize("rate_per_s", [20, 100, 1000])
+@pytest.mark.parametrize(("rate_per_s", "mean_s"), spread(product([20, 100, 1000], [0.5, 1.0, 2.0, 5.0]), 4))
 def test_a_service_that_fills_up_does_not_grow_for_ever(rate_per_s: int, mean_s: float) -> None:
     """Enough servers for all, and latencies that differ much."""
     states = list[Stability]()

@@ -26,6 +26,7 @@ def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_usage_of_a_server_without_keys_is_refused_with_a_sentence(serve: Serve) -> None:
     server = serve()

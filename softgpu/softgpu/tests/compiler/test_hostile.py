@@ -109,6 +109,7 @@ def refused(gpu: Any, text: str | bytes, words: str) -> None:
     assert "makes no sense" not in caught.value.message
 
 
+@pytest.mark.full
 def test_loops_within_each_other(gpu: Any) -> None:
     heads = "".join(f"L{n}: add.s32 %r, %r, 1;\n" for n in range(5_000))
     ends = "".join(f"@%p bra L{n};\n" for n in reversed(range(5_000)))
