@@ -167,15 +167,12 @@ class Adaptive(Scheduler):
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
-        device = worker.device.index
-        lost = self.keep.loss(request.reads, device, self._now_s)
-        return (
-            self.cost_s(request, worker),
-            len(worker.running),
-            lost,
-            -self._holdings.memories[device].free_bytes,
-            device,
-        )
+        device, reads = worker.device.index, request.reads
+        cost_s, lost = self.run_s(request, worker), 0.0
+        if reads.missing_bytes(device):
+            cost_s += self._estimates.load_s(request, worker.device.spec)
+            lost = self.keep.loss(reads, device, self._now_s)
+        return cost_s, len(worker.running), lost, -self._holdings.memories[device].free_bytes, device
 
 
 class BoostedArrivals(BoostedScores):

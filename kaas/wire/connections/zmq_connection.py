@@ -27,9 +27,9 @@ OUTWARD, INWARD = b"o", b"i"
 Socket = zmq.Socket[bytes]
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
-_READABLE = int(zmq.POLLIN)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _receive = zmq.backend.Socket.recv  # takes less than half of the time of pyzmq's wrapper
-_poll = zmq.backend.zmq_poll
+_get = zmq.backend.Socket.get
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 """Events after which the server does not let this peer in. After other failed handshakes, whose connection broke too
@@ -149,8 +149,11 @@ def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any
 
 
 def readable(socket: Socket) -> bool:
-    """Return True if a message can be received now. The socket's state is read anew, as after each send."""
-    return bool(_poll([(socket, _READABLE)], 0))
+    """Return True if a message can be received now. The socket's state is read anew.
+
+    `zmq_poll` would let go of Python's lock, for which a client's other threads may compute.
+    """
+    return bool(int(_get(socket, _EVENTS)) & _READABLE)
 
 
 def receive_frames(socket: Socket, flags: int = 0) -> Frames:
