@@ -30,6 +30,8 @@ DRAIN_S = 30.0
 """Longest wait for the replies that are missing at the end of a measurement."""
 INTERRUPTED_DRAIN_S = 1.0
 """As long after Ctrl-C."""
+TOLD_S = 2.0
+"""A wait of this length is announced."""
 FEWEST_WINDOWS = 6
 """Fewer do not show that a service becomes slower, or what it is like after its beginning."""
 LEAST_RESULTS = 30
@@ -84,6 +86,8 @@ def rows(
             late = f"requests were sent {found.late_s * 1e3:.2g} ms late on average"
             why = "the service took no more, or this program had no time"
             print(f"{loop.title}: {late}, which their latencies contain: {why}", file=sys.stderr)
+        if not found.interrupted and (words := drain_words(load.outstanding, found.results / taken_s)):
+            print(f"{loop.title}: {words}", file=sys.stderr)
         found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
         stages = None if load.outstanding else _since(before, service, began_s)
         row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
@@ -99,6 +103,15 @@ def rows(
         overloaded = not found.has_level
         if found.interrupted or found.stability is Stability.SILENT:
             return
+
+
+def drain_words(outstanding: int, rate_per_s: float) -> str:
+    """Return in words that a service of this rate needs a while for the outstanding requests; "" if it is short."""
+    left_s = min(DRAIN_S, outstanding / rate_per_s) if rate_per_s else DRAIN_S * (outstanding > 0)
+    if left_s < TOLD_S:
+        return ""
+    requests = "1 request that is" if outstanding == 1 else f"{outstanding:,} requests that are"
+    return f"waiting up to {left_s:.0f} s for {requests} under way; Ctrl-C ends the wait"
 
 
 def scenario_row(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kaas.bench.interrupt import interruptible
-from kaas.bench.rows import rows
+from kaas.bench.rows import drain_words, rows
 from kaas.bench.service import LoadedService
 
 
@@ -64,3 +64,17 @@ def test_ctrl_c_ends_a_measurement_whose_first_request_has_no_result() -> None:
             list(rows(service, {}, (), 1.0, 1.0, interrupt))
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "rate_per_s", "words"),
+    [
+        (0, 0.0, ""),
+        (100, 100.0, ""),
+        (1000, 100.0, "waiting up to 10 s for 1,000 requests that are under way; Ctrl-C ends the wait"),
+        (100_000, 100.0, "waiting up to 30 s for 100,000 requests that are under way; Ctrl-C ends the wait"),
+        (1, 0.0, "waiting up to 30 s for 1 request that is under way; Ctrl-C ends the wait"),
+    ],
+)
+def test_a_long_wait_for_the_rest_is_announced(outstanding: int, rate_per_s: float, words: str) -> None:
+    assert drain_words(outstanding, rate_per_s) == words
