@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -210,8 +211,9 @@ class Chaos:
         except kaas.errors.PoolStopped:
             pids = []  # the executor is being replaced
         if pids:
-            os.kill(self._load.chance.choice(pids), signal.SIGKILL)
-            self.done["executors killed"] += 1
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(self._load.chance.choice(pids), signal.SIGKILL)
+                self.done["executors killed"] += 1
 
     def _kill_pool(self) -> None:
         self.pool_killed_s = monotonic()
