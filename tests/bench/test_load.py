@@ -165,6 +165,7 @@ def test_draining_gives_up_after_its_time(load: Load) -> None:
     assert load.outstanding == 1
 
 
+@pytest.mark.slow
 def test_a_service_that_takes_no_more_requests_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It serves 500 a second, one at a time, and its sender waits where it has 200; 1,000 a second are due. So few
     requests are ever outstanding, and the others that are due wait in the generator."""

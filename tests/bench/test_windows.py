@@ -16,6 +16,7 @@ from kaas.bench.windows import MOST_UNSENT, MeasurementWindow, Stability, stabil
 from tests.lanes import spread
 
 Counts = list[tuple[int, int, float]]
+RATES_PER_S = [20, 100, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 def windows(*rows: tuple[int, int, float]) -> list[MeasurementWindow]:
@@ -86,7 +87,7 @@ def served(arrivals: Iterable[float], servers: int, service_s: Callable[[], floa
     return [(count, len(each), sum(each) / max(1, len(each))) for count, each in zip(due, ended, strict=True)]
 
 
-@pytest.mark.parametrize("rate_per_s", [20, 100, 1000])
+@pytest.mark.parametrize("rate_per_s", RATES_PER_S)
 @pytest.mark.parametrize("over", [0.1, 0.3, 1.0])
 @pytest.mark.parametrize("random", [False, True])
 def test_a_service_with_too_little_capacity_is_not_called_stable(rate_per_s: int, over: float, random: bool) -> None:
@@ -101,7 +102,7 @@ def test_a_service_with_too_little_capacity_is_not_called_stable(rate_per_s: int
         assert states.count(Stability.UNSTABLE) >= 0.75 * len(states)
 
 
-@pytest.mark.parametrize("rate_per_s", [20, 100, 1000])
+@pytest.mark.parametrize("rate_per_s", RATES_PER_S)
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_a_queue_that_varies_does_not_grow(rate_per_s: int, share: float) -> None:
     states = list[Stability]()

@@ -211,6 +211,7 @@ def test_flows_that_are_done_leave_nothing_behind() -> None:
 # --- what a user gets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "load"), spread([(kaas_clients, 0.6), (lambda: mqfq(1), 0.8), (lambda: lalb(35), 0.6)], 1)
 )

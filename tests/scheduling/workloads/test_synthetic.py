@@ -32,6 +32,7 @@ def test_calls_come_at_the_rate_and_the_first_functions_are_called_most() -> Non
     assert calls["f0"] / calls["f9"] == pytest.approx(10, rel=0.2)
 
 
+@pytest.mark.slow
 def test_bursts_are_the_variation_of_the_gaps() -> None:
     for burst in (0.0, 1.0, 3.0):
         _, requests = opened(functions=1, rate=100, burst=burst, minutes=10)
@@ -39,6 +40,7 @@ def test_bursts_are_the_variation_of_the_gaps() -> None:
         assert pstdev(gaps_s) / fmean(gaps_s) == pytest.approx(burst, rel=0.15, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rate_rises_and_falls_over_a_day() -> None:
     _, requests = opened(functions=1, rate=1, burst=0, diurnal=0.5, minutes=1440)
     assert len(requests) == pytest.approx(86_400, abs=2)

@@ -254,6 +254,7 @@ def test_an_old_channel_cannot_end_the_connection_that_has_its_descriptor_now(un
         echoes(client)
 
 
+@pytest.mark.slow
 def test_a_late_message_of_an_ended_connection_takes_over_no_other(unlocked: Open) -> None:
     """It names a descriptor that is another connection's by now, of a client that has sent already."""
     with closing(Client(unlocked, None)) as client:

@@ -114,6 +114,7 @@ def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
         assert unlocked.received.qsize() == 1 + bool(before)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_disconnected_beyond_the_queue_limit(folder: Path, alice: OwnKeys) -> None:
     opened = Open(Keys(folder), queued=8)
     with closing(opened), closing(Client(opened, alice, rcvhwm=1)) as client:
@@ -204,6 +205,7 @@ def test_unauthenticated_peers_cannot_fill_the_memory(
     echoes(connect(alice))
 
 
+@pytest.mark.slow
 def test_many_unauthenticated_peers_keep_no_client_out(
     opened: Open, connect: Connect, plain: Callable[[], Plain], alice: OwnKeys
 ) -> None:
