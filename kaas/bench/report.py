@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from kaas.bench import shares
 from kaas.errors import MissingPackage
 
 ReportRow = Mapping[str, Any]
@@ -111,7 +112,7 @@ def page(title: str, rows: Sequence[ReportRow], about: str = "") -> str:
 def _clients(row: ReportRow) -> Iterator[str]:
     if "clients" in row:
         requests = ", ".join(f"{client!r} {count}" for client, count in row["clients"].items())
-        yield f"requests of {requests}; Jain's index {row['jain']:.3f}"
+        yield f"requests of {requests}; {shares.judged(row['jain'])}"
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:

@@ -98,7 +98,9 @@ def rows(
         if len(calls) > 1:
             counts = {client: answered[number] for number, client in enumerate(service.functions)}
             weights = {client: service.weight(client) for client in counts}
-            row |= {"clients": counts, "weights": weights, "jain": shares.fairness(counts, weights)}
+            shared = not loop.opened or found.stability is Stability.UNSTABLE  # else all get what they send
+            index = shares.fairness(counts, weights) if shared else None
+            row |= {"clients": counts, "weights": weights, "jain": index}
         yield row
         overloaded = not found.has_level
         if found.interrupted or found.stability is Stability.SILENT:

@@ -29,6 +29,13 @@ def parse(entries: Sequence[str] | None) -> dict[str, float]:
     return weights
 
 
+def judged(index: float | None) -> str:
+    """Return Jain's index in words; None is that of an open loop that the service answers as its requests come."""
+    if index is None:
+        return "as they were sent: the service keeps up, and shares out nothing"
+    return f"Jain's index {index:.3f}"
+
+
 def fairness(counts: Mapping[str, int], weights: Mapping[str, float]) -> float:
     """Return Jain's fairness index of what clients got for their weights: 1 is fair, 1 / n is all for one of n.
 

@@ -20,7 +20,7 @@ class Effort:
     calls: int = 400
     requests: int = 1000
     starts: int = 3
-    tenants: int = 400
+    tenants: int = 1000
     replays: int = 50
     interpreted: int = 5
     models: tuple[str, ...] = ("mlp", "resnet50")

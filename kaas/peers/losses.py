@@ -24,6 +24,7 @@ REASONS = {
         "KaaS reads the kernels' compiled code, copies the weights to the device, and runs PTX on a CPU, where PyTorch "
         "has code for this CPU"
     ),
+    ("tenancy", "Serve, multiplexed, mapped files"): "a mapped model is not loaded: a request reads one page of it",
     ("replay", "IREE"): "KaaS reads JSON and lays out a device's memory for 1,001 buffers; IREE maps a compiled module",
 }
 """By experiment and peer."""

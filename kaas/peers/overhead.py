@@ -74,7 +74,7 @@ def sides(peers: tuple[PeerSystem, ...]) -> Iterator[Mapping[str, MeasuredSide]]
             found["Ray compiled graph"] = closing.enter_context(_compiled(x))
         if PeerSystem.SERVE in peers:
             port, grpc_port = free_port(), free_port()
-            handle = closing.enter_context(serving(EchoApplication, port, grpc_port))
+            (handle,) = closing.enter_context(serving(EchoApplication, port, grpc_port))
             found["Serve, handle"] = MeasuredSide(lambda: handle.echo.remote(x), lambda sent: sent.result())
             found["Serve, HTTP"] = closing.enter_context(_http(port, x.tobytes()))
             found["Serve, gRPC"] = closing.enter_context(_grpc(grpc_port, "x" * x.nbytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -32,8 +32,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(application: type, port: int, grpc_port: int = 0, *args: Any) -> Iterator[Any]:
-    """Give the handle of an application while Serve runs it, by HTTP at a port, and by gRPC at another one."""
+def serving(application: type, port: int, grpc_port: int = 0, *, instances: Sequence[Any] = ((),)) -> Iterator[Any]:
+    """Give the handles of an application's instances while Serve runs them: the first at `/`, by HTTP and by gRPC.
+
+    Args:
+        application: the class.
+        port: of HTTP.
+        grpc_port: of gRPC; 0: none.
+        instances: the arguments of each.
+    """
     serve: Any = import_module("ray.serve")
     functions = ["ray.serve.generated.serve_pb2_grpc.add_UserDefinedServiceServicer_to_server"]
     grpc = serve.config.gRPCOptions(port=grpc_port, grpc_servicer_functions=functions) if grpc_port else None
@@ -41,7 +48,10 @@ def serving(application: type, port: int, grpc_port: int = 0, *args: Any) -> Ite
     deployment: Any = serve.deployment(max_ongoing_requests=256, logging_config={"enable_access_log": False})(
         application
     )
-    yield serve.run(deployment.bind(*args))
+    yield [
+        serve.run(deployment.bind(*arguments), name=f"application-{number}", route_prefix=f"/{number or ''}")
+        for number, arguments in enumerate(instances)
+    ]
     serve.shutdown()
 
 

@@ -4,7 +4,9 @@ A model is a vector of 16 MB, and its answer the sum of 4 KB of input and the ve
 vectors as constants of 64 functions; Serve's replica keeps at most 16 models, and loads others from a file each, as
 Serve's documentation shows it. Both find all models in the host's memory: KaaS in its host cache, Serve in the page
 cache. KaaS's device has two slots, so that a model is copied to it while another runs; Serve's replica, too, begins
-requests while others run. `hot_per_s` is the rate for one model that is loaded: what is left without misses.
+requests while others run. A second replica maps its files into memory in place of reading them: a model costs it only
+the pages that a request reads, where a device would need all of them. `rate_per_s` is that of the median turn, and
+`hot_per_s` the rate for one model that is loaded: what is left without misses.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,13 +90,13 @@ class TenantSide:
 
     Fields:
         service: of a model. loaded_bytes: returns the bytes that were loaded since the side's start.
-        seconds: of its turns. latencies_s: of each request. done, waited_s: by model, its requests, and the sum of
+        seconds: of each turn. latencies_s: of each request. done, waited_s: by model, its requests, and the sum of
             their latencies.
     """
 
     service: Callable[[int], MeasuredSide]
     loaded_bytes: Callable[[], int]
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     waited_s: Counter[str] = field(default_factory=Counter)
@@ -108,7 +110,7 @@ class TenantSide:
         left, began = deque(order), perf_counter()
         with ThreadPoolExecutor(CALLERS) as callers:
             found = [callers.submit(self._calls, left) for _ in range(CALLERS)]
-        self.seconds += perf_counter() - began
+        self.seconds.append(perf_counter() - began)
         for model, latency_s in (call for each in found for call in each.result()):
             self.latencies_s.append(latency_s)
             self.done[str(model)] += 1
@@ -132,11 +134,13 @@ class TenantSide:
         """Return the requests a second for one model alone."""
         alone = TenantSide(self.service, self.loaded_bytes)
         alone.turn([model] * requests)
-        return requests / alone.seconds
+        return requests / alone.seconds[0]
 
 
 def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str, float]]:
     """Return each side's requests a second, 99th percentile of latency in seconds, loaded bytes, and Jain's index.
+
+    requests: of each side; a multiple of TURN.
 
     The index is that of the models' rates, a model's rate being its requests over the sum of their latencies: it is 1
     if no model waits longer than another.
@@ -149,7 +153,7 @@ def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str,
         closing.enter_context(quiet_ray())
         sides = {"KaaS": closing.enter_context(_kaas())}
         if PeerSystem.SERVE in peers:
-            sides["Serve, multiplexed"] = closing.enter_context(_serve())
+            sides |= closing.enter_context(_serve())
         for side in sides.values():
             for model in range(MODELS):  # the first request of each model compiles, or starts a replica
                 side.service(model).call()
@@ -164,7 +168,7 @@ def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str,
                 hot[name].append(side.rate_of(0, TURN))
         return {
             name: {
-                "rate_per_s": requests / side.seconds,
+                "rate_per_s": TURN / median(side.seconds),
                 "p99_s": float(np.quantile(side.latencies_s, 0.99)),
                 "loaded_mb": loaded[name] / 1e6,
                 "jain": fairness(side.done, side.waited_s),
@@ -192,17 +196,22 @@ def _kaas() -> Iterator[TenantSide]:
 
 
 @contextmanager
-def _serve() -> Iterator[TenantSide]:
+def _serve() -> Iterator[dict[str, TenantSide]]:
     x = np.ones(ELEMENTS, np.float32)
+
+    def side(handle: Any) -> TenantSide:
+        models = [handle.options(multiplexed_model_id=str(model)) for model in range(MODELS)]
+        return TenantSide(
+            lambda model: MeasuredSide(partial(models[model].add.remote, x), lambda sent: sent.result()),
+            lambda: handle.loaded.remote().result(),
+        )
+
     with tempfile.TemporaryDirectory() as folder:
         for model in range(MODELS):
             np.save(Path(folder) / f"{model}.npy", weights_of(model))
-        with serving(multiplexed_models(), free_port(), 0, folder) as handle:
-            models = [handle.options(multiplexed_model_id=str(model)) for model in range(MODELS)]
-            yield TenantSide(
-                lambda model: MeasuredSide(partial(models[model].add.remote, x), lambda sent: sent.result()),
-                lambda: handle.loaded.remote().result(),
-            )
+        instances = ((folder, None), (folder, "r"))
+        with serving(multiplexed_models(), free_port(), instances=instances) as (reading, mapping):
+            yield {"Serve, multiplexed": side(reading), "Serve, multiplexed, mapped files": side(mapping)}
 
 
 def multiplexed_models() -> type:
@@ -210,13 +219,13 @@ def multiplexed_models() -> type:
     serve: Any = import_module("ray.serve")
 
     class MultiplexedModels:
-        def __init__(self, folder: str) -> None:
-            self.folder, self.bytes = folder, 0
+        def __init__(self, folder: str, mapped: Literal["r"] | None) -> None:
+            self.folder, self.mapped, self.bytes = folder, mapped, 0
 
         @serve.multiplexed(max_num_models_per_replica=ROOM)  # type: ignore[untyped-decorator]
         async def model(self, name: str) -> Any:
-            weights = np.load(f"{self.folder}/{name}.npy")
-            self.bytes += weights.nbytes
+            weights = np.load(f"{self.folder}/{name}.npy", mmap_mode=self.mapped)
+            self.bytes += 4 * ELEMENTS if self.mapped else weights.nbytes  # what a request reads of it
             return weights
 
         async def add(self, x: Any) -> Any:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
-from kaas.bench.shares import fairness, parse
+from kaas.bench.loops import Arrivals, loops
+from kaas.bench.rows import rows
+from kaas.bench.service import LoadedService
+from kaas.bench.shares import fairness, judged, parse
 from kaas.errors import InvalidRequest
 
 
@@ -28,3 +33,23 @@ def test_jains_index() -> None:
     assert fairness({"ann": 20, "bob": 10}, {"ann": 2.0, "bob": 1.0}) == 1.0
     assert fairness({"ann": 30, "bob": 0, "cy": 0}, {"ann": 1.0, "bob": 1.0, "cy": 1.0}) == pytest.approx(1 / 3)
     assert fairness({"ann": 0}, {"ann": 1.0}) == 1.0
+
+
+class Immediate:
+    """Answers at once."""
+
+    def call(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+@pytest.mark.parametrize(("load", "shared"), [({"concurrency": "2"}, True), ({"rate": "200"}, False)])
+def test_clients_that_all_get_what_they_ask_for_are_not_judged(load: dict[str, str], *, shared: bool) -> None:
+    clients = {"ann": Immediate(), "bob": Immediate()}
+    service = LoadedService(clients, list, devices=(), weights={}, inputs=())
+    asked = loops(load.get("concurrency"), load.get("rate"), None, Arrivals.CONSTANT)
+    (row,) = rows(service, {}, asked, window_s=0.05, limit_s=0.2)
+    assert row["clients"]["ann"] == pytest.approx(row["clients"]["bob"], abs=1)
+    assert row["jain"] == (pytest.approx(1.0) if shared else None)
+    assert ("keeps up" in judged(row["jain"])) is not shared

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.bench import shares
 from kaas.cli.observe import print_whole
 
 NONE = "-"
@@ -69,7 +70,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         print_whole(split)
     for row in rows:
         if "clients" in row:
-            print(f"{row['load']}: requests of {_shares(row)}; Jain's index {row['jain']:.3f}")
+            print(f"{row['load']}: requests of {_shares(row)}; {shares.judged(row['jain'])}")
         failed = [f"{count} {kind}" for kind, count in row["errors"].items()]
         failed += [f"{row['lost']} lost"] if row["lost"] else []
         failed += [f"{row['waiting']} under way at Ctrl-C"] if row["waiting"] else []
