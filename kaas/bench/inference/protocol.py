@@ -65,6 +65,8 @@ class InferenceEndpoint:
         told = self._metadata()
         try:
             inputs = tuple(_buffer(each) for each in told["inputs"])
+            if len({buffer.name for buffer in inputs}) < len(inputs):
+                raise ValueError("two inputs have one name")
         except (KeyError, TypeError, ValueError) as error:
             message = f"{self._url}: the metadata of model {model!r} cannot be read: {error!r}"
             raise InferenceFailed(message) from error

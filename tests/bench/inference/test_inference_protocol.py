@@ -38,6 +38,7 @@ class Doubling(BaseHTTPRequestHandler):
         names = ("double", "failing", "closing", "slow", "rude", "chunked")
         described = {name: {"inputs": INPUTS} for name in names} | {"odd": {"name": "odd"}, "deep": DEEP}
         described["large"] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1 << 31]}]}
+        described["twice"] = {"inputs": [*INPUTS, INPUTS[0]]}
         described["named"] = {"inputs": [{"name": "self", "datatype": "FP32", "shape": [1]}]}
         self.answer(described.get(self.path.rpartition("/v2/models/")[2]))
 
@@ -148,7 +149,13 @@ def test_the_end_of_a_measurement_does_not_wait_for_an_answer_without_an_end(url
 
 @pytest.mark.parametrize(
     ("model", "error"),
-    [("missing", InferenceFailed), ("odd", InferenceFailed), ("deep", InferenceFailed), ("large", InvalidRequest)],
+    [
+        ("missing", InferenceFailed),
+        ("odd", InferenceFailed),
+        ("deep", InferenceFailed),
+        ("twice", InferenceFailed),
+        ("large", InvalidRequest),
+    ],
 )
 def test_a_server_that_breaks_the_protocol_is_named(url: str, model: str, error: type[KaasError]) -> None:
     with pytest.raises(error, match=url):
