@@ -150,7 +150,7 @@ class CheckedPolicy:
                 if request in self._ready or request in self._waiting or request in self._running:
                     self._fail(f"got request {request} twice")
                 if event.ready:
-                    self._queue(event)
+                    self._ready[request] = self._new[request] = event
                 else:
                     self._waiting[request] = event
             case RequestDone():
@@ -161,7 +161,7 @@ class CheckedPolicy:
                 self._end(event.request)
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"got the inputs of request {request}, which awaits none")
-                self._queue(self._waiting.pop(request))
+                self._ready[request] = self._new[request] = self._waiting.pop(request)
             case RequestCancelled(request=request):
                 known = self._drop(request) or request in self._running
                 self._require(known, f"got the cancellation of unknown request {request}")
@@ -196,9 +196,6 @@ class CheckedPolicy:
                 self._max_running.pop(client, None)
             case Tick():
                 pass
-
-    def _queue(self, arrived: RequestArrived) -> None:
-        self._ready[arrived.request] = self._new[arrived.request] = arrived
 
     def _take(self, request: int) -> RequestArrived | None:
         """Remove a ready request from the queue and return it; None if it is not there."""

@@ -89,14 +89,9 @@ class Adaptive(Scheduler):
             return [each for order in orders for each in order.needed_sets(worker)]
 
         waits = orders[0].waited_for if len(orders) == 1 else lambda sets: any(each.waited_for(sets) for each in orders)
-        return self.keep.victims(reads, worker.device.index, self._now_s, needed, waits)
+        return self.keep.victims(reads, worker.device.index, self.now_s, needed, waits)
 
     # --- the questions of the order
-
-    @property
-    def now_s(self) -> float:
-        """The time of the event."""
-        return self._now_s
 
     def idle_worker(self, head: QueuedRequest) -> WorkerState | None:
         """Return the free worker that looks for a request next."""
@@ -131,7 +126,7 @@ class Adaptive(Scheduler):
         missing_bytes = constants.missing_bytes(device)
         if memory.capacity_bytes is None or missing_bytes > memory.free_bytes + leaving_bytes:
             return False
-        if victims and self.keep.loss(constants, device, self._now_s) >= self.keep.worth(constants, self._now_s, 1):
+        if victims and self.keep.loss(constants, device, self.now_s) >= self.keep.worth(constants, self.now_s, 1):
             return False
         self._cache_orders.prefetch(worker, constants.sizes, victims)
         return True
@@ -152,18 +147,14 @@ class Adaptive(Scheduler):
         if free.device.index in holders and not self.mixed:
             return free
         devices = {each.index: None for each in request.group.partition.devices} if self.mixed else holders
-        before_s, run_s = self._now_s + self.cost_s(request, free), self.run_s(request, free)
-        busy = local.soonest(request, devices, self._now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
+        before_s, run_s = self.now_s + self.cost_s(request, free), self.run_s(request, free)
+        busy = local.soonest(request, devices, self.now_s, least_s=0.0 if self.mixed else run_s, before_s=before_s)
         if busy is None:
             return free
         # once a load elsewhere would have ended, the busy device has taken longer than expected
         until_s = before_s - run_s
-        local.promise(request, busy, until_s if until_s > self._now_s else None)
+        local.promise(request, busy, until_s if until_s > self.now_s else None)
         return None
-
-    def wake_at(self, time_s: float) -> None:
-        """Ask for a Tick."""
-        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
@@ -171,7 +162,7 @@ class Adaptive(Scheduler):
         cost_s, lost = self.run_s(request, worker), 0.0
         if reads.missing_bytes(device):
             cost_s += self._estimates.load_s(request, worker.device.spec)
-            lost = self.keep.loss(reads, device, self._now_s)
+            lost = self.keep.loss(reads, device, self.now_s)
         return cost_s, len(worker.running), lost, -self._holdings.memories[device].free_bytes, device
 
 
@@ -290,7 +281,8 @@ class BoostedArrivals(BoostedScores):
 
     def recharged(self, share: ClientShare) -> None:
         """Take in that a client's charge has changed."""
-        self._take_turns(share)
+        if share in self._of_client:
+            self._take_turns(share)
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times, if these are of another class."""

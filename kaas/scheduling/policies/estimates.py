@@ -128,7 +128,7 @@ class Estimates:
     def run_s(self, request: QueuedRequest, device: PhysicalDevice) -> float:
         """Return the seconds that a request runs on a device once its objects are there."""
         times = self._functions.get(request.function)
-        mean = None if times is None else _of_kind(times.runs, device.kind)
+        mean = None if times is None else times.runs.get(device.kind) or _of_kind(times.runs, device.kind)
         if mean is not None:
             return mean.value / device.speed
         if times is not None and times.family:

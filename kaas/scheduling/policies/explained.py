@@ -18,7 +18,7 @@ Observer = Callable[[Why, WorkerState], None]
 class Explained:
     """A policy that explains itself by its state."""
 
-    _now_s: float
+    now_s: float
     _requests: RequestTable
     _placement: Placement
     _estimates: Estimates
@@ -64,7 +64,7 @@ class Explained:
         group = request.group
         if request.worker is not None:
             return f"its end on worker {request.worker.id}"
-        if request.late(self._now_s):
+        if request.late(self.now_s):
             return "nothing: its deadline has passed"
         if not request.ready:
             return "its inputs"
@@ -87,7 +87,7 @@ class Explained:
         free = worker.usable and not worker.starting
         figures = {
             "running": len(worker.running),
-            "free_in_s": 0.0 if free else max(0.0, min(ends_s) - self._now_s),
+            "free_in_s": 0.0 if free else max(0.0, min(ends_s) - self.now_s),
             "load_s": self._estimates.load_s(request, device.spec),
             "run_s": self._estimates.run_s(request, device.spec),
             "missing_bytes": request.reads.missing_bytes(device.index),

@@ -63,7 +63,7 @@ class ClientShare:
     @property
     def started_s(self) -> float:
         """`time_s` at the start of the client's running request: without the estimate of that request."""
-        return max(0.0, self.charged_s - self.mean_s) / self.weight if self.running else self.time_s
+        return (max(0.0, self.charged_s - self.mean_s) if self.running else self.charged_s) / self.weight
 
 
 NO_CLIENT = ClientShare("")
@@ -139,7 +139,8 @@ class FairShare:
         if share.present:
             self._present[share] = self._changed[share] = None
         else:
-            self._leave(share)
+            self._present.pop(share, None)
+            self._changed.pop(share, None)
         return share
 
     def gone(self, client: str) -> None:
@@ -194,13 +195,10 @@ class FairShare:
         return starts[0][0]
 
     def _absent(self, share: ClientShare) -> None:
-        self._leave(share)
-        if not self._present:
-            self._floor_s = max(self._floor_s, share.time_s)
-
-    def _leave(self, share: ClientShare) -> None:
         self._present.pop(share, None)
         self._changed.pop(share, None)
+        if not self._present:
+            self._floor_s = max(self._floor_s, share.time_s)
 
     def _forget(self) -> None:
         """Forget clients that would come back at the time of the present clients, as a new client does."""

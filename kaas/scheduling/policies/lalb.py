@@ -87,7 +87,7 @@ class Lalbo3(Scheduler):
             return free
         else:
             free = idle
-        busy = self._busy_worker(request, self._now_s + self.cost_s(request, free), local)
+        busy = self._busy_worker(request, self.now_s + self.cost_s(request, free), local)
         if busy is None:
             return free
         local.promise(request, busy)
@@ -99,9 +99,9 @@ class Lalbo3(Scheduler):
         devices = request.reads.constants.whole if all_devices is None else all_devices
         if self._first_holder:
             able = local.on(devices)
-            return next((each for each in able if local.ends_s(request, each, self._now_s) < before_s), None)
+            return next((each for each in able if local.ends_s(request, each, self.now_s) < before_s), None)
         least_s = 0.0 if self.mixed else self._estimates.run_s(request, request.group.partition.devices[0].spec)
-        return local.soonest(request, devices, self._now_s, least_s=least_s, before_s=before_s)
+        return local.soonest(request, devices, self.now_s, least_s=least_s, before_s=before_s)
 
     def cost_s(self, request: QueuedRequest, worker: WorkerState) -> float:
         """Return the seconds that a request takes on a worker, with the load of what is missing."""

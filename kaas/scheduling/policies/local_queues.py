@@ -163,10 +163,10 @@ class LocalQueues:
 
     def next_free(self) -> WorkerState | None:
         """Return the busy worker that is free soonest of those for which no request waits."""
-        able = (
-            worker for worker in self._busy if worker not in self._queues and not worker.free and _promisable(worker)
-        )
-        return next(able, None)
+        for worker in self._busy:
+            if worker not in self._queues and not worker.free and _promisable(worker):
+                return worker
+        return None
 
     def on(self, devices: Collection[int]) -> list[WorkerState]:
         """Return the busy workers on some devices to which requests may be promised, by the number of the device."""

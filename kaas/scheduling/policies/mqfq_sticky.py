@@ -8,7 +8,6 @@ had no request for longer than its arrivals let expect, is the first to leave.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -118,10 +117,6 @@ class MqfqSticky(Scheduler):
 
     # --- places
 
-    def now_s(self) -> float:
-        """Return the time of the event."""
-        return self._now_s
-
     def free_workers(self, group: WorkerGroup) -> Iterator[WorkerState]:
         """Return an iterator over the workers that may run one more request, the one that is free longest first."""
         return (each for each in group.open.values() if not each.gated and self.has_token(each))
@@ -136,10 +131,6 @@ class MqfqSticky(Scheduler):
             return own
         there = (each for each in group.free_on(constants.whole) if self.has_token(each))
         return min(there, default=None, key=self.rank)
-
-    def wake_at(self, time_s: float) -> None:
-        """Ask for a Tick, when a flow's time is over."""
-        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or math.inf)
 
 
 class Flows(FlowOrder):
@@ -167,7 +158,7 @@ class Flows(FlowOrder):
         self._known[name] = flow
         if len(self._known) > MOST_FLOWS:
             self._forget(next(iter(self._known)))
-        self._rests.arrived(flow, self._policy.now_s())
+        self._rests.arrived(flow, self._policy.now_s)
         self._policy.warm.reads(flow, request.reads)
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue  # its queue is longer now
@@ -187,6 +178,12 @@ class Flows(FlowOrder):
             self._rests.discard(flow)
         self._unsorted[flow] = queue
 
+    def drop(self, request: QueuedRequest) -> None:
+        """Remove a request from its flow."""
+        super().drop(request)
+        if request.worker is None and (name := self.flow(request)) not in self._flows:  # it left, and does not run
+            self._rest(self._known[name])
+
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places, since it is empty or its client is held back."""
         super().withdraw(queue)
@@ -197,7 +194,7 @@ class Flows(FlowOrder):
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
             if not queue.requests:
-                self._rest(flow, queue.share)
+                self._stay(flow, queue.share)
             self._advance(self._levels[queue.share.priority])
 
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
@@ -216,20 +213,21 @@ class Flows(FlowOrder):
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
         else:
-            self._rest(flow, request.share)
+            self._stay(flow, request.share)
             self._advance(self._levels[request.share.priority])
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended."""
         self._running -= 1
-        flow = self._known.get(self.flow(request))
+        flow = self._known.get(name := self.flow(request))
         if flow is None or not flow.in_flight:
             return
         flow.in_flight -= 1
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
-        elif self.flow(request) not in self:
-            self._rest(flow, request.share)
+        elif name not in self._flows:
+            self._stay(flow, request.share)
+            self._rest(flow)
         self._policy.warm.freed(flow)
 
     def lost(self, worker: WorkerState) -> None:
@@ -241,12 +239,14 @@ class Flows(FlowOrder):
 
     def _sort(self) -> None:
         """Give the flows that have changed their places: once for each event, whatever has changed."""
+        if not self._unsorted:
+            return
         unsorted, self._unsorted = self._unsorted, {}
         for flow, queue in unsorted.items():
             level, key = self._levels[queue.share.priority], (flow.vt, queue.head.id)
             for places in (level.waiting, level.throttled) if flow in level.throttled else (level.waiting,):
                 places.put(flow, key)
-        for level in self._levels.values() if unsorted else ():
+        for level in self._levels.values():
             self._advance(level)
         for flow in unsorted:
             self._place(flow)
@@ -286,21 +286,21 @@ class Flows(FlowOrder):
             self._levels[flow.queue.share.priority].move(flow, device)
         self._policy.warm.move(flow, device)
 
-    def _rest(self, flow: TimedFlow, share: ClientShare) -> None:
-        """Let an empty flow be active while it runs, and for as long as its next request may be expected."""
-        if not flow.active:
-            return
-        if self._policy.global_vt == "active":
+    def _stay(self, flow: TimedFlow, share: ClientShare) -> None:
+        """Count an empty flow among those that give the least virtual time, if it is active and the policy wants it."""
+        if flow.active and self._policy.global_vt == "active":
             self._levels[share.priority].resting.put(flow, (flow.vt,))
-        if not flow.in_flight:
-            self._rests.begin(flow, self._policy.now_s())
+
+    def _rest(self, flow: TimedFlow) -> None:
+        """Let an empty flow be active while it runs, and for as long as its next request may be expected."""
+        if flow.active and not flow.in_flight:
+            self._rests.begin(flow, self._policy.now_s)
 
     def _end_rests(self) -> None:
-        now_s = self._policy.now_s()
-        while (first := self._rests.first()) is not None:
-            ends_s, flow = first
-            if ends_s > now_s + SHORTEST_WAIT_S:
-                self._policy.wake_at(ends_s)
+        now_s = self._policy.now_s
+        while (flow := self._rests.first()) is not None:
+            if flow.rests_until_s > now_s + SHORTEST_WAIT_S:
+                self._policy.wake_at(flow.rests_until_s)
                 break
             self._rests.discard(flow)
             self._policy.warm.deactivate(flow)

@@ -225,6 +225,7 @@ class Placement:
         if request.alone:
             worker.alone = request
         if not worker.usable:
+            worker.version += 1  # its offer is no longer valid
             worker.group.close(worker)
         return slot
 
@@ -318,8 +319,10 @@ class Placement:
 
         The next device goes to the group whose first request without a worker on the way is the most urgent.
         """
-        waiting = [group for group in partition.waiting.values() if self._contested(group)]
-        if not waiting and not partition.free:
+        # a group could get a free device, or one of another group
+        free, alive = bool(partition.free), partition.alive
+        waiting = [group for group in partition.waiting.values() if free or alive > len(group.workers)]
+        if not waiting and not free:
             return
         if not partition.free and not self._conserving and not partition.shared_places:
             largest = max((self._reclaiming.relative(group) for group in partition.holding.values()), default=0.0)
@@ -350,10 +353,6 @@ class Placement:
             self._held_by(reservation)
             if not device.workers:
                 device.partition.free.add(device.index)
-
-    def _contested(self, group: WorkerGroup) -> bool:
-        """Return True if there is a device that the group could get: a free one, or one of another group."""
-        return bool(group.partition.free) or group.partition.alive > len(group.workers)
 
     def _find(self, group: WorkerGroup) -> bool:
         """Get one more device for a group. Return True if there was one."""

@@ -47,7 +47,7 @@ class Scheduler(Explained):
     """A group without requests gives its idle workers to any group that waits, whatever the sizes."""
 
     def __init__(self, devices: Sequence[events.PhysicalDevice]) -> None:
-        self._now_s = 0.0
+        self.now_s = 0.0
         self._fair_share = FairShare(len(devices))
         self._holdings = Holdings(devices)
         self._locality = Locality(self._holdings)
@@ -110,11 +110,15 @@ class Scheduler(Explained):
     def measured(self, event: events.Utilisation) -> None:
         """Take in a device's utilisation, which a policy with `utilisation_every_s` gets: here it changes nothing."""
 
+    def wake_at(self, time_s: float) -> None:
+        """Ask for a Tick, for an order whose decisions depend on the time."""
+        self._fair_share.wake_s = min(time_s, self._fair_share.wake_s or time_s)
+
     # --- events
 
     def handle(self, event: events.Event) -> list[Decision]:
         """Take an event into the state, and return the decisions that follow."""
-        self._now_s = self._placement.now_s = event.time_s
+        self.now_s = self._placement.now_s = event.time_s
         self._fair_share.wake_s = None
         if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
             self._wake_s = None
@@ -161,7 +165,7 @@ class Scheduler(Explained):
 
     def holds(self, request: int) -> bool:
         """Return True if limits of its client keep a ready request from running now."""
-        return self._fair_share.held(self._requests[request].share, self._now_s)
+        return self._fair_share.held(self._requests[request].share, self.now_s)
 
     def _arrive(self, event: events.RequestArrived) -> None:
         share = self._fair_share[event.client]
@@ -170,7 +174,7 @@ class Scheduler(Explained):
             self._estimates.arrived(event.function, event.time_s)
         group = self._group(event.kind, event.client, event.function)
         request = self._requests.add(event, share, group)
-        if (reason := self._placement.no_start_reason(group)) is not None:
+        if not group.workers and (reason := self._placement.no_start_reason(group)) is not None:
             self._reject(request, reason)
         elif event.ready:
             self._enqueue(request)
@@ -338,12 +342,12 @@ class Scheduler(Explained):
             for request in sorted(group.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
         order = group.order
-        while group.clients and group.offers and (chosen := order.next()) is not None:
+        while group.clients and group.open and (chosen := order.next()) is not None:
             request, worker = chosen
             share = request.share
-            if share.limited and self._fair_share.held(share, self._now_s):
+            if share.limited and self._fair_share.held(share, self.now_s):
                 self._parked.park(share, order)
-            elif request.deadline_s is not None and request.late(self._now_s):
+            elif request.deadline_s is not None and request.late(self.now_s):
                 self._dequeue(request)  # its caller has a reply, or gets one now
             else:
                 self._dispatch(request, worker)
@@ -352,10 +356,10 @@ class Scheduler(Explained):
     def _dispatch_alone(self, request: QueuedRequest) -> None:
         """Keep the least busy worker free of others for a request that must run alone; start it on a free worker."""
         share = request.share
-        if request.late(self._now_s):
+        if request.late(self.now_s):
             self._dequeue(request)
             return
-        if share.limited and self._fair_share.held(share, self._now_s):
+        if share.limited and self._fair_share.held(share, self.now_s):
             self._alone.release(request)
             return
         worker = self._alone.claim(request)
@@ -363,18 +367,21 @@ class Scheduler(Explained):
             self._dispatch(request, worker)
 
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:
-        self._dequeue(request)
         request.worker = worker
+        self._dequeue(request)
         share = request.share
         slot = self._placement.take_slot(worker, request)
         request.estimate_s = self._fair_share.dispatched(share)
-        device = worker.device.spec
-        request.ends_s = self._now_s + self._estimates.load_s(request, device) + self._estimates.run_s(request, device)
-        victims = self.victims(request, worker) if request.reads.missing_bytes(device.index) else ()
+        device, reads = worker.device.spec, request.reads
+        request.ends_s = self.now_s + self._estimates.run_s(request, device)
+        victims: tuple[bytes, ...] = ()
+        if reads.nbytes:
+            if reads.missing_bytes(device.index):
+                request.ends_s += self._estimates.load_s(request, device)
+                victims = self.victims(request, worker)
+            request.brings = self._holdings.dispatched(reads.sizes, device.index)
         share.last_device = device.index
         self.recharged(share)
-        if request.reads.nbytes:
-            request.brings = self._holdings.dispatched(request.reads.sizes, device.index)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))
         request.group.order.dispatched(request, worker)
 

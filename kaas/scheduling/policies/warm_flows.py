@@ -25,7 +25,7 @@ class TimedFlow:
         vt: its virtual time: the start tag of its first request, or the finish tag of its last one. in_flight: requests
             that run. gap_s: seconds between arrivals. arrived_s: the last arrival. device: where its memory is, or
             goes. reads: what its last request read. active: it may have memory on its device. queue: its waiting
-            requests, unless its client is parked.
+            requests, unless its client is parked. rests_until_s: the end of its rest, if it rests.
     """
 
     vt: float = 0.0
@@ -36,6 +36,7 @@ class TimedFlow:
     reads: WorkingSet = NOTHING
     active: bool = False
     queue: Queue | None = None
+    rests_until_s: float = 0.0
 
 
 class PriorityLevel:
@@ -57,10 +58,10 @@ class PriorityLevel:
 
     def advance(self) -> bool:
         """Let the least virtual time grow with the flows that wait or rest. Return True if it has grown."""
-        first = [flow.vt for flow in (self.waiting.first(), self.resting.first()) if flow is not None]
-        if not self.waiting or min(first) <= self.vt:
+        waiting, resting = self.waiting.first(), self.resting.first()
+        if waiting is None or waiting.vt <= self.vt or (resting is not None and resting.vt <= self.vt):
             return False
-        self.vt = min(first)
+        self.vt = waiting.vt if resting is None else min(waiting.vt, resting.vt)
         return True
 
     def let_go(self, flow: TimedFlow, key: SortKey) -> None:
@@ -89,10 +90,13 @@ class PriorityLevel:
         return [self.able.first_reading(held), *own]
 
     def remove(self, flow: TimedFlow) -> None:
-        """Remove a flow from all places."""
-        for places in (self.waiting, self.throttled, self.able, self.resting, self.able_on.get(flow.device)):
-            if places is not None:
-                places.discard(flow)
+        """Remove a flow with requests from all places."""
+        self.waiting.discard(flow)
+        if flow in self.able:
+            self.able.discard(flow)
+            self.able_on[flow.device].discard(flow)
+        else:
+            self.throttled.discard(flow)
 
 
 class Rests:
@@ -118,16 +122,16 @@ class Rests:
     def begin(self, flow: TimedFlow, now_s: float) -> None:
         """Begin the rest of a flow."""
         known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
-        self._ends.put(flow, (now_s + (self._alpha * known.value if known.count else self._unknown_s),))
+        flow.rests_until_s = now_s + (self._alpha * known.value if known.count else self._unknown_s)
+        self._ends.put(flow, (flow.rests_until_s,))
 
     def discard(self, flow: TimedFlow) -> None:
         """End the rest of a flow, if it rests."""
         self._ends.discard(flow)
 
-    def first(self) -> tuple[float, TimedFlow] | None:
-        """Return the time at which the next rest is over, and its flow; None if no flow rests."""
-        flow = self._ends.first()
-        return None if flow is None else (self._ends.key(flow)[0], flow)
+    def first(self) -> TimedFlow | None:
+        """Return the flow whose rest is over next; None if no flow rests."""
+        return self._ends.first()
 
 
 class WarmFlows:

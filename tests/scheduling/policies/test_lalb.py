@@ -221,7 +221,7 @@ class EveryRequest(RequestOrder):
         return worker.device.index in request.reads.constants.whole
 
     def place(self, request: QueuedRequest, idle: WorkerState) -> WorkerState | None:
-        now_s, cost_s, mixed = self.policy._now_s, self.policy.cost_s, self.policy.mixed
+        now_s, cost_s, mixed = self.policy.now_s, self.policy.cost_s, self.policy.mixed
         workers = [worker for worker in request.group.workers.values() if not worker.starting]
         able = [worker for worker in workers if mixed or self.cached(request, worker)]
         free = [worker for worker in able if worker.usable]

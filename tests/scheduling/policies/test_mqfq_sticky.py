@@ -252,7 +252,7 @@ class EveryFlow(FlowOrder):
         return request.share, request.function
 
     def add(self, request: QueuedRequest) -> None:
-        flow, now_s = self.flows.setdefault(self.flow(request), TimedFlow()), self.policy.now_s()
+        flow, now_s = self.flows.setdefault(self.flow(request), TimedFlow()), self.policy.now_s
         for gap_s in (flow.gap_s, self.gap_s) if flow.arrived_s is not None else ():
             gap_s.add(now_s - (flow.arrived_s or 0.0))
         flow.arrived_s = now_s
@@ -297,11 +297,11 @@ class EveryFlow(FlowOrder):
         """Let an empty flow be active for its TTL."""
         if flow.queue is None and flow.active and not flow.in_flight:
             known = flow.gap_s if flow.gap_s.count else self.gap_s
-            self.ends[flow] = self.policy.now_s() + (self.policy.alpha * known.value if known.count else self.policy.T)
+            self.ends[flow] = self.policy.now_s + (self.policy.alpha * known.value if known.count else self.policy.T)
 
     def end_rests(self) -> None:
         for flow, ends_s in sorted(self.ends.items(), key=lambda each: each[1]):
-            if ends_s > self.policy.now_s() + SHORTEST_WAIT_S:
+            if ends_s > self.policy.now_s + SHORTEST_WAIT_S:
                 return self.policy.wake_at(ends_s)
             del self.ends[flow]
             self.policy.warm.deactivate(flow)
