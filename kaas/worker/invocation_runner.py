@@ -216,6 +216,8 @@ def _lost(failed: InputFailed) -> InputLost:
 def evicted(executor: Executor, keys: Sequence[bytes] = (), *, hosted: Sequence[bytes] = ()) -> wire.RunRecord:
     """Return the record of a command that runs no kernels and loads nothing: of the executor's use so far."""
     use = {"kernels": executor.kernel_seconds(), "clock": perf_counter()}
+    if (busy := executor.device.utilisation()) is not None:
+        use["busy"] = busy
     return wire.RunRecord(use, {}, (), keys, 0.0, (), executor.cached_bytes, hosted=hosted)
 
 

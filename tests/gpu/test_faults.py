@@ -80,3 +80,10 @@ def test_memory_that_others_took(kind: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.taken", kind]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_driver_tells_the_utilisation_of_a_whole_gpu(small: Executor, kind: str) -> None:
+    """Not of a part of a GPU (MIG), and not of a software device."""
+    busy = small.device.utilisation()
+    assert busy is None or 0.0 <= busy <= 1.0
+    assert busy is None or kind == "gpu"

@@ -8,7 +8,7 @@ garbage collector frees nothing. Only `open_device` depends on the driver, NVIDI
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -93,6 +93,13 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
     return OpenDevice(kind, handle, context, memory_bytes)
 
 
+def _samples(nvml: Any, bus_id: bytes) -> Callable[[], float]:
+    """Return a function that gives the utilisation of the GPU at a bus address. nvml: `cuda.bindings.nvml`."""
+    nvml.init_v2()
+    gpu = nvml.device_get_handle_by_pci_bus_id_v2(bus_id.split(b"\0")[0].decode())
+    return lambda: nvml.device_get_utilization_rates(gpu).gpu / 100
+
+
 class OpenDevice:
     """An open device. Its methods need its context: call them inside `with device.context`.
 
@@ -116,6 +123,8 @@ class OpenDevice:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self._info = DeviceInfo(kind, name, min(total, memory_bytes or total), capability)
+        self._sampled: Callable[[], float] | None = None
+        self._unsampled = kind == "software"
         self.limits = self._read_limits()
 
     def info(self) -> DeviceInfo:
@@ -131,6 +140,24 @@ class OpenDevice:
         if self._info.kind == "software":
             return self._info.memory_bytes
         return min(self._info.memory_bytes, int(self.free_bytes() * _GPU_USABLE))
+
+    def utilisation(self) -> float | None:
+        """Return the share of the driver's last sample period in which the GPU ran kernels, those of all processes.
+
+        None: the driver keeps no such figure, as for a software device and a part of a GPU (MIG). Source:
+        nvmlDeviceGetUtilizationRates.
+        """
+        if self._unsampled:
+            return None
+        from cuda.bindings import nvml
+
+        try:
+            if self._sampled is None:
+                self._sampled = _samples(nvml, call(driver.cuDeviceGetPCIBusId, 64, self._handle))
+            return self._sampled()
+        except (nvml.NvmlError, RuntimeError):  # RuntimeError: the machine has no NVML
+            self._unsampled = True
+            return None
 
     def cancel(self) -> tuple[str, ...]:
         """End all kernels on the device, from any thread, and return their symbols. The context is lost; no waiting."""

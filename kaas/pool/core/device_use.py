@@ -1,4 +1,7 @@
-"""The share of time that kernels have on each executor's device, for policies that ask for it."""
+"""The share of time that kernels have on each executor's device, for policies that ask for it.
+
+That of a GPU is NVML's figure, where the executor has it, else that of the executor's own kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from kaas.scheduling.events import Utilisation, WorkerKind
 class DeviceUse:
     """Asks the executors for their kernels' seconds, as long as there are requests, and until no kernel ran any more.
 
-    An idle pool asks nothing. The last event of each device before is 0. Devices with workers of eTasks have no event.
+    An idle pool asks nothing. The last event of each device before is 0, or what other processes' kernels take of a
+    GPU. Devices with workers of eTasks have no event.
 
     Args:
         every_s: the period. requests, workers: those of the pool, which changes them. tell: gives an event to the
@@ -41,7 +45,7 @@ class DeviceUse:
         self._awake = False
         self._asked: set[int] = set()
         self._last: dict[int, tuple[float, float]] = {}  # by worker: seconds of its kernels, and its clock
-        self._busy: dict[int, float] = {}  # by worker, as told
+        self._busy: dict[int, float] = {}  # by worker, of its own kernels
 
     def wake(self) -> None:
         """Begin to ask, since there is a request."""
@@ -75,5 +79,5 @@ class DeviceUse:
         before = self._last.get(worker.id)
         self._last[worker.id] = kernels_s, clock_s
         if before is not None and clock_s > before[1]:
-            busy = self._busy[worker.id] = min(1.0, max(0.0, (kernels_s - before[0]) / (clock_s - before[1])))
-            self._tell(Utilisation(self._loop.time(), worker.device.index, busy))
+            own = self._busy[worker.id] = min(1.0, max(0.0, (kernels_s - before[0]) / (clock_s - before[1])))
+            self._tell(Utilisation(self._loop.time(), worker.device.index, record.stages.get("busy", own)))

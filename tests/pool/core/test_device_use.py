@@ -45,13 +45,14 @@ class UsedWorkers(FakeWorkers):
         self.kernels_s: dict[int, float] = {}
         self.clock_s: dict[int, float] = {}
         self.answers: WorkerReply | None = None
+        self.sampled: dict[str, float] = {}
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> WorkerReply:
         assert not keys
         self.upkept(worker)
         self.clock_s[worker] = self.clock_s.get(worker, 100.0) + 1.0
         self.kernels_s[worker] = self.kernels_s.get(worker, 50.0) + self.busy
-        use = {"kernels": self.kernels_s[worker], "clock": self.clock_s[worker]}
+        use = {"kernels": self.kernels_s[worker], "clock": self.clock_s[worker], **self.sampled}
         return self.answers or WorkerReply(record=RunRecord(use, {}, (), (), 0.0))
 
 
@@ -81,6 +82,21 @@ async def asked_no_more(workers: UsedWorkers) -> None:
         await asyncio.sleep(0)
         if sum(workers.clock_s.values()) != asked:
             asked, since_s = sum(workers.clock_s.values()), loop.time()
+
+
+def test_the_figure_of_a_gpu_is_that_of_its_driver_and_other_processes_keep_no_pool_awake() -> None:
+    async def scenario(pool: Pool, workers: UsedWorkers, story: Story) -> None:
+        await settle()
+        workers.busy, workers.sampled = 0.25, {"busy": 0.75}
+        answer = await begin(pool.submit(call()))
+        await until(lambda: story)
+        workers.busy = 0.0
+        workers.reply()
+        await answer
+        await asked_no_more(workers)
+        assert set(story) == {(0, 0.75)}
+
+    play(scenario)
 
 
 def test_a_device_is_told_while_there_are_requests_and_until_it_is_idle() -> None:
