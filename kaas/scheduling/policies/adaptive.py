@@ -159,7 +159,7 @@ class Adaptive(Scheduler):
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
         device, reads = worker.device.index, request.reads
-        cost_s, lost = self.run_s(request, worker), 0.0
+        cost_s, lost = self.run_s(request, worker) if self.mixed else 0.0, 0.0  # else the run is as long everywhere
         if reads.missing_bytes(device):
             cost_s += self._estimates.load_s(request, worker.device.spec)
             lost = self.keep.loss(reads, device, self.now_s)

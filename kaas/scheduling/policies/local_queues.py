@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from heapq import merge
 
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.orders import Entry, PriorityQueue
+from kaas.scheduling.policies.orders import Entry, PriorityQueue, SortKey
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 Seconds = Callable[[QueuedRequest, WorkerState], float]
@@ -144,18 +144,21 @@ class LocalQueues:
         either walk is complete, or no later worker can do better: the request takes `least_s` at least on any of them.
         """
 
-        def free_s(entry: Entry) -> float:
+        def free_s(entry: Entry | SortKey) -> float:
             """Return a time before which a worker is not free: the later its run is, the later that ends."""
             expected_s: float = entry[0]
-            return expected_s if expected_s >= now_s else now_s + self._overrun * (now_s - expected_s)
+            return expected_s if expected_s >= now_s else now_s + overrun * (now_s - expected_s)
 
+        overrun = self._overrun if request.group.one_each else 0.0  # another slot may be free before the late one
         best, found = (before_s, -1), None
         by_time = merge(self._busy.before((now_s,)), self._busy.after((now_s,)), key=free_s)
         for entry, index in zip(by_time, devices, strict=False):
             if free_s(entry) + least_s > best[0]:
                 break
             for worker in (entry[-1], self._busy_on.get(index)):
-                if worker is not None and worker.device.index in devices and _promisable(worker):
+                if worker is None or worker.device.index not in devices:
+                    continue
+                if free_s(self._busy.key(worker)) + least_s <= best[0] and _promisable(worker):
                     end = self.ends_s(request, worker, now_s), worker.device.index
                     if end < best:
                         best, found = end, worker
