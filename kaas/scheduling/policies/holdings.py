@@ -35,12 +35,10 @@ class WorkingSet:
     whole: dict[int, None] = field(default_factory=dict)
     users: int = 0
     function: str = ""
-    _constants: WorkingSet | None = None
+    constants: WorkingSet = field(init=False)
 
-    @property
-    def constants(self) -> WorkingSet:
-        """The objects that the function binds."""
-        return self if self._constants is None else self._constants
+    def __post_init__(self) -> None:
+        self.constants = self
 
     def missing_bytes(self, device: int) -> int:
         """Return the bytes that a device lacks."""
@@ -149,7 +147,7 @@ class Holdings:
         made = WorkingSet(uses, sizes, sum(sizes.values()))
         bound = tuple(use for use in uses if use.constant and use.key in sizes)
         if len({use.key for use in bound}) < len(sizes):
-            made._constants = self.working_set(bound)
+            made.constants = self.working_set(bound)
         self._sets[uses] = made
         for key, nbytes in sizes.items():
             self._readers.setdefault(key, {})[made] = None
@@ -170,8 +168,8 @@ class Holdings:
             del self.memories[device].near[working_set]
         for device in working_set.whole:
             del self.memories[device].whole[working_set]
-        if working_set._constants is not None:
-            self.release(working_set._constants)
+        if working_set.constants is not working_set:
+            self.release(working_set.constants)
 
     def _hold(self, working_set: WorkingSet, device: int, more_bytes: int) -> None:
         """Count more bytes of a working set on a device, or fewer."""
