@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from kaas.scheduling.policies.orders import HeapOrder
+from kaas.scheduling.policies.orders import PriorityOrder
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import QueuedRequest, RequestOrder, Serves
 
@@ -20,7 +20,7 @@ class EarliestDeadlineFirst(Scheduler):
         return Deadlines(self.suited)
 
 
-class Deadlines(HeapOrder):
+class Deadlines(PriorityOrder):
     """Requests by their deadlines, ties to the oldest."""
 
     compares: ClassVar[tuple[str, ...]] = ("-priority", "deadline_s", "request")

@@ -278,7 +278,7 @@ class FlowOrder(RequestOrder):
         return next(islice(queue.requests.values(), skipped, None), queue.head) if skipped else queue.head
 
 
-class HeapOrder(FlowOrder):
+class PriorityOrder(FlowOrder):
     """The flow whose first request has the least key goes next, of the clients of the highest priority.
 
     Args:

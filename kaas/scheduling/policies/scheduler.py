@@ -18,7 +18,7 @@ from kaas.scheduling.policies.explained import Explained
 from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, ClientShare, FairShare
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
-from kaas.scheduling.policies.orders import HeapOrder, Parked
+from kaas.scheduling.policies.orders import Parked, PriorityOrder
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
@@ -91,7 +91,7 @@ class Scheduler(Explained):
 
     def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
         """Return the order of a new group's requests: here the oldest of the highest priority goes next."""
-        return HeapOrder(self.suited)
+        return PriorityOrder(self.suited)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:
         """Return the order of groups, the least first; `provided` requests have workers on the way."""

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from kaas.scheduling.events import PhysicalDevice
-from kaas.scheduling.policies.orders import FunctionFlows, HeapOrder, SortKey
+from kaas.scheduling.policies.orders import FunctionFlows, PriorityOrder, SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Queue, QueuedRequest, RequestOrder, Serves
 
@@ -41,7 +41,7 @@ class ShortestJobFirst(Scheduler):
         return 0.0 if self._fastest is None else self._estimates.run_s(request, self._fastest)
 
 
-class ShortestFirst(HeapOrder):
+class ShortestFirst(PriorityOrder):
     """The calls of one function by one client are a flow; the flow of the least run time goes next."""
 
     compares: ClassVar[tuple[str, ...]] = ("-priority", "run_s", "request")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies.fair_share import NO_CLIENT
 from kaas.scheduling.policies.local_queues import LocalQueues
-from kaas.scheduling.policies.orders import HeapOrder
+from kaas.scheduling.policies.orders import PriorityOrder
 from kaas.scheduling.policies.state import SHARED, QueuedRequest, WorkerGroup, WorkerState, partition
 
 NOW_S, RUN_S = 10.0, 1.0
@@ -19,7 +19,7 @@ Ends = list[list[float]]
 def working(ends_s: Ends, overrun: float) -> tuple[LocalQueues, list[WorkerState], WorkerGroup]:
     """Return busy workers with a full set of running requests each, and their local queues."""
     where = partition([PhysicalDevice(index, "gpu", None) for index in range(len(ends_s))])
-    group = WorkerGroup(SHARED, where, (0, 0), HeapOrder(lambda _: None))
+    group = WorkerGroup(SHARED, where, (0, 0), PriorityOrder(lambda _: None))
     group.slots = group.most_slots = max(map(len, ends_s))
     local, workers = LocalQueues(lambda _, __: RUN_S, overrun=overrun), []
     for device, running in zip(where.devices, ends_s, strict=True):
