@@ -35,6 +35,7 @@ earlier message is taken while the flag is up."""
 
 _TASK = """
 import mmap, os, sys
+from itertools import cycle
 import numpy as np
 import kaas
 from kaas.code.kernels import library
@@ -55,15 +56,18 @@ def walk(call, status):
     flag[0] = 0
 """
 _CALL = """
-kaas.init(ray=False, name=sys.argv[1])
+kaas.init(ray=False, name=sys.argv[1], devices={devices})
 while any(device.state == "starting" for device in kaas.status().devices):
     pass  # an executor that comes up between warm calls is free, but lacks their constants: a choice more
-function = kaas.register(task, constants={{"a": x}})
+functions = [kaas.register(task, constants={{"a": x + i}}) for i in range({functions})]
+function, turns = functions[0], cycle(functions)
 walk(lambda: {call}.result(), kaas.status)
 kaas.shutdown()
 """
 CALLS = ("function.call(b=x)", 'kaas.call(function, {"b": x})', 'kaas.call(task, {"a": x, "b": x})')
 """The calls of a program that does not need Ray."""
+MOVED = "next(turns).call(b=x)"
+"""The same by three functions in turns, whose constants lie at three addresses: more than a graph has instances."""
 _REMOTE = """
 with kaas.Client(sys.argv[1]) as client:
     function = client.register(task, {"a": x})
@@ -84,9 +88,11 @@ Walk = dict[str, list[Step]]
 
 
 def call(source: str = CALLS[0]) -> Walk:
-    """Record one warm call on a pool without Ray, with one constant and one input. source: one of CALLS."""
+    """Record one warm call on a pool without Ray, with one constant and one input. source: one of CALLS, or MOVED."""
+    devices, functions = ('[kaas.Device("software")]', 3) if source == MOVED else (None, 1)
     with tempfile.TemporaryDirectory() as folder:
-        _run(Path(folder), _TASK + _CALL.format(call=source), f"walk-{os.getpid()}")
+        program = _TASK + _CALL.format(call=source, devices=devices, functions=functions)
+        _run(Path(folder), program, f"walk-{os.getpid()}")
         return read(Path(folder))
 
 

@@ -44,6 +44,7 @@ def remote() -> Walk:
     ("title", "recorded"),
     [
         ("From a call to `cuGraphLaunch`", "call"),
+        ("From the kernels to the `kaas.Future`", "call"),
         ("From an event to a decision", "call"),
         ("From a remote frame to its reply", "remote"),
     ],
@@ -57,6 +58,14 @@ def test_a_request_takes_the_walk_that_the_page_draws(
     for process in {process for process, _ in rows}:
         wanted = [step for place, step in rows if place == process]
         assert [step for step in walk[process] if step in wanted] == wanted
+
+
+def test_a_graph_is_re_pointed_when_a_constant_lies_elsewhere() -> None:
+    entered = [step.function for step in walks.call(walks.MOVED)[walks.EXECUTOR]]
+    (row,) = re.findall(r"`GraphCache\.bind` \|.*", PAGE.read_text())
+    named = [*re.findall(r"`(\w+\.\w+)`", row), "GraphInstance.launch"]
+    assert "GraphInstance.set_parameters" in named
+    assert [function for function in entered if function in named] == named
 
 
 @pytest.mark.parametrize("source", spread(walks.CALLS, 1))

@@ -16,7 +16,7 @@ class EarliestDeadlineFirst(Scheduler):
     work_conserving: ClassVar[bool] = True
 
     def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - eTasks go by their deadlines too
-        """Return the order by deadline."""
+        """Return the order by deadline: the least one that waits goes next, as `PriorityOrder.next` has it."""
         return Deadlines(self.suited)
 
 

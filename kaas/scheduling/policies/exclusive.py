@@ -15,7 +15,10 @@ from kaas.scheduling.policies.state import Partition, Serves, partition
 
 
 class Exclusive(Scheduler):
-    """Requests of a group run in the order of their arrival. kTasks have executors, eTasks processes of their own."""
+    """Requests of a group run in the order of their arrival, by `Scheduler.order`.
+
+    kTasks have executors, eTasks processes of their own. `Placement` gives devices to the groups, by their sizes.
+    """
 
     conserving_devices: ClassVar[bool] = False
 

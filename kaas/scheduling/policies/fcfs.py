@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kaas.scheduling.policies.orders import PriorityOrder
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import WorkerState
+from kaas.scheduling.policies.state import RequestOrder, Serves, WorkerState
 
 
 class FirstComeFirstServed(Scheduler):
     """One executor on each device, one queue for all. A request whose inputs are not ready blocks no other."""
 
     work_conserving: ClassVar[bool] = True
+
+    def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - eTasks go by their arrival too
+        """Return the order by arrival: all keys are equal, so the oldest request of the highest priority goes next."""
+        return PriorityOrder(self.suited)
 
     def rank(self, worker: WorkerState) -> tuple[float, float, float]:
         """Return the order of free workers: the least busy, the fastest, then the slot freed last."""

@@ -12,7 +12,7 @@ from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
 
 class LoadBalancing(Scheduler):
-    """One queue for all devices, whatever they hold."""
+    """One queue for all devices, whatever they hold. The next request is the oldest, by `Scheduler.order`."""
 
     work_conserving: ClassVar[bool] = True
 

@@ -281,6 +281,8 @@ class FlowOrder(RequestOrder):
 class PriorityOrder(FlowOrder):
     """The flow whose first request has the least key goes next, of the clients of the highest priority.
 
+    Among equal keys the oldest request goes next. Without keys (`FlowOrder.key` is 0) the order is that of arrival.
+
     Args:
         suited: gives the worker.
     """

@@ -90,7 +90,7 @@ class Scheduler(Explained):
         return self._locality.choose(request, group, best, self.rank)
 
     def order(self, serves: Serves) -> RequestOrder:  # noqa: ARG002 - a policy may have others for some requests
-        """Return the order of a new group's requests: here the oldest of the highest priority goes next."""
+        """Return the order of a new group's requests: here that of `fcfs`, by arrival."""
         return PriorityOrder(self.suited)
 
     def urgency(self, group: WorkerGroup, provided: int = 0) -> tuple[float, ...]:

@@ -42,7 +42,7 @@ class ShortestJobFirst(Scheduler):
 
 
 class ShortestFirst(PriorityOrder):
-    """The calls of one function by one client are a flow; the flow of the least run time goes next."""
+    """The calls of one function by one client are a flow; the flow of the least run time goes next (`place`)."""
 
     compares: ClassVar[tuple[str, ...]] = ("-priority", "run_s", "request")
 

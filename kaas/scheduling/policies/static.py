@@ -11,7 +11,9 @@ from kaas.scheduling.policies.state import SHARED, Partition, Serves, partition
 
 
 class Static(Scheduler):
-    """First come, first served within each share. On a client's devices its eTasks compete with its kTasks.
+    """First come, first served within each share, by `Scheduler.order`.
+
+    On a client's devices its eTasks compete with its kTasks.
 
     Args:
         shares: for each client the indices of its devices, or how many it gets; these are then given out from the
