@@ -30,8 +30,8 @@ from kaas.wire import specs
 from kaas.wire.sent_ktasks import NAME_BYTES, SentTask, decode_task, with_code
 
 
-class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
-    """The stored form of a function. constants: a value's hash and dtype by buffer. key: identifies it for the client.
+class FunctionRow(msgspec.Struct, frozen=True, array_like=True):
+    """The row of a function on disk. constants: a value's hash and dtype by buffer. key: identifies it for the client.
     signature: of its kTask. facts: None if an earlier version has stored it; then it is built once more."""
 
     client: str
@@ -44,11 +44,11 @@ class KeptFunction(msgspec.Struct, frozen=True, array_like=True):
     signature: bytes = b""
     facts: Facts | None = None
 
-    def asks_for(self, other: KeptFunction) -> bool:
+    def asks_for(self, other: FunctionRow) -> bool:
         """Return True if `other`, which has no key yet, is the same function."""
         return msgspec.structs.replace(self, key="", facts=None) == other
 
-    def keyed(self, facts: Facts, task: bytes) -> KeptFunction:
+    def keyed(self, facts: Facts, task: bytes) -> FunctionRow:
         """Return it with its key: the kTask's key, or a hash of all its parts. task: encoded anew, without further data
         that the client may have sent, which would not be counted."""
         key = facts.key
@@ -67,7 +67,7 @@ class ClientFunction:
             the quota. listed: its description, encoded once: clients may list a thousand functions often.
     """
 
-    kept: KeptFunction
+    row: FunctionRow
     ready: InvocableFunction | KaasError
     blobs: Sequence[Blob]
     nbytes: int
@@ -77,13 +77,13 @@ class ClientFunction:
         self.listed = msgspec.Raw(msgspec.msgpack.encode(self._described()))
 
     def _described(self) -> dict[str, Any]:
-        kept, ready = self.kept, self.ready
+        row, ready = self.row, self.ready
         known: dict[str, Any] = {
-            "name": kept.name,
-            "function": kept.key,
-            "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
-            "before": kept.before,
-            "after": kept.after,
+            "name": row.name,
+            "function": row.key,
+            "constants": {buffer: sha256 for buffer, (sha256, _) in row.constants.items()},
+            "before": row.before,
+            "after": row.after,
         }
         if isinstance(ready, KaasError):
             return known | {"error": message_of(ready)}
@@ -97,12 +97,12 @@ class ClientFunction:
     @property
     def handle(self) -> str:
         """Its name, or its key if it has none."""
-        return self.kept.name or self.kept.key
+        return self.row.name or self.row.key
 
     @property
     def kernels(self) -> int:
         """The number of kernels that counts for the quota."""
-        return 0 if self.kept.facts is None else self.kept.facts.kernels
+        return 0 if self.row.facts is None else self.row.facts.kernels
 
 
 class FunctionBuilder:
@@ -121,32 +121,32 @@ class FunctionBuilder:
         """End the building of kTasks."""
         self._builder.close()
 
-    async def restored(self, kept: KeptFunction, known: dict[tuple[str, str], Library]) -> ClientFunction:
+    async def restored(self, row: FunctionRow, known: dict[tuple[str, str], Library]) -> ClientFunction:
         """Return a function of an earlier epoch, like `made`, but unchecked if its facts are stored.
 
         Raises:
             KaasError
         """
-        if kept.facts is not None:
-            return await self._made(kept, kept.facts.libraries, known, None)
-        sent = await _away(len(kept.task), decode_task, kept.task)
-        return await self._made(kept, sent.libraries, known, sent)
+        if row.facts is not None:
+            return await self._made(row, row.facts.libraries, known, None)
+        sent = await _away(len(row.task), decode_task, row.task)
+        return await self._made(row, sent.libraries, known, sent)
 
-    async def made(self, kept: KeptFunction, others_kernels: int) -> ClientFunction:
+    async def made(self, row: FunctionRow, others_kernels: int) -> ClientFunction:
         """Register a function with the pool. Its uploads are in use from now on. others_kernels: number of kernels of
         its client's other functions.
 
         Raises:
             KaasError
         """
-        sent = await _away(len(kept.task), decode_task, kept.task)
-        self._check_kernels(kept.client, sent.kernels, others_kernels)
-        self._check_used(kept.client)
-        return await self._made(kept, sent.libraries, {}, sent)
+        sent = await _away(len(row.task), decode_task, row.task)
+        self._check_kernels(row.client, sent.kernels, others_kernels)
+        self._check_used(row.client)
+        return await self._made(row, sent.libraries, {}, sent)
 
     async def _made(
         self,
-        kept: KeptFunction,
+        row: FunctionRow,
         needed: Sequence[str],
         known: dict[tuple[str, str], Library],
         sent: SentTask | None,
@@ -154,56 +154,56 @@ class FunctionBuilder:
         """Register a function. needed: hashes of its libraries. known: libraries by client and hash; its own ones are
         added. sent: the kTask to build, None if its facts are known."""
         with ExitStack() as undo:
-            blobs = self._needed(kept, needed, undo)
+            blobs = self._needed(row, needed, undo)
             for each in needed:
-                if (kept.client, each) not in known:
-                    known[kept.client, each] = await self._uploads.library(kept.client, each)
-            libraries = {each: known[kept.client, each] for each in needed}
+                if (row.client, each) not in known:
+                    known[row.client, each] = await self._uploads.library(row.client, each)
+            libraries = {each: known[row.client, each] for each in needed}
             if sent is not None:
                 files = {blob.hash: blob.path for blob in blobs if blob.kind == LIBRARY}
-                kept = await self._built(kept, sent, libraries, files)
-            task = kept.facts
+                row = await self._built(row, sent, libraries, files)
+            task = row.facts
             assert task is not None, "they are stored, or were made by building"
-            self._uploads.allowed.check_task(task, libraries.values(), kept.signature)
+            self._uploads.allowed.check_task(task, libraries.values(), row.signature)
             in_order = {each: libraries[each] for each in task.libraries}
-            data = await _away(len(kept.task) + _code_bytes(libraries), with_code, kept.task, in_order)
-            bindings, constants = await self._bound(kept, task)
-            self._blobs.charge(kept.client, LIBRARY, len(data))
-            undo.callback(self._blobs.refund, kept.client, LIBRARY, len(data))
-            label = label_of(kept.name, kept.key, task.label, constants)
-            function = self._registry.lend(specs.FunctionSpec(task.key, bindings, kept.client), task, data, label)
+            data = await _away(len(row.task) + _code_bytes(libraries), with_code, row.task, in_order)
+            bindings, constants = await self._bound(row, task)
+            self._blobs.charge(row.client, LIBRARY, len(data))
+            undo.callback(self._blobs.refund, row.client, LIBRARY, len(data))
+            label = label_of(row.name, row.key, task.label, constants)
+            function = self._registry.lend(specs.FunctionSpec(task.key, bindings, row.client), task, data, label)
             undo.pop_all()
         bound = {binding.buffer for binding in bindings}
         ready = InvocableFunction(
-            name=kept.name,
-            key=kept.key,
+            name=row.name,
+            key=row.key,
             function=function,
             constants=constants,
             given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
             scalars=task.scalars,
             iterations=task.iterations,
             outputs=tuple(buffer.name for buffer in task.outputs),
-            before=kept.before,
-            after=kept.after,
+            before=row.before,
+            after=row.after,
         )
-        return ClientFunction(kept, ready, blobs, len(data))
+        return ClientFunction(row, ready, blobs, len(data))
 
     async def _built(
-        self, kept: KeptFunction, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
-    ) -> KeptFunction:
+        self, row: FunctionRow, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
+    ) -> FunctionRow:
         """Return the function with its facts. The client's quota is charged for the time, also of a failed build.
 
         Raises:
             KaasError
         """
-        used = self._used.setdefault(kept.client, Window())
+        used = self._used.setdefault(row.client, Window())
         try:
-            built = await self._builder.built(kept.client, sent, libraries, files)
+            built = await self._builder.built(row.client, sent, libraries, files)
         except NotBuilt as error:
             used.add(monotonic(), int(error.used_s * 1e9))
             raise error.cause from error
         used.add(monotonic(), int(built.used_s * 1e9))
-        return kept.keyed(built.facts, built.task)
+        return row.keyed(built.facts, built.task)
 
     def _check_kernels(self, client: str, kernels: int, others_kernels: int) -> None:
         """Check the quotas of kernels.
@@ -233,15 +233,15 @@ class FunctionBuilder:
         again = {} if wait_s == inf else {"retry_s": wait_s}
         raise QuotaExceeded(message, client=client, quota="build_s_per_minute", limit=limit, used=used_s, **again)
 
-    def _needed(self, kept: KeptFunction, libraries: Sequence[str], undo: ExitStack) -> Sequence[Blob]:
+    def _needed(self, row: FunctionRow, libraries: Sequence[str], undo: ExitStack) -> Sequence[Blob]:
         """Return the uploads that it needs and count a use of each, until `undo`. libraries: their hashes.
 
         Raises:
             MissingContent
         """
         wanted = [(each, LIBRARY) for each in libraries]
-        wanted += [(each, VALUE) for each in dict.fromkeys(sha256 for sha256, _ in kept.constants.values())]
-        found = [self._blobs.complete(kept.client, *each) for each in wanted]
+        wanted += [(each, VALUE) for each in dict.fromkeys(sha256 for sha256, _ in row.constants.values())]
+        found = [self._blobs.complete(row.client, *each) for each in wanted]
         blobs = [blob for blob in found if blob is not None]
         if len(blobs) < len(wanted):
             raise missing(*(each for (each, _), blob in zip(wanted, found, strict=True) if blob is None))
@@ -250,7 +250,7 @@ class FunctionBuilder:
             undo.callback(self._blobs.release, blob)
         return blobs
 
-    async def _bound(self, kept: KeptFunction, task: Facts) -> tuple[tuple[specs.Binding, ...], HeldObject | None]:
+    async def _bound(self, row: FunctionRow, task: Facts) -> tuple[tuple[specs.Binding, ...], HeldObject | None]:
         """Return the bindings of the constants, and the pool's object of them all.
 
         Raises:
@@ -260,7 +260,7 @@ class FunctionBuilder:
         entries: dict[str, int] = {}
         bindings = []
         parts = []
-        for name, (sha256, dtype) in sorted(kept.constants.items()):
+        for name, (sha256, dtype) in sorted(row.constants.items()):
             if name not in inputs:
                 raise UnexpectedInput(
                     f"kTask {task.label!r} has no input {shown(name)}",
@@ -268,7 +268,7 @@ class FunctionBuilder:
                     buffer=name[:NAME_BYTES],
                     near=(),
                 )
-            content = self._blobs.complete(kept.client, sha256, VALUE)
+            content = self._blobs.complete(row.client, sha256, VALUE)
             assert content is not None, "it is in use, and thus not removed"
             check_fit(inputs[name], content.nbytes, dtype, None)
             if sha256 not in entries:
@@ -286,7 +286,7 @@ class FunctionBuilder:
             self._blobs.release(blob)
         if isinstance(entry.ready, InvocableFunction):
             self._registry.give_back(entry.ready.function.key, entry.ready.label)
-            self._blobs.refund(entry.kept.client, LIBRARY, entry.nbytes)
+            self._blobs.refund(entry.row.client, LIBRARY, entry.nbytes)
 
 
 def _code_bytes(libraries: Mapping[str, Library]) -> int:

@@ -11,8 +11,8 @@ from kaas.server.state.state_folder import State
 KIND = "tenants"
 
 
-class KeptTenants(msgspec.Struct, frozen=True, array_like=True):
-    """The stored entry of a name's owner."""
+class TenantRow(msgspec.Struct, frozen=True, array_like=True):
+    """The row of a name's owner on disk."""
 
     client: str
     tenant: str
@@ -29,8 +29,8 @@ class Tenants:
 
     def open(self) -> None:
         """Load the tenants of earlier epochs."""
-        kept = self._state.read(KIND, msgspec.msgpack.Decoder(KeptTenants).decode)
-        self._known = {each.client: each.tenant for each in kept}
+        rows = self._state.read(KIND, msgspec.msgpack.Decoder(TenantRow).decode)
+        self._known = {each.client: each.tenant for each in rows}
         self._adopts = self._state.damaged
 
     def changed(self, now: Mapping[str, str], purged: Collection[tuple[str, str]]) -> set[str]:
@@ -57,6 +57,6 @@ class Tenants:
                 self._known.pop(name, None)
         for name, tenant in now.items():
             if self._known.get(name) != tenant:
-                entry = msgspec.msgpack.encode(KeptTenants(name, tenant))
+                entry = msgspec.msgpack.encode(TenantRow(name, tenant))
                 self._state.put(KIND, name, "", entry)
                 self._known[name] = tenant

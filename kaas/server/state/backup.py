@@ -75,10 +75,10 @@ def _wanted(path: Path) -> dict[str, int]:
     wanted = {}
     for kind, key, value in rows:
         try:
-            kept = msgspec.msgpack.decode(unsealed(kind, key, value), type=blob_store.KeptBlobs)
+            row = msgspec.msgpack.decode(unsealed(kind, key, value), type=blob_store.BlobRow)
         except (msgspec.MsgspecError, ValueError):
             continue  # the server sets it aside when it starts
-        wanted[f"{CONTENTS}/{digest_of(kept.client)}/{kept.hash}"] = kept.nbytes
+        wanted[f"{CONTENTS}/{digest_of(row.client)}/{row.hash}"] = row.nbytes
     return wanted
 
 

@@ -56,8 +56,8 @@ Changed = Callable[[str, str, int], None]
 LimitsOf = Callable[[str], BlobLimits]
 
 
-class KeptBlobs(msgspec.Struct, frozen=True, array_like=True):
-    """The stored entry of an upload."""
+class BlobRow(msgspec.Struct, frozen=True, array_like=True):
+    """The row of an upload on disk."""
 
     client: str
     hash: str
@@ -129,19 +129,19 @@ class BlobStore:
         """Load the uploads of earlier epochs. Damaged ones are set aside; files without an entry are removed."""
         set_aside = self._state.set_aside
         known: set[Path] = set()
-        for kept in self._state.read(KIND, _decode):
-            content = self._content(kept.client, kept.hash, kept.nbytes, kept.kind, kept.signature)
+        for row in self._state.read(KIND, _decode):
+            content = self._content(row.client, row.hash, row.nbytes, row.kind, row.signature)
             size = _size(content.path)
-            content.complete = size == kept.nbytes
+            content.complete = size == row.nbytes
             if size >= 0 and not content.complete:
-                set_aside.file(content.path, f"an upload of {kept.client!r} had {kept.nbytes} bytes, and has {size}")
+                set_aside.file(content.path, f"an upload of {row.client!r} had {row.nbytes} bytes, and has {size}")
             # an unchecked upload must get its last byte again, since the check follows that
-            content.have = kept.nbytes if content.complete else min(_size(content.part), kept.nbytes - 1)
+            content.have = row.nbytes if content.complete else min(_size(content.part), row.nbytes - 1)
             if content.complete or content.have > 0:
                 known.add(content.path if content.complete else content.part)
                 self._add(content)
             else:
-                self._state.remove(KIND, kept.client, kept.hash)
+                self._state.remove(KIND, row.client, row.hash)
         for folder in (self._state.folder / CONTENTS).glob("*"):
             self._tidy(folder, known)
 
@@ -210,8 +210,8 @@ class BlobStore:
 
     def keep(self, content: Blob) -> None:
         """Write the entry of an upload, so that it outlives the server."""
-        kept = KeptBlobs(content.client, content.hash, content.nbytes, content.kind, content.signature)
-        self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(kept))
+        row = BlobRow(content.client, content.hash, content.nbytes, content.kind, content.signature)
+        self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(row))
 
     def _add(self, content: Blob) -> None:
         self._clients.setdefault(content.client, _ClientBlobs()).blobs[content.hash] = content
@@ -346,4 +346,4 @@ def _size(path: Path) -> int:
         return -1
 
 
-_decode = msgspec.msgpack.Decoder(KeptBlobs).decode
+_decode = msgspec.msgpack.Decoder(BlobRow).decode

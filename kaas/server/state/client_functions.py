@@ -16,7 +16,7 @@ from kaas.errors import InvalidRequest, KaasError, UnknownFunction
 from kaas.ktask.library import Library
 from kaas.pool.functions import Registry
 from kaas.pool.on_processes.objects import HeldObjects
-from kaas.server.building.function_builder import ClientFunction, FunctionBuilder, KeptFunction
+from kaas.server.building.function_builder import ClientFunction, FunctionBuilder, FunctionRow
 from kaas.server.building.invocable_function import InvocableFunction
 from kaas.server.building.served import NONE_SERVED, ServedETasks, described
 from kaas.server.building.uploads import Uploads
@@ -62,15 +62,15 @@ class ClientFunctions:
         """Register the functions of earlier epochs again. A function that cannot be registered now, for example since
         its code is no longer allowed, is kept with its error."""
         libraries: dict[tuple[str, str], Library] = {}  # many functions of one model share them
-        for kept in self._state.read(KIND, _decode):
+        for row in self._state.read(KIND, _decode):
             try:
-                entry = await self._builder.restored(kept, libraries)
+                entry = await self._builder.restored(row, libraries)
             except KaasError as error:
-                entry = ClientFunction(kept, error, [], 0)
+                entry = ClientFunction(row, error, [], 0)
             else:
-                if kept.facts is None:
+                if row.facts is None:
                     with suppress(KaasError):  # for example on a full disk: the next start builds it again
-                        self._state.put(KIND, kept.client, entry.handle, msgspec.msgpack.encode(entry.kept))
+                        self._state.put(KIND, row.client, entry.handle, msgspec.msgpack.encode(entry.row))
             self._add(entry)
 
     def close(self) -> None:
@@ -136,18 +136,18 @@ class ClientFunctions:
                 stored = self._object_store.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             around = message.before, message.after
-            kept = KeptFunction(client, message.name, task, constants, *around, signature=message.signature)
+            row = FunctionRow(client, message.name, task, constants, *around, signature=message.signature)
             mine = self._clients.get(client, {})
             for known in mine.values():
-                if isinstance(known.ready, InvocableFunction) and known.kept.asks_for(kept):
+                if isinstance(known.ready, InvocableFunction) and known.row.asks_for(row):
                     return known.ready
             others = sum(each.kernels for each in mine.values() if each.handle != message.name)
-            entry = await self._builder.made(kept, others)
+            entry = await self._builder.made(row, others)
             before = mine.get(entry.handle)
             try:
                 if before is None and len(mine) >= MOST_FUNCTIONS:
                     raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
-                self._state.put(KIND, client, entry.handle, msgspec.msgpack.encode(entry.kept))
+                self._state.put(KIND, client, entry.handle, msgspec.msgpack.encode(entry.row))
             except KaasError:
                 self._builder.let_go(entry)
                 raise
@@ -160,7 +160,7 @@ class ClientFunctions:
     # --- adding and removing
 
     def _add(self, entry: ClientFunction) -> None:
-        client = entry.kept.client
+        client = entry.row.client
         self._clients.setdefault(client, {})[entry.handle] = entry
         self._look_up(client)
 
@@ -168,7 +168,7 @@ class ClientFunctions:
         """Rebuild the table of a client's names and keys."""
         found = self._named[client] = {}
         for entry in self._clients[client].values():
-            found[entry.kept.key] = entry.ready
+            found[entry.row.key] = entry.ready
         for handle, entry in self._clients[client].items():
             found[handle] = entry.ready
 
@@ -185,7 +185,7 @@ class ClientFunctions:
         async with self._object_store.turn(client):
             mine = self._clients.get(client, {})
             going = [mine[function]] if function in mine else []
-            going += [entry for entry in mine.values() if entry.kept.key == function and entry not in going]
+            going += [entry for entry in mine.values() if entry.row.key == function and entry not in going]
             if not going:
                 self.named(client, function)
             for entry in going:
@@ -210,4 +210,4 @@ class ClientFunctions:
         self._named.pop(client, None)
 
 
-_decode = msgspec.msgpack.Decoder(KeptFunction).decode
+_decode = msgspec.msgpack.Decoder(FunctionRow).decode

@@ -33,8 +33,8 @@ MOST_NAMES = 4096
 KIND = "objects"
 
 
-class KeptObjects(msgspec.Struct, frozen=True, array_like=True):
-    """The stored entry of a named object."""
+class ObjectRow(msgspec.Struct, frozen=True, array_like=True):
+    """The row of a named object on disk."""
 
     client: str
     name: str
@@ -103,8 +103,8 @@ class ObjectStore:
 
     async def open(self) -> None:
         """Load the objects of earlier epochs. Lost or damaged ones are set aside."""
-        for kept in self._state.read(KIND, _decode):
-            content = self._uploads.blobs.complete(kept.client, kept.hash, VALUE)
+        for row in self._state.read(KIND, _decode):
+            content = self._uploads.blobs.complete(row.client, row.hash, VALUE)
             why = "its value is not there"
             held = None
             if content is not None:
@@ -114,9 +114,9 @@ class ObjectStore:
                 except KaasError as error:
                     why = error.message
             if held is None or content is None:
-                self._state.drop(KIND, kept.client, kept.name, msgspec.msgpack.encode(kept), why)
+                self._state.drop(KIND, row.client, row.name, msgspec.msgpack.encode(row), why)
             else:
-                self._name(kept, held, content)
+                self._name(row, held, content)
 
     async def held(self, content: Blob, data: memoryview | None = None) -> HeldObject | None:
         """Return a complete value in the pool's memory, or None if its file has changed on disk. data: the value, if
@@ -134,10 +134,10 @@ class ObjectStore:
                     return None
             return await self._objects.hold(key, data or b"")
 
-    def _name(self, kept: KeptObjects, held: HeldObject, content: Blob) -> None:
+    def _name(self, row: ObjectRow, held: HeldObject, content: Blob) -> None:
         content.uses += 1
-        stored = StoredObject(held, kept.dtype, kept.shape, content.nbytes, content)
-        self._names.setdefault(kept.client, {})[kept.name] = stored
+        stored = StoredObject(held, row.dtype, row.shape, content.nbytes, content)
+        self._names.setdefault(row.client, {})[row.name] = stored
 
     # --- reading
 
@@ -234,16 +234,14 @@ class ObjectStore:
                 found = []
                 for given in values:
                     content, held = await self._found(client, given, used)
-                    found.append(
-                        (KeptObjects(client, given.name, content.hash, given.dtype, given.shape), held, content)
-                    )
-                entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
+                    found.append((ObjectRow(client, given.name, content.hash, given.dtype, given.shape), held, content))
+                entries = {row.name: msgspec.msgpack.encode(row) for row, _, _ in found}
                 self._state.put_all(client, {KIND: entries, **others})
-                for kept, held, content in found:
-                    before = self._names.get(client, {}).get(kept.name)
+                for row, held, content in found:
+                    before = self._names.get(client, {}).get(row.name)
                     if before is not None:
                         used.callback(self._uploads.blobs.release, before.content)
-                    self._name(kept, held, content)
+                    self._name(row, held, content)
 
     async def _found(self, client: str, given: NewObject, used: ExitStack) -> tuple[Blob, HeldObject]:
         """Return a value on disk and in memory, in use until `used` ends."""
@@ -344,4 +342,4 @@ def _intact(path: Path, sha256: str) -> memoryview | None:
     return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
 
-_decode = msgspec.msgpack.Decoder(KeptObjects).decode
+_decode = msgspec.msgpack.Decoder(ObjectRow).decode

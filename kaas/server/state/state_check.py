@@ -23,11 +23,11 @@ from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unseale
 from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, read_usage
 
 KINDS: dict[str, Any] = {
-    blob_store.KIND: blob_store.KeptBlobs,
-    object_store.KIND: object_store.KeptObjects,
-    client_functions.KIND: function_builder.KeptFunction,
+    blob_store.KIND: blob_store.BlobRow,
+    object_store.KIND: object_store.ObjectRow,
+    client_functions.KIND: function_builder.FunctionRow,
     durable_replies.ANSWERS: durable_replies.DurableReply,
-    tenants.KIND: tenants.KeptTenants,
+    tenants.KIND: tenants.TenantRow,
 }
 """The values of the entries of each kind."""
 _DAMAGED_ENTRY = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
@@ -71,7 +71,7 @@ def check(folder: Path) -> CheckedState:
         raise InvalidConfig(message, field="state")
     findings: list[Finding] = []
     found = list(_entries(folder / CLIENTS, findings))
-    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.KeptBlobs)}
+    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.BlobRow)}
     sizes = _uploads(folder, uploads, findings)
     _references(found, set(uploads), findings)
     requests = _usage(folder, findings)
@@ -121,32 +121,32 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], findings: list[Finding]) -> list[int]:
+def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], findings: list[Finding]) -> list[int]:
     """Return the sizes of the complete and right uploads."""
-    expected = {(digest_of(client), sha256): kept for (client, sha256), kept in known.items()}
+    expected = {(digest_of(client), sha256): row for (client, sha256), row in known.items()}
     sizes = []
     for path in sorted((folder / CONTENTS).glob("*/*")):
         place = str(path.relative_to(folder))
-        kept = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
+        row = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
         if not path.exists() and not path.is_symlink():
             continue  # a running server has removed it meanwhile
         if path.is_symlink() or not path.is_file() or not (HASH.fullmatch(path.name) or _PART.fullmatch(path.name)):
             findings.append(Finding(place, "it is no client's upload"))
-        elif kept is None:
+        elif row is None:
             findings.append(Finding(place, "no entry refers to it"))
         elif HASH.fullmatch(path.name):
             try:
-                wrong = _wrong(path, kept)
+                wrong = _wrong(path, row)
             except FileNotFoundError:
                 continue  # a running server has removed it meanwhile
             if wrong:
                 findings.append(Finding(place, wrong))
             else:
-                sizes.append(kept.nbytes)
+                sizes.append(row.nbytes)
     findings.extend(
-        Finding(f"{CLIENTS}: upload {kept.hash} of {kept.client!r}", "its file is not there")
-        for kept in known.values()
-        if _missing(folder, kept)
+        Finding(f"{CLIENTS}: upload {row.hash} of {row.client!r}", "its file is not there")
+        for row in known.values()
+        if _missing(folder, row)
     )
     findings.extend(
         Finding(str(path.relative_to(folder)), "it is no folder of a client's")
@@ -156,15 +156,15 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.KeptBlobs], f
     return sizes
 
 
-def _wrong(path: Path, kept: blob_store.KeptBlobs) -> str:
+def _wrong(path: Path, row: blob_store.BlobRow) -> str:
     """Return the defect of an upload's file, "" for none.
 
     Raises:
         FileNotFoundError
     """
-    if (size := path.stat().st_size) != kept.nbytes:
-        return f"it has {size} bytes, not {kept.nbytes}"
-    return "" if hash_of(path) == kept.hash else "its bytes are not those that were uploaded"
+    if (size := path.stat().st_size) != row.nbytes:
+        return f"it has {size} bytes, not {row.nbytes}"
+    return "" if hash_of(path) == row.hash else "its bytes are not those that were uploaded"
 
 
 def hash_of(path: Path) -> str:
@@ -173,17 +173,17 @@ def hash_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _missing(folder: Path, kept: blob_store.KeptBlobs) -> bool:
-    path = folder / CONTENTS / digest_of(kept.client) / kept.hash
+def _missing(folder: Path, row: blob_store.BlobRow) -> bool:
+    path = folder / CONTENTS / digest_of(row.client) / row.hash
     return not path.exists() and not path.with_name(path.name + blob_store.PART).exists()
 
 
 def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[Finding]) -> None:
     for each in found:
         wanted: list[str] = []
-        if isinstance(each, object_store.KeptObjects):
+        if isinstance(each, object_store.ObjectRow):
             wanted = [each.hash]
-        elif isinstance(each, function_builder.KeptFunction):
+        elif isinstance(each, function_builder.FunctionRow):
             wanted = [sha256 for sha256, _ in each.constants.values()]
         findings.extend(
             Finding(f"{CLIENTS}: {each.name!r} of {each.client!r}", f"upload {sha256}, which it needs, is not there")

@@ -409,7 +409,7 @@ def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(), "scale")
             (kept,) = had.state.read(
-                functions_module.KIND, msgspec.msgpack.Decoder(function_builder.KeptFunction).decode
+                functions_module.KIND, msgspec.msgpack.Decoder(function_builder.FunctionRow).decode
             )
             old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(kept))[:-1])
             had.state.put(functions_module.KIND, "ada", "scale", old)
@@ -417,7 +417,7 @@ def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path
             async with Had(tmp_path) as had:
                 assert had.functions.named("ada", "scale").function.spec.task_key == scale_task().key
                 (kept,) = had.state.read(
-                    functions_module.KIND, msgspec.msgpack.Decoder(function_builder.KeptFunction).decode
+                    functions_module.KIND, msgspec.msgpack.Decoder(function_builder.FunctionRow).decode
                 )
                 assert kept.facts is not None
 
