@@ -255,12 +255,13 @@ class Config:
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
         return replace(self, devices=tuple(device.sized() for device in devices))
 
-    def refuse_other(self, pool: str, running: Config | Mapping[str, str]) -> None:
+    def refuse_other(self, pool: str, running: Config | Mapping[str, str], *, ray: bool = True) -> None:
         """Refuse to attach with this configuration to a pool that runs with another one.
 
         Args:
             pool: the name of the pool.
             running: the configuration of the pool, or its `described()`.
+            ray: False for a pool without Ray.
 
         Raises:
             ConfigMismatch: they differ.
@@ -273,12 +274,13 @@ class Config:
         if not differences:
             return
         here = self.described()
+        join = ", ".join([*([] if ray else ["ray=False"]), *([] if pool == "kaas" else [f"name={pool!r}"])])
         shown = "; ".join(
             f"{name} is {_short(there[name])} there and {_short(here[name])} here" for name in differences
         )
         raise ConfigMismatch(
-            f"pool {pool!r} runs already, with another configuration: {shown}. To join it as it is, call kaas.init() "
-            f"without {' and '.join(differences)}; to have a second pool, with another name=...; to "
+            f"pool {pool!r} runs already, with another configuration: {shown}. To join it as it is, call "
+            f"kaas.init({join}) without {' and '.join(differences)}; to have a second pool, with another name=...; to "
             "replace it, end it first: kaas.shutdown() where it was started",
             pool=pool,
             differences=differences,

@@ -291,4 +291,4 @@ def _is_there(session: ProcessSession) -> bool:
 
 def _refuse_other(name: str, wanted: Config | None, notice: PoolNotice) -> None:
     if wanted is not None:
-        wanted.refuse_other(name, notice.config)
+        wanted.refuse_other(name, notice.config, ray=False)

@@ -15,7 +15,7 @@ from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.ktask.images import PROVIDED
 from kaas.ktask.library import Library
-from kaas.ktask.request import View, check_names, input_bytes, mapping
+from kaas.ktask.request import View, check_constants, input_bytes, mapping
 from kaas.models.model import CompiledModel
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_library, encode_task
@@ -51,7 +51,7 @@ class Registering:
     ) -> RemoteTask:
         """Register a kTask; raise KaasError if the server refuses it."""
         constants = mapping(task, "constants", constants)
-        check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
+        check_constants(task, constants)
         buffers = {buffer.name: buffer for buffer in task.inputs}
         names: dict[str, str] = {}
         own: list[_Constant] = []

@@ -109,6 +109,29 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
     check_taken(f"kTask {task.label!r}", task.label, task.inputs, names, task.scalars)
 
 
+def check_constants(task: KTask, names: Collection[str]) -> None:
+    """Check that names are inputs of a kTask, to which constants can be bound.
+
+    Raises:
+        UnexpectedInput
+    """
+    known = {buffer.name for buffer in task.inputs}
+    for name in names:
+        if name in task.scalars and name not in known:
+            raise UnexpectedInput(
+                f"kTask {task.label!r}: {name!r} is a scalar, and no constant: each call gives it, {_way(name)}",
+                task=task.label,
+                buffer=name,
+                near=(),
+            )
+    check_names(task, known.union(names))
+
+
+def _way(scalar: str) -> str:
+    """Return how a call gives a scalar, in words that fit all calls."""
+    return f"as scalars={{{scalar!r}: ...}}, or as {scalar}=... in call() and remote() of a kaas.Function"
+
+
 def check_taken(
     what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str], scalars: Collection[str] = ()
 ) -> None:
@@ -125,7 +148,7 @@ def check_taken(
         near = tuple(difflib.get_close_matches(str(name), taken))
         hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(taken)) or 'none'}"
         if name in scalars:
-            hint = f": that is a scalar, which is given as scalars={{{name!r}: ...}}"
+            hint = f": that is a scalar, which is given {_way(name)}"
         elif name == "scalars" and scalars:
             hint = f"; give scalars by name: {', '.join(f'{scalar}=...' for scalar in sorted(scalars))}"
         raise UnexpectedInput(f"{what} has no input {name!r}{hint}", task=label, buffer=str(name), near=near)
@@ -310,7 +333,7 @@ def encode_scalars(task: Invocable, scalars: Mapping[str, Any] | None) -> dict[s
 def _encode_scalar(task: Invocable, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
     if name not in given:
         raise MissingScalar(
-            f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given; scalars={{{name!r}: ...}} gives it",
+            f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given: give it {_way(name)}",
             task=task.label,
             scalar=name,
         )

@@ -14,7 +14,7 @@ from kaas.executor.inputs import InputSource
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.dtypes import numpy_dtype
 from kaas.ktask.graph import KTask
-from kaas.ktask.request import View, check_names, encode_scalars, input_bytes, mapping
+from kaas.ktask.request import View, check_constants, check_names, encode_scalars, input_bytes, mapping
 from kaas.ktask.variant import Variant, by_position, choose
 from kaas.wire import specs as wire
 from kaas.wire.held_ref import HeldRef
@@ -107,7 +107,7 @@ def bind(
         InvalidRequest, UnexpectedInput, WrongSize, WrongDtype, NotContiguous
     """
     constants = mapping(task, "constants", constants)
-    check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
+    check_constants(task, constants)
     bindings, objects = _bind(task.inputs, constants, store)
     return FunctionSignature.of(task, bindings), objects
 

@@ -16,6 +16,7 @@ import kaas
 from kaas import errors
 from kaas.cli.main import app
 from kaas.config import POLICY_NAMES
+from kaas.ktask.request import check_constants
 from kaas.scheduling.policies import POLICIES
 from tests.api.conftest import crash_task
 
@@ -41,7 +42,9 @@ def test_the_error_for_another_configuration_names_both_values_and_remedies() ->
     error = raised.value
     assert error.differences == ("policy",)
     assert "policy is 'cfs_affinity' there and 'fcfs' here" in error.message
-    assert all(way in error.message for way in ("without policy", "another name=", "kaas.shutdown()"))
+    assert all(way in error.message for way in ("kaas.init() without policy", "another name=", "kaas.shutdown()"))
+    with pytest.raises(errors.ConfigMismatch, match=r"call kaas\.init\(ray=False, name='mine'\) without policy;"):
+        kaas.Config(policy="fcfs", slots=2).refuse_other("mine", running, ray=False)
     kaas.Config(policy="cfs_affinity", slots=2).refuse_other("kaas", running)
 
 
@@ -116,5 +119,8 @@ def test_errors_distinguish_a_scalar_from_an_input() -> None:
         kaas.run_local(task, {"x": ones, "factor": 2.0})
     with pytest.raises(errors.UnexpectedInput, match=r"no input 'scalars'; give scalars by name: factor=\.\.\.$"):
         kaas.run_local(task, {"x": ones, "scalars": {"factor": 2.0}})
-    with pytest.raises(errors.MissingScalar, match=r"scalar 'factor' \(f32\) was not given; scalars=\{'factor'"):
+    said = r"scalar 'factor' \(f32\) was not given: .* scalars=\{'factor'.* factor=\.\.\. in call\(\)"
+    with pytest.raises(errors.MissingScalar, match=said):
         kaas.run_local(task, {"x": ones})
+    with pytest.raises(errors.UnexpectedInput, match=r"'factor' is a scalar, and no constant: each call"):
+        check_constants(task, ["factor"])
