@@ -26,6 +26,10 @@ DISTRIBUTIONS = {
 }
 """Packages, and the folders in which they stand."""
 
+RUNS = "Runs in programs that make kTasks"
+OTHERS = {"tvm_backend": RUNS, "cutlass_blas": f"{RUNS}; `provider` in executors"}
+"""Packages that use kaas as any program does, and their processes."""
+
 ORDER = (
     ("softgpu",),
     ("errors", "store", "cache_folders", "import_target", "optional_ray", "futures"),
@@ -193,9 +197,15 @@ def purpose(part: str) -> str:
 
 
 def folder_table() -> Iterator[str]:
-    """Yield the lines of the table of the folders of kaas from top to bottom, and what each imports."""
+    """Yield the lines of the table of folders from top to bottom, and what each imports."""
     yield "| folder | files | what | imports |"
     yield "| --- | --- | --- | --- |"
+    for package, process in OTHERS.items():
+        members = [name for name in MODULES if name.split(".")[0] == package]
+        used = {other.split(".")[0] for member in members for other in imports(member)} & DISTRIBUTIONS.keys()
+        below = ", ".join(f"`{name}`" for name in sorted(used - {package})) or "nothing"
+        folder = DISTRIBUTIONS[package].relative_to(ROOT)
+        yield f"| `{folder}` | {len(members)} | {purpose(package)}. {process} | {below} |"
     for part, members in reversed(parts().items()):
         below = ", ".join(f"`{name.removeprefix('kaas/')}`" for name in imported_parts(part)) or "nothing"
         yield f"| `{part}` | {len(members)} | {purpose(part)} | {below} |"
