@@ -96,7 +96,8 @@ def replay(
             _simulate(made, policy, json, rows)
         return
     replayed = recording.replay(record, None if policy is None else find_policy(policy))
-    counts = f"{replayed.epochs} epochs, {replayed.events} events, {replayed.decisions} decisions"
+    epochs = f"{replayed.epochs} epoch{'s'[: replayed.epochs != 1]}"
+    counts = f"{epochs}, {replayed.events} events, {replayed.decisions} decisions"
     if replayed.difference is None:
         console.print(f"[green]identical[/]: {counts}")
         return

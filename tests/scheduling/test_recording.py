@@ -200,7 +200,7 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
     assert CliRunner().invoke(app, ["replay", str(path)]).exit_code == 0
     ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "other"])
     assert ended.exit_code == 1
-    assert "different at line 5, after 1 epochs, 3 events, 2 decisions" in ended.stdout
+    assert "different at line 5, after 1 epoch, 3 events, 2 decisions" in ended.stdout
     assert "expected: (Dispatch(request=0, worker=0, slot=0" in ended.stdout
 
 

@@ -1,4 +1,4 @@
-"""Questions to a server over HTTP with JSON: connections that are kept, and limits of answers."""
+"""Asks a server over HTTP with JSON: connections stay open, and answers have a largest size and a longest time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Bounded:
         self._file, self._left = file, MOST_BYTES
 
     def read(self, size: int | None = None) -> bytes:
-        """Return as the file does.
+        """Return the next bytes of the answer: at most `size`, or all that come if it is None or negative.
 
         Raises:
             HTTPException: the answer is too long.

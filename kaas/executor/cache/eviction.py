@@ -1,8 +1,9 @@
 """The eviction rule: which cached objects leave when room is needed. Values in, values out.
 
-The simulator has the same rule (`scheduling/simulation/simulated_memory.py`). Policies do not know the order of the
-cache: `Locality._loss` estimates by dispatches which objects leave (`scheduling/policies/locality.py`). A change of the
-rule makes that estimate worse, but not wrong.
+The simulator imports the same rule (`scheduling/simulation/simulated_memory.py`). What changes along with the rule: the
+slow model of the tests (`tests/executor/cache_model.py`), and "Order of eviction" in docs/executor.md. Policies do not
+know the order of the cache: `Locality._loss` estimates by dispatches which objects leave
+(`scheduling/policies/locality.py`). A change of the rule makes that estimate worse, but not wrong.
 """
 
 from __future__ import annotations

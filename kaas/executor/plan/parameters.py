@@ -107,7 +107,7 @@ _NO_ADDRESS = ("ld.param", "st.param", "call", "tex.", "suld", "sust")
 
 def _taken(body: str, types: dict[str, str]) -> set[Origin]:
     """Return the parameters and bytes from which the code takes an address."""
-    copies: list[tuple[str, str]] = []  # to, from
+    copies: list[tuple[str, str]] = []  # target, source
     sums: list[tuple[str, str, str]] = []
     made: defaultdict[str, set[str]] = defaultdict(set)
     origins: defaultdict[str, set[Origin]] = defaultdict(set)
@@ -151,7 +151,7 @@ def _loaded(opcode: str, text: str, types: dict[str, str], origins: dict[str, se
 
 
 def _spread(origins: dict[str, set[Origin]], copies: Iterable[tuple[str, str]]) -> None:
-    """Give each register the origins of the registers that are copied into it."""
+    """Add to each register the origins of its sources, also of those behind several copies. copies: target, source."""
     to: defaultdict[str, list[str]] = defaultdict(list)
     for target, source in copies:
         to[source].append(target)

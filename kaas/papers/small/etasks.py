@@ -19,7 +19,7 @@ VALUE = 1.0
 
 
 class Layers:
-    """A chain of launches through two temporaries. workload: the name of one, of which each subclass is."""
+    """A chain of launches through two temporaries. Each subclass is a workload, and `workload` is its name."""
 
     workload: ClassVar[str]
 

@@ -25,7 +25,7 @@ BUCKET = 1.001
 
 
 class Latencies(Protocol):
-    """Latencies, of which quantiles are asked."""
+    """Collected latencies, and their quantiles."""
 
     def add(self, latency_ps: int) -> None:
         """Add a latency."""

@@ -32,19 +32,19 @@ class SimulatedLink:
 
     def load(self, device: int, nbytes: int, then: Callable[[None], None]) -> None:
         """Begin a load of so many bytes to a device; `then` is called when the last one is there."""
-        self._share()
+        self._advance()
         heapq.heappush(self._loads, (self._got + nbytes, next(self._numbers), device, then))
         self._plan()
 
     def drop(self, device: int) -> None:
         """End the loads of a device, which is gone."""
-        self._share()
+        self._advance()
         self._loads = [load for load in self._loads if load[2] != device]
         heapq.heapify(self._loads)
         self._plan()
 
-    def _share(self) -> None:
-        """Count the bytes that came since the last change."""
+    def _advance(self) -> None:
+        """Add the bytes that each load got since the last change of the loads, up to now."""
         now_ps = self._clock.now_ps
         if self._loads:
             self._got += (now_ps - self._since_ps) * self._per_ps / len(self._loads)
@@ -64,7 +64,7 @@ class SimulatedLink:
         """End the loads whose last byte has come."""
         if plan != self._plans:
             return
-        self._share()
+        self._advance()
         self._got = max(self._got, self._loads[0][0])  # the time was rounded
         ended = []
         while self._loads and self._loads[0][0] <= self._got:

@@ -68,7 +68,7 @@ class SetAside:
         self._tell(to, path.name, why)
 
     def story(self, why: str) -> None:
-        """Log damage without data to keep."""
+        """Report damage, in the log and to administrators. Of damage alone that leaves no data, this is all."""
         self.count += 1
         self.stories = [*self.stories, why][-STORIES_KEPT:]
         _log.error("the state is damaged: %s", why)
