@@ -20,7 +20,7 @@ static struct {
 static CUresult refuse(int number, const char *why) {
   explain("the software GPU does not support %s (%s)", names[number], why);
   atomic_store(&calls[number].called, true);
-  if (!atomic_exchange(&calls[number].printed, true)) fprintf(stderr, "KaaS: %s\n", softgpu_last_error());
+  if (!atomic_exchange(&calls[number].printed, true)) fprintf(stderr, "softgpu: %s\n", softgpu_last_error());
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

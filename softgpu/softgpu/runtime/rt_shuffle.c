@@ -39,7 +39,7 @@ void sg_rt_stray_shuffle(const sg_warp *warp, uint32_t lanes, uint32_t line) {
   if (!is_new(kernel, line)) return;
   sg_thread_index(warp, (uint32_t)__builtin_ctz(lanes), at);
   fprintf(stderr,
-          "KaaS: kernel %s, %s: thread (%u, %u, %u) of block (%u, %u, %u) shuffles a value from a lane that does "
-          "not run; it is undefined, and has all bits set under memcheck\n",
+          "softgpu: kernel %s, %s: thread (%u, %u, %u) of block (%u, %u, %u) shuffles a value from a lane that "
+          "does not run; it is undefined, and has all bits set under memcheck\n",
           kernel, sg_place_of(warp, line).text, at[0], at[1], at[2], warp->ctaid[0], warp->ctaid[1], warp->ctaid[2]);
 }

@@ -46,7 +46,8 @@ def test_a_stray_shuffle_is_reported_once_and_its_value_has_all_bits_set(
         checked_gpu.run(ptx, name, 1, 32, out, np.uint32(8))
         np.testing.assert_array_equal(out, [*range(8, 24), *[0xFFFFFFFF] * 8, *[0] * 8])
     (said,) = capfd.readouterr().err.splitlines()
-    assert said.startswith(f"KaaS: kernel {name}, PTX line {at}: thread (16, 0, 0) of block (0, 0, 0) shuffles a value")
+    place = f"softgpu: kernel {name}, PTX line {at}: thread (16, 0, 0) of block (0, 0, 0)"
+    assert said.startswith(f"{place} shuffles a value")
 
 
 @pytest.mark.parametrize("line", [CONSTANT, CHOSEN])

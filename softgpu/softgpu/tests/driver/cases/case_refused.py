@@ -32,7 +32,7 @@ def test_every_refused_call_reports_its_name(library: ctypes.CDLL, capfd: pytest
     call()
     said = capfd.readouterr().err.splitlines()
     assert sorted(said) == sorted(
-        f"KaaS: the software GPU does not support {name} ({why})" for name, why in refused().items()
+        f"softgpu: the software GPU does not support {name} ({why})" for name, why in refused().items()
     )
     assert sorted(take_refused(library)) == sorted(refused())
     assert take_refused(library) == ()

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import kaas
 import tvm_backend
 from softgpu.tests.compiler.corpus.tvm import encoder
 
@@ -63,11 +62,11 @@ def described(array: Any) -> dict[str, Any]:
     return {"value": only}
 
 
-def launch(kernel: kaas.Kernel) -> dict[str, Any]:
-    """A launch whose arguments are all buffers from their beginning on."""
+def launch(kernel: Any) -> dict[str, Any]:
+    """A launch of what tvm_backend made, whose arguments are all buffers from their beginning on."""
     arguments = []
     for argument in kernel.args:
-        assert isinstance(argument, kaas.In | kaas.Out | kaas.InOut), argument
+        assert hasattr(argument, "buffer"), argument
         assert argument.offset_bytes == 0, argument
         arguments.append(argument.buffer.name)
     return {
