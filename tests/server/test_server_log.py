@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +107,15 @@ def test_events_below_the_level_are_not_logged(log: Callable[..., Lines]) -> Non
     log(level="info")  # in the place of the former
     logging.getLogger("kaas.test").info("fine")
     assert lines() == []
+
+
+def test_the_events_that_the_page_promises_are_those_of_the_code() -> None:
+    """Operators search for their words: another text is a change of the page, and of what their searches find."""
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "observing.md").read_text().split("| event | level |", 1)[1].split("\n\n", 1)[0]
+    promised = [event for row in table.splitlines() for event in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    code = "\n".join(path.read_text() for path in (root / "kaas").rglob("*.py"))
+    assert len(promised) > 15
+    for event in promised:
+        ends = "" if event.endswith("…") else '"'
+        assert f'"{event.removesuffix("…")}{ends}' in code, event
