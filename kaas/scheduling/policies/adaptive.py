@@ -271,7 +271,8 @@ class BoostedArrivals(BoostedScores):
 
     def _take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""
-        for changed in self._turns.changed(share, waits=self.waits(share)):
+        waits = share in self._of_client and share not in self._parked
+        for changed in self._turns.changed(share, waits=waits):
             may_go = self._turns.may_go(changed)
             for queue in self.queues(changed):
                 if queue in self.heads and may_go:

@@ -71,7 +71,7 @@ class BoostedScores(FlowOrder):
             hits: the flows that cost no load on the idle device.
             urgent: the requests whose deadlines go before boosts.
         """
-        queue = self._flows.get(self.flow(request))
+        queue = self._flows.get(request.flow)
         hit = queue in hits
         cost_s = self._policy.costs_s(request)[not hit]
         kept = None if queue is None else self._costs.get(queue)

@@ -9,6 +9,7 @@ in SFQ(D) (Jin, Chase, Kaur 2004).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.orders import PriorityQueue
@@ -38,7 +39,7 @@ class FairTurns:
     def __init__(self, fair_share: FairShare, lead_s: float) -> None:
         self._fair_share = fair_share
         self._lead_s = lead_s
-        self._turns: dict[int, Turns] = {}
+        self._turns = defaultdict[int, Turns](Turns)  # by priority
         self._priority: dict[ClientShare, int] = {}  # of those that wait
         self._came: dict[ClientShare, dict[int, float]] = {}  # the virtual time of each waiting request, oldest first
 
@@ -57,7 +58,7 @@ class FairTurns:
             came = self._came.get(request.share)
             if came is None:
                 came = self._came[request.share] = {}
-            came[request.id] = self._turns_of(request.share.priority).now_s
+            came[request.id] = self._turns[request.share.priority].now_s
 
     def left(self, request: QueuedRequest) -> None:
         """Take in that a request waits no longer."""
@@ -71,7 +72,7 @@ class FairTurns:
         """Take in that a request, which is charged with its estimate, has begun: time has come to its start."""
         if self._lead_s < math.inf:
             share = request.share
-            turns = self._turns_of(share.priority)
+            turns = self._turns[share.priority]
             turns.now_s = max(turns.now_s, share.time_s - (request.estimate_s or 0.0) / share.weight)
 
     def changed(self, share: ClientShare, *, waits: bool) -> list[ClientShare]:
@@ -83,17 +84,11 @@ class FairTurns:
             left = self._leave(share)
         if not waits:
             return left
-        turns = self._turns_of(share.priority)
+        turns = self._turns[share.priority]
         self._priority[share] = share.priority
         self._fair_share.lift(share, next(iter(self._came[share].values())))
         turns.waiting.put(share, (share.time_s,))
         return left + self._settle(share, turns)
-
-    def _turns_of(self, priority: int) -> Turns:
-        turns = self._turns.get(priority)
-        if turns is None:
-            turns = self._turns[priority] = Turns()
-        return turns
 
     def _leave(self, share: ClientShare) -> list[ClientShare]:
         priority = self._priority.pop(share, None)

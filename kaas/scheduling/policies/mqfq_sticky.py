@@ -154,8 +154,7 @@ class Flows(FlowOrder):
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
         name = self.flow(request)
-        flow = self._known.pop(name, None) or TimedFlow()
-        self._known[name] = flow
+        flow = self._known[name] = self._known.pop(name) if name in self._known else TimedFlow()
         if len(self._known) > MOST_FLOWS:
             self._forget(next(iter(self._known)))
         self._rests.arrived(flow, self._policy.now_s)
@@ -181,8 +180,8 @@ class Flows(FlowOrder):
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its flow."""
         super().drop(request)
-        if request.worker is None and (name := self.flow(request)) not in self._flows:  # it left, and does not run
-            self._rest(self._known[name])
+        if request.worker is None and request.flow not in self._flows:  # it left, and does not run
+            self._rest(self._known[request.flow])
 
     def withdraw(self, queue: Queue) -> None:
         """Take a flow out of its places, since it is empty or its client is held back."""
@@ -200,7 +199,8 @@ class Flows(FlowOrder):
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Charge a request that has begun."""
         self._running += 1
-        flow = self._known.get(self.flow(request))
+        request.flow = self.flow(request)  # one that runs alone was not added
+        flow = self._known.get(request.flow)
         if flow is None:
             return  # an earlier epoch of the pool dispatched it
         flow.in_flight += 1
@@ -219,13 +219,13 @@ class Flows(FlowOrder):
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
         """Take in that a request has ended."""
         self._running -= 1
-        flow = self._known.get(name := self.flow(request))
+        flow = self._known.get(request.flow)
         if flow is None or not flow.in_flight:
             return
         flow.in_flight -= 1
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
-        elif name not in self._flows:
+        elif request.flow not in self._flows:
             self._stay(flow, request.share)
             self._rest(flow)
         self._policy.warm.freed(flow)
@@ -298,7 +298,7 @@ class Flows(FlowOrder):
 
     def _end_rests(self) -> None:
         now_s = self._policy.now_s
-        while (flow := self._rests.first()) is not None:
+        while (flow := self._rests.ends.first()) is not None:
             if flow.rests_until_s > now_s + SHORTEST_WAIT_S:
                 self._policy.wake_at(flow.rests_until_s)
                 break
@@ -386,7 +386,7 @@ class Flows(FlowOrder):
     def obstacle(self, request: QueuedRequest) -> str:
         """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
         self._sort()
-        flow, limits = self._known[self.flow(request)], super().obstacle(request)
+        flow, limits = self._known[request.flow], super().obstacle(request)
         level = None if limits or flow.queue is None else self._levels[flow.queue.share.priority]
         if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
             return limits

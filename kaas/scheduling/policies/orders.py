@@ -176,7 +176,8 @@ class FlowOrder(RequestOrder):
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
-        flow, share = self.flow(request), request.share
+        flow = request.flow = self.flow(request)
+        share = request.share
         queue = self._flows.get(flow)
         first = queue is None
         if queue is None:
@@ -188,7 +189,7 @@ class FlowOrder(RequestOrder):
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its flow."""
-        queue = self._flows[self.flow(request)]
+        queue = self._flows[request.flow]
         first = len(queue.requests) == 1 or queue.head is request
         del queue.requests[request.id]
         if not queue.requests:
@@ -253,10 +254,6 @@ class FlowOrder(RequestOrder):
     def parked(self, share: ClientShare) -> bool:
         """Return True if limits hold a client back."""
         return share in self._parked
-
-    def waits(self, share: ClientShare) -> bool:
-        """Return True if a client has requests here that may go on."""
-        return share in self._of_client and share not in self._parked
 
     def queues(self, share: ClientShare) -> list[Queue]:
         """Return the flows of a client that may go on."""

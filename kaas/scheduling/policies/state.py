@@ -32,7 +32,8 @@ class QueuedRequest(msgspec.Struct, eq=False):
     """A request from its arrival to its end.
 
     Fields:
-        reads: the objects that the request reads. brings: keys of those that it brings to its device.
+        reads: the objects that the request reads. brings: keys of those that it brings to its device. flow: the name
+            of its flow in its order; None before the order has it.
         ready: the request stands in a queue. promised: it waits for one busy worker. worker: where the request runs.
         estimate_s: device seconds that the client was charged at the dispatch; None if an earlier epoch of the pool
             dispatched the request.
@@ -53,6 +54,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     ends_s: float = 0.0
     arrived_s: float | None = None
     brings: tuple[bytes, ...] = ()
+    flow: Hashable = None
 
     def late(self, now_s: float) -> bool:
         """Return True if the deadline of the request has passed."""
@@ -373,9 +375,6 @@ class RequestTable:
         del self._requests[request.id]
         if request.reads is not NOTHING:
             self._holdings.release(request.reads)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._requests
 
     def __getitem__(self, number: int) -> QueuedRequest:
         found = self._requests.get(number)

@@ -110,7 +110,7 @@ class Rests:
     def __init__(self, alpha: float, unknown_s: float) -> None:
         self._alpha, self._unknown_s = alpha, unknown_s
         self._gap_s = Mean()
-        self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
+        self.ends: PriorityQueue[TimedFlow] = PriorityQueue()
 
     def arrived(self, flow: TimedFlow, now_s: float) -> None:
         """Take in the arrival of a request."""
@@ -123,15 +123,11 @@ class Rests:
         """Begin the rest of a flow."""
         known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
         flow.rests_until_s = now_s + (self._alpha * known.value if known.count else self._unknown_s)
-        self._ends.put(flow, (flow.rests_until_s,))
+        self.ends.put(flow, (flow.rests_until_s,))
 
     def discard(self, flow: TimedFlow) -> None:
         """End the rest of a flow, if it rests."""
-        self._ends.discard(flow)
-
-    def first(self) -> TimedFlow | None:
-        """Return the flow whose rest is over next; None if no flow rests."""
-        return self._ends.first()
+        self.ends.discard(flow)
 
 
 class WarmFlows:
