@@ -40,18 +40,17 @@ def request_digest(message: Invoke, frames: Sequence[Any]) -> str:
 
 
 def _digest(message: Invoke, frames: Sequence[Any]) -> Any:
-    """Return the hash of a message. The order of its frames does not count: inputs are sorted by name."""
+    """Return the hash of a message. The order of its frames does not count: inputs are sorted by name.
+
+    Each frame is hashed once, however many inputs name it: so a message takes time in proportion to its bytes. It may
+    have any inputs, as it is compared with an earlier request and not with a function.
+    """
     inputs = sorted(message.inputs.items())
-    given = [frames[item.frame] if 0 < item.frame < len(frames) else b"" for _, item in inputs]
-    head = (
-        [(name, item.object, item.offset, len(data)) for (name, item), data in zip(inputs, given, strict=True)],
-        sorted(message.scalars.items()),
-        sorted(message.store.items()),
-    )
-    digest = hashlib.sha256(msgspec.msgpack.encode(head))
-    for data in given:
-        digest.update(data)
-    return digest
+    used = {item.frame for _, item in inputs if 0 < item.frame < len(frames)}
+    values = {frame: hashlib.sha256(frames[frame]).digest() for frame in used}
+    given = [(name, item.object, item.offset, values.get(item.frame, b"")) for name, item in inputs]
+    scalars, store = sorted(message.scalars.items()), sorted(message.store.items())
+    return hashlib.sha256(msgspec.msgpack.encode((given, scalars, store)))
 
 
 def _hex(digest: Any) -> str:

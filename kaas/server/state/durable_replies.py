@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 class DurableReply(msgspec.Struct, frozen=True, array_like=True):
     """A stored reply. function: its name in the request. label: the function's label. outputs: names of the frames.
-    request, charge: as in `kaas.server.binding.InvocationDigest`; "" if they were not stored."""
+    request, charge: as in `kaas.server.binding.InvocationDigest`; "" if they were not stored. earlier: the digest of
+    versions that hashed requests otherwise, which is compared with none."""
 
     client: str
     key: str
@@ -30,8 +31,9 @@ class DurableReply(msgspec.Struct, frozen=True, array_like=True):
     label: str
     outputs: tuple[str, ...]
     frames: Sequence[bytes]
-    request: str = ""
+    earlier: str = ""
     charge: str = ""
+    request: str = ""
 
 
 class DurableReplies:
@@ -72,7 +74,7 @@ def entry(
     """Return a reply as an entry of the state."""
     sent = [bytes(frame) for frame in frames]
     return msgspec.msgpack.encode(
-        DurableReply(client, key, function, label, outputs, sent, bound.request, bound.charge)
+        DurableReply(client, key, function, label, outputs, sent, charge=bound.charge, request=bound.request)
     )
 
 
