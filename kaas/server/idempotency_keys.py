@@ -43,8 +43,7 @@ class IdempotencyKeys:
         Raises:
             KeyReused, QueueFull
         """
-        if run.function != message.function:
-            raise _reused(run, f"to function {run.function!r}")
+        _check_function(run, message)
         if run.binding is None and _at_once(frames):
             self._join(session, message, run, request_digest(message, frames))
         else:
@@ -75,11 +74,12 @@ class IdempotencyKeys:
         self._tracker.closed()
 
     def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
-        """Wait for a run whose digest is equal.
+        """Wait for a run of the same function whose digest is equal.
 
         Raises:
             KeyReused, QueueFull
         """
+        _check_function(run, message)  # while the inputs were hashed, another run may have got the key
         if run.bound is not None and run.bound.request != digest:
             raise _reused(run, "with other inputs, scalars or stored outputs")
         client = session.client
@@ -126,6 +126,16 @@ class IdempotencyKeys:
 def _at_once(frames: Sequence[Any]) -> bool:
     """Return True if the loop hashes a message: for small ones, another thread takes longer to wake up."""
     return sum(map(len, frames)) <= AT_ONCE_BYTES
+
+
+def _check_function(run: ClientRun, message: protocol.Invoke) -> None:
+    """Raise if a run is of another function than a message with its key.
+
+    Raises:
+        KeyReused
+    """
+    if run.function != message.function:
+        raise _reused(run, f"to function {run.function!r}")
 
 
 def _reused(run: ClientRun, what: str) -> KeyReused:

@@ -252,6 +252,20 @@ def test_a_request_joins_the_one_that_has_the_key_and_the_same_inputs(tmp_path: 
     play(tmp_path, scenario)
 
 
+def test_a_request_does_not_join_one_of_another_function_that_has_the_key_by_then(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+        server.deliver(first, protocol.Cancel(1))
+        server.deliver(first, protocol.Invoke(2, "g", key="k"), LARGE)
+        await reached(second.answers)
+        assert [getattr(header, "error", "") for header, _ in second.answers()] == ["KeyReused"]
+        assert len(server.requests) == 2
+
+    play(tmp_path, scenario)
+
+
 def test_a_joining_request_can_be_cancelled(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         first, second = server.program("first"), server.program("second")
