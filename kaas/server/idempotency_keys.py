@@ -15,6 +15,7 @@ from kaas.server.reply_tracker import ReplyTracker
 from kaas.server.sessions import ClientRun, ClientSession
 from kaas.server.state.object_store import ObjectStore
 from kaas.wire import protocol
+from kaas.wire.rpc.server_half import Wait
 
 
 class IdempotencyKeys:
@@ -38,7 +39,10 @@ class IdempotencyKeys:
     def ask_again(
         self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], run: ClientRun
     ) -> None:
-        """Wait once more for a request with a known key. Its inputs take credit while they are hashed.
+        """Wait once more for a request with a known key.
+
+        The repeat is open as any other, and its inputs take credit until they are hashed, even if it is cancelled
+        before.
 
         Raises:
             KeyReused, QueueFull
@@ -47,31 +51,30 @@ class IdempotencyKeys:
         if run.binding is None and _at_once(frames):
             self._join(session, message, run, request_digest(message, frames))
         else:
-            nbytes = sum(map(len, frames))
-            session.client.questions.check(session.client, nbytes)
-            session.client.questions.take(nbytes)
-            joining = session.joining[message.number] = self._task(self._join_later(session, message, frames))
-            joining.add_done_callback(lambda _: self._joined(session, message.number, nbytes))
+            client, nbytes = session.client, sum(map(len, frames))
+            client.questions.check(client, nbytes)
+            client.requests.check(client, 0)
+            client.questions.take(nbytes)
+            wait = self._tracker.seek(session, message)
+            joining = self._task(self._join_later(session, message, frames, wait))
+            joining.add_done_callback(lambda _: client.questions.give_back(nbytes))
 
-    async def _join_later(self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+    async def _join_later(
+        self, session: ClientSession, message: protocol.Invoke, frames: Sequence[Any], wait: Wait
+    ) -> None:
         """Hash large inputs in another thread, then join the request that has the key by then, or begin one."""
+        digest = await asyncio.to_thread(request_digest, message, frames)
+        while (run := session.client.known(message.key)) is not None and run.binding is not None:
+            await asyncio.wait([run.binding])
+        if not self._tracker.withdraw(wait):
+            return
         try:
-            digest = await asyncio.to_thread(request_digest, message, frames)
-            while (run := session.client.known(message.key)) is not None and run.binding is not None:
-                await asyncio.wait([run.binding])
             if run is None:  # the request that had the key was cancelled, or is no longer kept
                 self._begin(session, message, frames)
             else:
                 self._join(session, message, run, digest)
         except Exception as error:  # noqa: BLE001 - any error is the reply
-            session.joining.pop(message.number, None)  # it has its reply: a cancellation finds no request
             session.channel.send(failure_of(message.number, error))
-
-    def _joined(self, session: ClientSession, number: int, nbytes: int) -> None:
-        """Take in that a request has joined, was refused, or was cancelled before."""
-        session.joining.pop(number, None)
-        session.client.questions.give_back(nbytes)
-        self._tracker.closed()
 
     def _join(self, session: ClientSession, message: protocol.Invoke, run: ClientRun, digest: str) -> None:
         """Wait for a run of the same function whose digest is equal.

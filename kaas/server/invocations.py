@@ -69,8 +69,6 @@ class Invocations:
             if known.run.done:
                 self._tracker.send(known)
             return
-        if message.number in session.joining:
-            return
         if message.number in session.tasks:
             raise InvalidRequest(f"message {message.number} has no reply yet")
         client, key = session.client, message.key

@@ -37,6 +37,19 @@ class ReplyTracker:
         if wait is not None:
             self.send(wait)
 
+    def seek(self, session: ClientSession, message: protocol.Invoke) -> Wait:
+        """Have a program wait for a run that is still sought: the request is open, and can be cancelled."""
+        sought = ClientRun(session.client, "", message.function, "", (), 0)
+        self.wait(session, message.number, sought, 0)
+        return session.waits[message.number]
+
+    def withdraw(self, wait: Wait) -> bool:
+        """Close a wait of `seek`, as the run is found or the request refused. Return False if there is no such wait:
+        the request was cancelled, or its program is forgotten."""
+        withdrawn = self._half.withdraw(wait)
+        self.closed()
+        return withdrawn
+
     def end(self, run: ClientRun) -> None:
         """Send the reply of a run to all waiting programs that are connected, and keep it for repeats."""
         waits = self._half.ended(run)
@@ -86,14 +99,10 @@ class ReplyTracker:
 
     def cancel(self, session: ClientSession, number: int) -> None:
         """Cancel a request of a program. A run for which other programs wait goes on."""
-        failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
-        if (joining := session.joining.pop(number, None)) is not None and number not in session.waits:
-            joining.cancel()
-            self.wait(session, number, _cancelled(session.client, "", "", failure), 0)
-            return
         wait = session.waits.get(number)
         if wait is None:
             return
+        failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
         former: ClientRun = wait.run
         cancelled = _cancelled(session.client, former.function, former.label, failure)
         waiting, alone = self._half.cancel(session, number, cancelled)

@@ -254,7 +254,7 @@ class SessionManager:
         if self._by_channel.get(session.channel) is session:
             del self._by_channel[session.channel]
         self._tracker.forget(session)
-        for task in (*session.tasks.values(), *session.joining.values()):
+        for task in session.tasks.values():
             task.cancel()
 
     def gone(self, channel: ReplyChannel) -> None:
@@ -298,7 +298,7 @@ class SessionManager:
         """
         client = session.client
         try:
-            if number in session.tasks or number in session.waits or number in session.joining:
+            if number in session.tasks or number in session.waits:
                 raise InvalidRequest(f"message {number} has no reply yet")
             client.questions.check(client, nbytes)
         except KaasError:

@@ -110,21 +110,19 @@ class ClientSession(WaitingSession):
     """A program of a client.
 
     Fields:
-        tasks: running work on its other messages, by number. joining: requests whose inputs are hashed before they join
-            a request with the same key, by number. lost_s: when its connection ended, on the monotonic clock.
+        tasks: running work on its other messages, by number. lost_s: when its connection ended, on the monotonic clock.
     """
 
     client: ConnectedClient
     channel: ReplyChannel
     id: str
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    joining: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     lost_s: float = 0.0
 
     @property
     def idle(self) -> bool:
         """True if the program waits for nothing."""
-        return not (self.waits or self.tasks or self.joining)
+        return not (self.waits or self.tasks)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +175,8 @@ class ConnectedClient(KeyOwner[ClientRun]):
     Fields:
         finished: ended requests with a key. runs: those in flight, by key.
         requests: those whose reply is not received yet, with their inputs and outputs. storing: those whose outputs
-            are being stored as objects. questions: other messages that take a while, with their frames.
+            are being stored as objects. questions: other messages that take a while, with their frames; and inputs of
+            requests with a known key, while they are hashed.
         sessions: by id, in the order of their last Hello.
     """
 

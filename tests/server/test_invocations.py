@@ -4,6 +4,7 @@ ran, and no key leads to another's answer."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from kaas.errors import DeviceUnavailable, UnknownObject
 from kaas.pool.core.requests import Request, RequestState
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
+from kaas.server import idempotency_keys
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import sent_bytes
 from kaas.server.session_manager import KeptLimits, SessionManager
@@ -282,6 +284,74 @@ def test_a_joining_request_can_be_cancelled(tmp_path: Path) -> None:
         for program in (first, second):
             server.deliver(program, protocol.Received((1,)))
         assert (client.requests.count, client.requests.nbytes) == (0, 0)
+
+    play(tmp_path, scenario)
+
+
+def test_cancelled_requests_that_joined_stay_within_the_limit_of_open_requests(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program, most = server.program(), LIMITS.requests
+        server.deliver(program, protocol.Invoke(1, "f", key="k"), LARGE)
+        client = server.manager.clients["alice"]
+        for number in range(2, 2 * most):
+            server.deliver(program, protocol.Invoke(number, "f", key="k"), LARGE)
+            server.deliver(program, protocol.Cancel(number))
+            await reached(lambda: not client.questions.count)
+        assert client.requests.count == most
+        errors = [getattr(header, "error", "") for header, _ in program.answers()]
+        assert errors == ["Cancelled"] * (most - 1) + ["QueueFull"] * (most - 1)
+        server.deliver(program, protocol.Received(tuple(range(2, 2 * most))))
+        assert client.requests.count == 1
+
+    play(tmp_path, scenario)
+
+
+def test_inputs_of_cancelled_requests_take_credit_until_they_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = threading.Event()
+    monkeypatch.setattr(idempotency_keys, "request_digest", lambda *_: str(hashed.wait(TIMEOUT_S)))
+
+    async def scenario(server: FakeServer) -> None:
+        program, most = server.program(), LIMITS.requests
+        server.deliver(program, protocol.Invoke(0, "f", key="k"), LARGE)
+        client = server.manager.clients["alice"]
+        try:
+            for number in range(1, 2 * most):
+                server.deliver(program, protocol.Invoke(number, "f", key="k"), LARGE)
+                server.deliver(program, protocol.Cancel(number))
+                server.deliver(program, protocol.Received((number,)))
+                await settle()
+            assert (client.questions.count, client.requests.count) == (most, 1)
+        finally:
+            hashed.set()
+        await reached(lambda: not client.questions.count)
+
+    play(tmp_path, scenario)
+
+
+def test_a_number_that_joins_again_after_it_was_cancelled_can_be_cancelled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = threading.Event()
+    monkeypatch.setattr(idempotency_keys, "request_digest", lambda *_: str(hashed.wait(TIMEOUT_S)))
+
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        server.deliver(first, protocol.Invoke(1, "f", key="k"), LARGE)
+        try:
+            for _ in range(3):
+                server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)
+                server.deliver(second, protocol.Invoke(1, "f", key="k"), LARGE)  # sent again
+                await settle()
+                server.deliver(second, protocol.Cancel(1))
+                server.deliver(second, protocol.Received((1,)))
+            assert [getattr(header, "error", "") for header, _ in second.answers()] == ["Cancelled"] * 3
+        finally:
+            hashed.set()
+        client = server.manager.clients["alice"]
+        await reached(lambda: not client.questions.count)
+        assert len(second.answers()) == 3
 
     play(tmp_path, scenario)
 

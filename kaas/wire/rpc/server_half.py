@@ -34,6 +34,7 @@ class WaitEvent(Enum):
     GREETED = "its session has another connection"
     LOST = "its session has no connection"
     FORGET = "its session has ended"
+    WITHDRAW = "another run replies to its call, or the call is refused: no reply comes on this wait"
 
 
 _S, _E = WaitState, WaitEvent
@@ -41,6 +42,7 @@ TRANSITIONS: dict[tuple[WaitState, WaitEvent], frozenset[WaitState]] = {
     (_S.RUNNING, _E.ENDED): frozenset({_S.SENT, _S.READY, _S.CLOSED}),  # CLOSED: found again by its key
     (_S.RUNNING, _E.CANCEL): frozenset({_S.SENT, _S.READY}),
     (_S.RUNNING, _E.FORGET): frozenset({_S.CLOSED}),
+    (_S.RUNNING, _E.WITHDRAW): frozenset({_S.CLOSED}),
     (_S.READY, _E.GREETED): frozenset({_S.SENT, _S.READY}),  # READY: the connection has ended already
     (_S.READY, _E.RECEIVED): frozenset({_S.CLOSED}),  # it came through before the connection ended
     (_S.READY, _E.FORGET): frozenset({_S.CLOSED}),
@@ -231,6 +233,13 @@ class ServerHalf(Generic[R]):
     def forget(self, session: WaitingSession) -> list[R]:
         """Close all waits of a session that has ended. Return the runs for which no caller waits any longer."""
         return [run for wait in list(session.waits.values()) if (run := self._close(wait)) is not None]
+
+    def withdraw(self, wait: Wait) -> bool:
+        """Close a wait that has no reply. Return False if it has one, for example as it was cancelled, or is closed."""
+        if wait.state is not WaitState.RUNNING:
+            return False
+        self._close(wait)
+        return True
 
     def kept(self, run: R) -> bool:
         """Return True if a later call with the run's key finds its reply."""

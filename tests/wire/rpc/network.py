@@ -201,7 +201,7 @@ class Network:
         self.moves: tuple[tuple[Callable[[], None], int], ...] = (
             (self.submit, 20), (self.up, 34), (self.down, 34), (self.end_run, 18), (self.acknowledge, 10),
             (self.repeat, 6), (self.abandon, 2), (self.connect, 6), (self.cut, 1), (self.repeat_message, 1),
-            (self.leave, 1),
+            (self.leave, 1), (self.find, 4),
         )  # fmt: skip
         self._choices = [move for move, weight in self.moves for _ in range(weight)]
 
@@ -295,6 +295,7 @@ class Network:
         self.callers: dict[str, KeyOwner[SimulatedRun]] = {}
         self.sessions.clear()
         self.running.clear()
+        self.sought: list[tuple[Wait, Program, str]] = []  # waits of calls whose run the server still seeks
         for program in getattr(self, "programs", ()):
             program.pipe = None
             for call in program.half.lost():
@@ -352,6 +353,11 @@ class Network:
                 self.send(wait)
             return
         run = session.client.known(key)
+        if run is not None and self.random.random() < 0.2:  # the server first compares the call with the run
+            sought = SimulatedRun(client=session.client, name="sought")
+            self.half.wait(session, number, sought, 1)
+            self.sought.append((session.waits[number], program, key))
+            return
         if run is None:
             run = SimulatedRun(client=session.client, key=key, name=key or f"{self.epochs} {program.name} {number}")
             if key:
@@ -360,6 +366,20 @@ class Network:
         ready = self.half.wait(session, number, run, 1)
         if ready is not None:
             self.send(ready)
+
+    def find(self) -> None:
+        """Find the run of a call that was compared with it, or refuse the call, one time in eight."""
+        if not self.sought:
+            return
+        wait, program, key = self.sought.pop(int(self.random.random() * len(self.sought)))
+        session = wait.session
+        if not self.half.withdraw(wait):
+            return
+        if self.random.random() < 0.125:
+            if not session.lost:
+                session.channel.down.append(("busy", wait.number))
+        else:
+            self.invoke(program, session, wait.number, key)
 
     def end_run(self) -> None:
         if self.running:
@@ -412,6 +432,8 @@ class Network:
                     program.take(pipe.down.popleft())
                 program.repeat_one()
                 program.acknowledge()
+            while self.sought:
+                self.find()
             for run in list(self.running):
                 self.running.remove(run)
                 self.end(run, busy=False)

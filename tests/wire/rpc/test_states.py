@@ -161,6 +161,7 @@ WAIT_EVENTS: dict[WaitEvent, tuple[Callable[[Setting], Any], ...]] = {
     WaitEvent.GREETED: (lambda found: found.greet(carries=True), lambda found: found.greet(carries=False)),
     WaitEvent.LOST: (lambda found: found.half.lost(found.session),),
     WaitEvent.FORGET: (lambda found: found.half.forget(found.session),),
+    WaitEvent.WITHDRAW: (lambda found: found.half.withdraw(found.wait),),
 }
 
 
