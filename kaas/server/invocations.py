@@ -315,7 +315,8 @@ class Invocations:
             outcome = type(error).__name__
             _fail(run, error)
         self._settle(run, request, "cancelled" if run.cancelled else outcome)
-        if run.failure is None and not run.cancelled and (run.store or remote.etask is not None):
+        if run.failure is None and run.waits and (run.store or remote.etask is not None):
+            run.committed = True  # other requests may read what is stored, so its reply has to be kept with it
             named = [NewObject(stored, *found[name].kept()) for name, stored in run.store.items()]
             try:
                 await self._stores.objects.store(run.client.name, named, self._durable_reply(run))

@@ -98,7 +98,7 @@ class ReplyTracker:
             self.closed()
 
     def cancel(self, session: ClientSession, number: int) -> None:
-        """Cancel a request of a program. A run for which other programs wait goes on."""
+        """Cancel a request of a program. A run for which other programs wait goes on, and so does a committed one."""
         wait = session.waits.get(number)
         if wait is None:
             return

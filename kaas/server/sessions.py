@@ -56,12 +56,12 @@ class ClientRun(Run):
             trace: the traceparent, if the first caller sent one.
         store: names under which outputs are stored instead of sent. remote: the function, if work follows its run.
             task: the work before the run. ends_s: the deadline on the loop's clock, for the work before and after.
-        durable: the reply outlives the server.
+        committed: its outputs or its durable reply are being stored. durable: the reply outlives the server.
         stored_bytes: of outputs that are stored instead of sent.
         bound: digest of the request, once it is known; only with a key. binding: the task that computes it for large
             inputs.
         moved_bytes: of the kTask's inputs, sent or made by a step, and of its outputs.
-        cancelled: its callers were told so: it stores nothing, and a request with its key is charged by itself.
+        cancelled: its callers were told so, and a request with its key is charged by itself.
         begun_s: arrival, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
 

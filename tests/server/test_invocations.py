@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +20,7 @@ from kaas.server import idempotency_keys
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import sent_bytes
 from kaas.server.session_manager import KeptLimits, SessionManager
+from kaas.server.state.durable_replies import ANSWERS
 from kaas.server.state.object_store import NewObject
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
@@ -55,12 +56,16 @@ class FakeServer:
 
     Fields:
         requests: submitted to the pool. held: those in flight after their reply. stored: new objects by name.
+        answers: keys of durable replies. disk: set while outputs are stored at once.
     """
 
     def __init__(self, meter: Meter, keeping: KeptLimits) -> None:
         self.requests: list[Request] = []
         self.held: list[Request] = []
         self.stored: dict[str, NewObject] = {}
+        self.answers: set[str] = set()
+        self.disk = asyncio.Event()
+        self.disk.set()
         self.meter = meter
         call = lambda *_: WorkerCall("f", "alice", None, 0)  # noqa: E731
         function = SimpleNamespace(
@@ -70,7 +75,7 @@ class FakeServer:
         remote.before, remote.after, remote.etask, remote.label = "", "", None, "f"
         objects = SimpleNamespace(check_room=lambda *_: None, store=self._store, named=self._named)
         stores = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), objects=objects)
-        stores.durable_replies = SimpleNamespace(remove=lambda *_: None)
+        stores.durable_replies = SimpleNamespace(remove=lambda _, key: self.answers.remove(key))
         pool = SimpleNamespace(begin=self._begin, unfinished=self.held.__contains__, cancelled=lambda _: None)
         service = SimpleNamespace(pool=pool)
         none: Any = None
@@ -80,8 +85,10 @@ class FakeServer:
         self.requests.append(Request(len(self.requests), call, 0.0, ImmediateFuture(), RequestState.QUEUED))
         return self.requests[-1]
 
-    async def _store(self, _: str, named: Sequence[NewObject], __: Any) -> None:
+    async def _store(self, _: str, named: Sequence[NewObject], entries: Mapping[str, Mapping[str, bytes]]) -> None:
+        await self.disk.wait()
         self.stored |= {each.name: each for each in named}
+        self.answers |= entries.get(ANSWERS, {}).keys()
 
     def _named(self, _: str, name: str) -> None:
         raise UnknownObject(f"no object {name!r}", object=name)
@@ -180,6 +187,43 @@ def test_an_output_unstored_at_the_close_is_neither_charged_nor_stored(tmp_path:
         assert (server.charged(), server.stored) == ([], {})
 
     play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "forgotten"])
+@pytest.mark.parametrize("storing", [False, True])
+def test_a_request_whose_outputs_are_being_stored_ends_with_them_and_another_stores_nothing(
+    tmp_path: Path, storing: bool, end: str
+) -> None:
+    invoke = protocol.Invoke(1, "f", key="k", store={"y": "there"})
+
+    async def scenario(server: FakeServer) -> None:
+        first, second = server.program("first"), server.program("second")
+        server.disk.clear()
+        server.deliver(first, invoke)
+        server.ran(server.requests[0])
+        if storing:
+            await settle()
+        if end == "cancelled":
+            server.deliver(first, protocol.Cancel(1))
+        else:
+            server.manager.gone(first)
+            server.manager._sweep_sessions()
+        server.disk.set()
+        await settle()
+        client = server.manager.clients["alice"]
+        assert ([*server.stored], server.answers) == ((["there"], {"k"}) if storing else ([], set()))
+        assert (client.finished.get("k") is not None) == storing
+        if end == "cancelled":
+            assert [type(header) for header, _ in first.answers()] == [protocol.Result if storing else protocol.Failure]
+        server.deliver(second, invoke)  # a repeat, or another request
+        if not storing:
+            server.ran(server.requests[1])
+        await settle()
+        assert second.answers() == [(protocol.Result(1), [])]
+        assert ([*server.stored], server.answers, client.runs) == (["there"], {"k"}, {})
+        assert client.storing.nbytes == 0
+
+    play(tmp_path, scenario, lost_s=0.0)
 
 
 def test_the_receipt_of_a_retryable_failure_keeps_the_reply_to_the_retry(tmp_path: Path) -> None:

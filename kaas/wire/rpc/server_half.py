@@ -40,7 +40,7 @@ class WaitEvent(Enum):
 _S, _E = WaitState, WaitEvent
 TRANSITIONS: dict[tuple[WaitState, WaitEvent], frozenset[WaitState]] = {
     (_S.RUNNING, _E.ENDED): frozenset({_S.SENT, _S.READY, _S.CLOSED}),  # CLOSED: found again by its key
-    (_S.RUNNING, _E.CANCEL): frozenset({_S.SENT, _S.READY}),
+    (_S.RUNNING, _E.CANCEL): frozenset({_S.SENT, _S.READY, _S.RUNNING}),  # RUNNING: its run is committed
     (_S.RUNNING, _E.FORGET): frozenset({_S.CLOSED}),
     (_S.RUNNING, _E.WITHDRAW): frozenset({_S.CLOSED}),
     (_S.READY, _E.GREETED): frozenset({_S.SENT, _S.READY}),  # READY: the connection has ended already
@@ -62,6 +62,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
         client: the owner of the run and of its key. key: the idempotency key by which other calls find the run; "" if
             it has none. nbytes: once there is a reply, the bytes that its waits take of the credit.
         waits: of sessions that have no reply yet. done: there is a reply. durable: the reply is kept on disk too.
+        committed: its effect is being kept, so that it is too late to cancel it: it goes on without a caller.
     """
 
     client: KeyOwner[Any]
@@ -70,6 +71,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True):
     waits: list[Wait] = []
     done: bool = False
     durable: bool = False
+    committed: bool = False
 
     @property
     def final(self) -> bool:
@@ -150,7 +152,7 @@ class WaitingSession:
 
 
 class ServerHalf(Generic[R]):
-    """Take events; return waits whose reply is to be sent, and runs for which no caller waits. For one thread.
+    """Take events; return waits whose reply is to be sent, and runs that are to be stopped. For one thread.
 
     The adapter calls `sent` for each reply that it has sent.
     """
@@ -211,11 +213,11 @@ class ServerHalf(Generic[R]):
     def cancel(self, session: WaitingSession, number: int, cancelled: R) -> tuple[Wait | None, R | None]:
         """Cancel a session's call. cancelled: a run that has ended, with the reply that the session gets.
 
-        Return the wait whose reply is to be sent, None if it has a reply already; and the run if no session waits for
-        it any longer.
+        Return the wait whose reply is to be sent, None if it has a reply already or its run is committed; and the run
+        if no session waits for it any longer.
         """
         wait = session.waits.get(number)
-        if wait is None or wait.run.done:
+        if wait is None or wait.run.done or wait.run.committed:
             return None, None
         run = wait.run
         run.waits.remove(wait)
@@ -231,7 +233,7 @@ class ServerHalf(Generic[R]):
             self._close(wait)
 
     def forget(self, session: WaitingSession) -> list[R]:
-        """Close all waits of a session that has ended. Return the runs for which no caller waits any longer."""
+        """Close all waits of a session that has ended. Return the runs that no caller needs any longer."""
         return [run for wait in list(session.waits.values()) if (run := self._close(wait)) is not None]
 
     def withdraw(self, wait: Wait) -> bool:
@@ -246,11 +248,11 @@ class ServerHalf(Generic[R]):
         return run.client.finished.get(run.key) is run
 
     def _close(self, wait: Wait) -> R | None:
-        """Remove a wait, and return its run if the run goes on and no caller waits for it any longer."""
+        """Remove a wait, and return its run if the run goes on, is not committed and has no other caller."""
         session, run = wait.session, wait.run
         del session.waits[wait.number]
         session.client.requests.give_back(wait.nbytes)
         if run.done:
             return None
         run.waits.remove(wait)
-        return None if run.waits else run
+        return None if run.waits or run.committed else run

@@ -201,7 +201,7 @@ class Network:
         self.moves: tuple[tuple[Callable[[], None], int], ...] = (
             (self.submit, 20), (self.up, 34), (self.down, 34), (self.end_run, 18), (self.acknowledge, 10),
             (self.repeat, 6), (self.abandon, 2), (self.connect, 6), (self.cut, 1), (self.repeat_message, 1),
-            (self.leave, 1), (self.find, 4),
+            (self.leave, 1), (self.find, 4), (self.commit, 6),
         )  # fmt: skip
         self._choices = [move for move, weight in self.moves for _ in range(weight)]
 
@@ -381,6 +381,14 @@ class Network:
         else:
             self.invoke(program, session, wait.number, key)
 
+    def commit(self) -> None:
+        """Carry out a run whose reply comes later: it is no longer stopped."""
+        if self.running:
+            run = self.running[int(self.random.random() * len(self.running))]
+            if not run.committed:
+                run.committed = True
+                self.carry_out(run)
+
     def end_run(self) -> None:
         if self.running:
             place = int(self.random.random() * len(self.running))
@@ -390,8 +398,8 @@ class Network:
             self.end(run, busy=self.random.random() < 0.1)
 
     def end(self, run: SimulatedRun, *, busy: bool) -> None:
-        run.busy = busy
-        if not busy:
+        run.busy = busy and not run.committed
+        if not run.busy and not run.committed:
             self.carry_out(run)
         waits = self.half.ended(run)
         for wait in waits:
@@ -411,6 +419,7 @@ class Network:
 
     def stop(self, run: SimulatedRun) -> None:
         """End a run without a caller as cancelled; it is not carried out."""
+        assert not run.committed, "it was carried out"
         if run in self.running:
             self.running.remove(run)
             if run.client.runs.get(run.key) is run:

@@ -27,7 +27,7 @@ def test_each_call_is_replied_to_once_and_nothing_runs_twice_under_one_key(
     assert all((program.credit.requests, program.credit.nbytes) == (0, 0) for program in network.programs)
 
 
-@given(st.lists(st.integers(0, 12), max_size=300), st.randoms(use_true_random=False))
+@given(st.lists(st.integers(0, 13), max_size=300), st.randoms(use_true_random=False))
 def test_any_order_of_moves(moves: list[int], random: Random) -> None:
     """Chosen by Hypothesis, which shrinks them."""
     network = Network(random, 2, checked=True)

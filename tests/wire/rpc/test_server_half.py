@@ -126,6 +126,24 @@ def test_the_last_cancellation_returns_the_run(server: Server) -> None:
     assert server.half.cancel(second, 1, cancelled)[1] is run
 
 
+def test_a_committed_run_cannot_be_cancelled_and_goes_on_without_a_caller(server: Server) -> None:
+    session = server.session()
+    run = server.call(session, 1, "key", committed=True, durable=True)
+    assert server.half.cancel(session, 1, SizedRun(client=server.caller, done=True)) == (None, None)
+    assert server.half.forget(session) == []
+    assert server.account == Account(0, 0)
+    server.end(run)
+    assert server.caller.known("key") is run
+
+
+def test_a_withdrawn_wait_gives_its_credit_back(server: Server) -> None:
+    session = server.session()
+    server.call(session, 1)
+    wait = session.waits[1]
+    assert (server.half.withdraw(wait), server.half.withdraw(wait)) == (True, False)
+    assert (session.waits, server.account) == ({}, Account(0, 0))
+
+
 def test_a_call_with_a_reply_cannot_be_cancelled(server: Server) -> None:
     session = server.session()
     run = server.call(session, 1)

@@ -136,6 +136,9 @@ def waits_in(state: WaitState, key: str) -> Iterator[Setting]:
         broken = setting(key)
         broken.session.channel[0] = False
         yield broken
+        committed = setting(key)
+        committed.run.committed = True
+        yield committed
     elif state is WaitState.READY:
         found.session.channel[0] = False
         found.end()
