@@ -20,7 +20,7 @@ from kaas.server.clients.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
-from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, read_usage
+from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, names_segment, read_usage
 
 KINDS: dict[str, Any] = {
     blob_store.KIND: blob_store.BlobRow,
@@ -195,7 +195,7 @@ def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[
 def _usage(folder: Path, findings: list[Finding]) -> int:
     for path in sorted(folder.glob(SEGMENT + "*")):
         try:
-            segment = path.read_bytes() if path.name.removeprefix(SEGMENT).isdigit() else None
+            segment = path.read_bytes() if names_segment(path) else None
         except FileNotFoundError:
             continue  # a running server has moved its charges into the SQLite file
         except IsADirectoryError:

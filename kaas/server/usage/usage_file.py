@@ -29,6 +29,8 @@ from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByCl
 
 NAME = "usage.sqlite"
 SEGMENT = "usage.journal."
+MOST_SEGMENTS = 1 << 62
+"""No segment has this number or a larger one: a server begins one in a second, and SQLite keeps numbers below 2**63."""
 READS = 5
 """The most attempts of another process to read files that the server changes meanwhile."""
 MODE = 0o600
@@ -209,6 +211,9 @@ class UsageFile:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not mend(path, _SCHEMA, TABLES, self.set_aside) and lost:
                 self.set_aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
+            for stray in self._folder.glob(SEGMENT + "*"):
+                if not (names_segment(stray) and stray.is_file()):
+                    self.set_aside.file(stray, "it is no part of the journal")
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let other users read it
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection = connection
@@ -356,8 +361,14 @@ def _text(value: Any) -> str:
 
 
 def _segments(folder: Path) -> list[tuple[int, Path]]:
-    found = [(path.name.removeprefix(SEGMENT), path) for path in folder.glob(SEGMENT + "*") if path.is_file()]
-    return sorted((int(number), path) for number, path in found if number.isascii() and number.isdigit())
+    found = [path for path in folder.glob(SEGMENT + "*") if names_segment(path) and path.is_file()]
+    return sorted((int(path.name.removeprefix(SEGMENT)), path) for path in found)
+
+
+def names_segment(path: Path) -> bool:
+    """Return True if a path is that of a segment of the journal."""
+    number = path.name.removeprefix(SEGMENT)
+    return number.isascii() and number.isdigit() and int(number) < MOST_SEGMENTS
 
 
 def read_usage(folder: Path) -> Usage:

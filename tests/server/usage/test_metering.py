@@ -484,6 +484,24 @@ async def test_a_file_that_is_no_usage_is_set_aside(folder: Path) -> None:
     await meter.close()
 
 
+@in_loop
+async def test_files_that_are_no_segments_are_set_aside(folder: Path) -> None:
+    await opened(folder).close()
+    strays = [f"{SEGMENT}{name}" for name in ("99999999999999999999", "9223372036854775807", "-1", "\u0663", "bak")]
+    for name in strays:
+        (folder / name).write_bytes(b"?")
+    (folder / f"{SEGMENT}1").mkdir()
+    assert read_usage(folder) == Usage((), ())
+    meter = opened(folder)
+    assert (meter.set_aside.count, [*folder.glob(SEGMENT + "*")]) == (len(strays) + 1, [])
+    meter.admit("a")
+    assert meter.ended("a", "f", "", "succeeded", 1, 1, 2, ran(1.0))
+    killed(meter)
+    meter = opened(folder)
+    assert (meter.set_aside.count, meter.usage().flows[0].requests) == (0, 1)
+    await meter.close()
+
+
 def test_functions_and_keys_kept_for_a_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "FUNCTIONS_PER_CLIENT", 3)
     totals = usage.Totals()
