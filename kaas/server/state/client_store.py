@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class ClientStore:
         Raises:
             KaasError
         """
+        await asyncio.sleep(0)  # a change that has begun asks for its turn now, before this
         async with self.objects.turn(client):
             self.functions.purge(client)
             self.objects.purge(client)
