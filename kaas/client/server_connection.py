@@ -22,6 +22,9 @@ from kaas.wire.connections.zmq_connection import Socket, readable, receive_frame
 
 HEARTBEAT_S = 2.0
 """Interval of ZeroMQ heartbeats. The connection breaks after three intervals without a reply."""
+SILENCE_S = 15.0
+"""Silence after which the server may end the connection: of a program that is stopped, or gone behind a relay, whose
+machine still answers."""
 LINGER_S = 0.2
 """Messages that were sent just before `close` still go out within this time."""
 
@@ -223,6 +226,7 @@ def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float)
     socket.connect_timeout = socket.handshake_ivl = math.ceil(connect_s * 1000)
     socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
     socket.heartbeat_timeout = int(3 * HEARTBEAT_S * 1000)
+    socket.heartbeat_ttl = int(SILENCE_S * 1000)
     socket.ipv6 = "[" in address
     if keys is not None:
         socket.curve_serverkey = keys.server_key

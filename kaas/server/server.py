@@ -171,6 +171,7 @@ class Server:
             self._manager.receive,
             frame_bytes=settings.limits.frame_bytes,
             queued=2 * settings.limits.requests,  # a client's open requests, and as many small replies
+            waiting_bytes=2 * settings.limits.credit_bytes,  # its requests and, in addition, its other questions
             connections=settings.limits.sessions,
             gone=self._manager.gone,
             changed=self._keys_changed,

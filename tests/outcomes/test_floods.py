@@ -21,7 +21,6 @@ from kaas.server.clients.unfinished import (
     Progress,
     over_budget,
 )
-from kaas.wire.connections import zmq_connection
 from tests.server.clients.listeners import LOCAL, Client, Open, client_keys, echo
 from tests.timeouts import TIMEOUT_S, until
 
@@ -112,9 +111,7 @@ BUDGETS = {"each client's": (6 * FRAME_BYTES, 1 << 40), "in all": (1 << 40, 6 * 
 
 
 @pytest.fixture
-def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Its connections do not reply to heartbeats, and do not end for that reason."""
-    monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * TIMEOUT_S)
+def unlocked(request: pytest.FixtureRequest) -> Iterator[Open]:
     budgets = getattr(request, "param", (1 << 40, 1 << 40))
     listener = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
     echo(listener)
@@ -178,7 +175,7 @@ def test_bytes_of_messages_that_have_ended_are_known(tmp_path: Path, sealed: boo
             client.send(bytes(size), b"", bytes(size))
             listener.arrived()
         (connection,) = listener.do(lambda: list(listener.listener._connections._by_fd.values()))
-        beside = tcp_connections._received(connection.fd) - listener.do(lambda: connection.taken_bytes)
+        beside = tcp_connections.received_bytes(connection.fd) - listener.do(lambda: connection.taken_bytes)
         assert 0 < beside < HANDSHAKE_BYTES
 
 

@@ -35,7 +35,7 @@ def test_the_check_of_a_configuration_within_the_machine_reports_its_sum(tmp_pat
     said = checked(tmp_path, {**LIMITS, "quotas": {"stored_bytes": 1 << 20, "library_bytes": 1 << 20}})
     assert "the configuration can be served" in said
     assert "2 clients" in said
-    assert "clients may take 0.04 GiB of memory in all" in said
+    assert "clients may take 0.05 GiB of memory in all" in said
     assert "more than" not in said
 
 
@@ -63,6 +63,6 @@ def test_the_memory_that_each_client_may_take_is_summed() -> None:
     assert found.stored_bytes == 11 * GIB
     assert found.library_bytes == 10 * GIB // 4
     assert found.answers_bytes == 10 * (16 << 20)
-    assert found.open_bytes == 10 * GIB
-    assert found.unfinished_bytes == GIB  # of all: not more for more clients
-    assert found.total_bytes == 24 * GIB + GIB // 2 + 10 * (16 << 20)
+    assert found.open_bytes == 15 * GIB
+    assert found.unfinished_bytes == 10 * GIB // 4
+    assert found.total_bytes == 31 * GIB + 10 * (16 << 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import resource
@@ -17,12 +16,21 @@ import zmq.backend
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
+from kaas.server.clients.frame_reader import FRAMES, FrameReader
 from kaas.server.clients.keys import Keys
-from kaas.server.clients.tcp_connections import LeavingBytes, TcpConnection, TcpConnections, Unfinished
+from kaas.server.clients.tcp_connections import (
+    LeavingBytes,
+    TcpConnection,
+    TcpConnections,
+    Unfinished,
+    is_later,
+    keep_alive,
+    loopback,
+)
 from kaas.server.clients.unfinished import wire_bytes
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
-from kaas.wire.connections.zmq_connection import Socket, beat
+from kaas.wire.connections.zmq_connection import Socket
 from kaas.wire.connections.zmq_listener import ZAP
 from kaas.wire.connections.zmq_reader import ZmqReader, end
 from kaas.wire.key_files import ServerKeys
@@ -31,18 +39,16 @@ FRAME_BYTES = 16 << 20
 """Default of the largest frame."""
 ENCRYPTION_BYTES = 33
 """Of an encrypted frame besides its contents: command name, nonce, authentication code, flags (ZeroMQ's RFC 26)."""
-FRAMES = 1024
-"""The most frames of a message. A client that sends more is disconnected and blocked for BLOCKED_S, since each frame
-takes the loop's time."""
 BLOCKED_S, BLOCKED_STEPS = 60.0, 6
-"""Each further block is BLOCKED_FACTOR times as long, up to so many times."""
+"""A client that sends a message of more than FRAMES frames is blocked for BLOCKED_S. Each further block is
+BLOCKED_FACTOR times as long, up to so many times."""
 BLOCKED_FACTOR = 4
 QUEUED = 1024
 """Default of the most messages to a client that wait on one connection."""
 LEAVING_BYTES = 4 << 10
 """Replies without credit count from so many bytes on, while they wait."""
-ARRIVED = 128
-"""The most messages from a client that wait on one connection."""
+WAITING_BYTES = 512 << 20
+"""Default of the most bytes of one client that have arrived and wait to be taken, besides unfinished messages."""
 CONNECTIONS = 64
 """Default of the most connections of one key."""
 HANDSHAKE_S = 5.0
@@ -61,7 +67,6 @@ _UNSENT = (zmq.EHOSTUNREACH, zmq.EAGAIN)
 _OWN = re.compile(rb"\0.{4}", re.DOTALL)
 
 _send = zmq.backend.Socket.send  # pyzmq's own method takes three times as long
-_receive_frame = zmq.backend.Socket.recv
 _log = logging.getLogger(__name__)
 
 ReceiveFrames = Callable[["ServerChannel", Frames], None]
@@ -88,6 +93,7 @@ class ServerListener:
         frame_bytes: int = FRAME_BYTES,
         message_bytes: int | None = None,
         unfinished_bytes: tuple[int, int] | None = None,
+        waiting_bytes: int = WAITING_BYTES,
         queued: int = QUEUED,
         connections: int = CONNECTIONS,
         keyless_client: str = LOCAL_CLIENT,
@@ -96,7 +102,8 @@ class ServerListener:
         receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: called with
         each channel that has ended. changed: called when keys have changed. message_bytes: of all frames of a message;
         None for four of the largest frames. unfinished_bytes: of incomplete messages, of one client and of all; None
-        for four and for sixteen messages. connections: of one key.
+        for four and for sixteen messages. waiting_bytes: of one client's messages that the loop has not taken yet,
+        besides the unfinished ones. connections: of one key.
 
         Raises:
             InvalidConfig: the address cannot be used, or not without keys.
@@ -111,27 +118,33 @@ class ServerListener:
         self._leaving: dict[str, WeakSet[LeavingBytes]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._blocked: set[str] = set()
+        self._flooding: set[str] = set()
         self.refused = Counter[str]()
         self._times_blocked: Counter[str] = Counter()
         self._drains: list[ZmqReader] = []
         if keys is None:
-            host = _loopback(host)
+            host = loopback(host)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True  # so that a send without a receiver is an error
-        socket.sndhwm, socket.rcvhwm = queued, ARRIVED
+        # ZeroMQ (4.3.5) aborts the process if it has stopped reading a connection, the peer resets that connection, and
+        # then a PING has to go out, or one of the peer's is answered (`!_io_error`). It stops at rcvhwm. So there is
+        # none, and `waiting_bytes` bounds the messages instead. It also stops when the socket closes: so no PING goes
+        # out by a timer, and TCP finds the peers that are gone.
+        socket.sndhwm, socket.rcvhwm = queued, 0
         socket.maxmsgsize = frame_bytes if keys is None else frame_bytes + ENCRYPTION_BYTES
         socket.copy_threshold = LEAVING_BYTES
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
-        beat(socket)
+        keep_alive(socket)
         if keys is not None and server_keys is not None:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
-        unfinished = Unfinished(most_bytes, *(unfinished_bytes or (4 * most_bytes, 16 * most_bytes)))
+        each_bytes, all_bytes = unfinished_bytes or (4 * most_bytes, 16 * most_bytes)
+        unfinished = Unfinished(most_bytes, each_bytes, all_bytes, waiting_bytes + each_bytes)
         self._connections = TcpConnections[ServerChannel](
-            loop, self._context, socket, unfinished, self._left, lambda channel: channel.user
+            loop, self._context, socket, unfinished, self._left, _user, self._floods, lambda: self._drains[-1].behind
         )
-        self._drains.append(ZmqReader(loop, socket, self._arrived, _FrameReader()))
+        self._drains.append(ZmqReader(loop, socket, self._arrived, FrameReader()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: all users of this machine may use the server at %s", self.endpoint)
@@ -183,7 +196,7 @@ class ServerListener:
             self._connections.refused(address.decode())
             reply = [b"400", b"", b"", b""]
         elif why := self._refusal_of(public_key.decode()):
-            self.refused["out" if public_key.decode() in self._blocked else "limit"] += 1
+            self.refused["out" if public_key.decode() in self._blocked | self._flooding else "limit"] += 1
             self._refuse("a connection was refused", address.decode(), client=client.name, reason=why)
             reply = [b"500", b"", b"", b""]  # 300 would fit, but then ZeroMQ keeps the connection waiting
         else:
@@ -200,6 +213,8 @@ class ServerListener:
             return f"its key has {self._limit} connections, as many as it may"
         if len(self._connections) > self._most:
             return f"the server has {len(self._connections)} connections, as many as it may"
+        if public_key in self._flooding:
+            return "too many bytes of its messages wait"
         return "it sent a message of too many frames a while ago" if public_key in self._blocked else ""
 
     def _refresh(self, keys: Keys) -> None:
@@ -225,28 +240,47 @@ class ServerListener:
         if channel is None or channel.dropped:
             return
         if len(frames) > FRAMES:
-            self._disconnect_key(channel)
+            self._block(channel)
             return
         self._receive(channel, frames)
         channel.connection.taken_bytes += wire_bytes(frames, self._keys is not None)
 
-    def _disconnect_key(self, channel: ServerChannel) -> None:
+    def _block(self, channel: ServerChannel) -> None:
         """Disconnect all connections of a channel's key, and block the key for a while."""
-        channel.drop()
         public_key = channel.key[1]
         event = "a client is disconnected, for a message of too many frames"
-        fields = {"client": channel.user, "limit_by": channel.user}
-        if not public_key:  # all clients share it
-            _log.warning(event, extra=fields)
+        seconds = BLOCKED_S * BLOCKED_FACTOR ** min(self._times_blocked[public_key], BLOCKED_STEPS)
+        if not self._disconnect_key(channel, event, seconds=seconds):
             return
         self._blocked.add(public_key)
-        seconds = BLOCKED_S * BLOCKED_FACTOR ** min(self._times_blocked[public_key], BLOCKED_STEPS)
-        _log.warning(event, extra={**fields, "seconds": seconds})
         self._times_blocked[public_key] += 1
         self._loop.call_later(seconds, self._blocked.discard, public_key)
-        for (_, each), channel in self._channels.items():
+
+    def _floods(self, channel: ServerChannel) -> None:
+        """Disconnect all connections of the key of a channel, since too many bytes of its client wait."""
+        event = "a client is disconnected, for too many bytes of waiting messages"
+        if not channel.dropped and self._disconnect_key(channel, event):
+            self._flooding.add(channel.key[1])
+            self._loop.call_later(GONE_S, self._let_in, channel.key[1])
+
+    def _let_in(self, public_key: str) -> None:
+        """Let a key in again once all messages that waited are taken, or else it could add to them."""
+        if not self._drains[-1].behind:
+            self._flooding.discard(public_key)
+        elif not self._closed:
+            self._loop.call_later(GONE_S, self._let_in, public_key)
+
+    def _disconnect_key(self, channel: ServerChannel, event: str, **fields: float) -> bool:
+        """Disconnect all connections of a channel's key. Return False without keys: then only this one ends."""
+        channel.drop()
+        _log.warning(event, extra={"client": channel.user, "limit_by": channel.user, **fields})
+        public_key = channel.key[1]
+        if not public_key:  # all clients share it
+            return False
+        for (_, each), other in self._channels.items():
             if each == public_key:
-                channel.drop()
+                other.drop()
+        return True
 
     def _came(self, key: tuple[bytes, str], fd: int) -> ServerChannel | None:
         """Make the channel of a connection's first message. Only ZeroMQ's own identities of five bytes are accepted: a
@@ -255,7 +289,7 @@ class ServerListener:
         connection = self._connections.at(fd)
         if connection is None or key in self._forgotten:
             return None
-        if connection.owner is not None and not _is_later(identity, connection.owner.key[0]):
+        if connection.owner is not None and not is_later(identity, connection.owner.key[0]):
             return None  # of an ended connection that had this descriptor before
         client = self._keys.by_public_key(public_key) if self._keys is not None else None
         if (self._keys is not None and client is None) or self._refusal_of(public_key) or not _OWN.fullmatch(identity):
@@ -314,12 +348,6 @@ class ServerListener:
         self._connections.shut(channel.connection)
 
 
-def _is_later(identity: bytes, other: bytes) -> bool:
-    """Return True if ZeroMQ made an identity after another one: it counts them, from a random number on."""
-    made, before = (int.from_bytes(each[1:], "big") for each in (identity, other))
-    return 0 < (made - before) % (1 << 32) < 1 << 31
-
-
 class ServerChannel:
     """One connection of a client.
 
@@ -362,36 +390,5 @@ class ServerChannel:
             self._listener.shut(self)
 
 
-class _FrameReader:
-    """Reads the frames of the next message, at most a few too many. The first is ZeroMQ's frame object, which knows the
-    sender. Later calls skip the rest in parts, as there may be millions, and return no frames."""
-
-    def __init__(self) -> None:
-        self._behind = False
-
-    def __call__(self, socket: Socket, flags: int) -> Frames:
-        frame = _receive_frame(socket, flags, False)
-        frames: Frames = [] if self._behind else [frame]
-        for _ in range(FRAMES + 1):
-            if not frame.more:
-                break
-            frame = _receive_frame(socket, flags, False)
-            if not self._behind:
-                frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
-        self._behind = frame.more
-        return frames
-
-
-def _loopback(host: str) -> str:
-    """Return the address of a loopback host.
-
-    Raises:
-        InvalidConfig: the host is not on loopback.
-    """
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError:
-        address = None
-    if address is None or not address.is_loopback:
-        raise InvalidConfig(f"without keys a server is only on loopback, not at {host}", field="host")
-    return str(address)
+def _user(channel: ServerChannel) -> str:
+    return channel.user

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket as tcp
 import struct
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Generic, TypeVar
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kaas.server.clients.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
+from kaas.errors import InvalidConfig
+from kaas.server.clients.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, flooding, over_budget
 from kaas.wire.connections.connection import Frames
 from kaas.wire.connections.zmq_connection import Socket, readable
 from kaas.wire.connections.zmq_reader import ZmqReader
@@ -37,6 +39,9 @@ loop."""
 LOOK_AGAIN_S = 0.01
 """Seconds to the next check after a violation."""
 
+PROBE_S, DEAD_S = 5, 15
+"""Seconds without a word until a client's machine is asked for an answer, and until it counts as gone."""
+
 _HAPPENED = int(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
 _AT_ONCE = struct.pack("ii", 1, 0)
 _FAMILIES = (tcp.AF_INET, tcp.AF_INET6)
@@ -48,11 +53,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The most bytes of incomplete messages: of one message, of all of one client, of all."""
+    """The most bytes of incomplete messages: of one message, of all of one client, of all. waiting_bytes: of one
+    client, with its complete messages that were not taken yet."""
 
     message_bytes: int
     client_bytes: int
     all_bytes: int
+    waiting_bytes: int
 
 
 class LeavingBytes(bytearray):
@@ -68,37 +75,39 @@ class TcpConnection(Generic[T]):
         fd: its descriptor. peer: address and port of its other end, which no other connection has; None if it ended at
             once. owner: set once it has sent a message. taken_bytes: of its taken messages, as sent over it.
             suspect: True if the last check saw a violation. unfinished_bytes: as of the last check, the bytes since
-            its last taken message, 0 if a message was taken between the last two checks.
+            its last taken message, 0 if a message was taken between the last two checks. waiting_bytes: as of the last
+            check, all bytes that are of no taken message.
     """
 
     __slots__ = (
         "_heard", "_progress", "_taken_then",
-        "fd", "owner", "peer", "since_s", "suspect", "taken_bytes", "unfinished_bytes",
+        "fd", "owner", "peer", "since_s", "suspect", "taken_bytes", "unfinished_bytes", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, fd: int, since_s: float) -> None:
         self.fd, self.peer, self.since_s = fd, _peer(fd), since_s
         self.owner: T | None = None
-        self.taken_bytes = self._taken_then = self.unfinished_bytes = 0
+        self.taken_bytes = self._taken_then = self.unfinished_bytes = self.waiting_bytes = 0
         self._progress = Progress(since_s)
         self.suspect = self._heard = False
 
     @property
     def silent(self) -> bool:
         """True if no byte has come over it yet."""
-        self._heard = self._heard or _received(self.fd) > 0
+        self._heard = self._heard or received_bytes(self.fd) > 0
         return not self._heard
 
     def check(self, now_s: float, unfinished_bytes: int) -> bool:
         """Check the connection. Return True if it must end: two checks in a row saw too many bytes of an unfinished
         message, or one that takes too long. Two checks, because a message may have waited for its turn."""
+        overhead = HANDSHAKE_BYTES + int(IDLE_BYTES_PER_S * (now_s - self.since_s)) if self.taken_bytes else 0
+        self.waiting_bytes = max(0, received_bytes(self.fd) - self.taken_bytes - overhead)
         if self.taken_bytes != self._taken_then:
             self._taken_then, self.unfinished_bytes = self.taken_bytes, 0
             self._progress = Progress(now_s)
             self.suspect = False
             return False
-        overhead = HANDSHAKE_BYTES + int(IDLE_BYTES_PER_S * (now_s - self.since_s)) if self.taken_bytes else 0
-        self.unfinished_bytes = unfinished = max(0, _received(self.fd) - self.taken_bytes - overhead)
+        self.unfinished_bytes = unfinished = self.waiting_bytes
         if self.taken_bytes:
             wrong = unfinished > unfinished_bytes or self._progress.stalls(now_s, unfinished)
         else:
@@ -120,9 +129,10 @@ class TcpConnection(Generic[T]):
 class TcpConnections(Generic[T]):
     """All connections of a socket that is bound to a TCP port. Use an object of this class from one event loop only.
 
-    It closes three gaps of ZeroMQ. A message may have any number of frames, and an unfinished one has no limit and no
-    deadline. A peer that has not shown a key may open as many connections as there are descriptors. And ZeroMQ cannot
-    disconnect a peer: this class shuts the connection below ZeroMQ, which sees it like a failure of the network.
+    It closes four gaps of ZeroMQ. A message may have any number of frames, and an unfinished one has no limit and no
+    deadline. Messages wait without a limit, or with one that is dangerous (`ServerListener`). A peer that has not shown
+    a key may open as many connections as there are descriptors. And ZeroMQ cannot disconnect a peer: this class shuts
+    the connection below ZeroMQ, which sees it like a failure of the network.
     """
 
     def __init__(
@@ -133,10 +143,16 @@ class TcpConnections(Generic[T]):
         unfinished: Unfinished,
         ended: Callable[[T], None],
         client_of: Callable[[T], str],
+        floods: Callable[[T], None],
+        behind: Callable[[], bool],
     ) -> None:
         """Make it before the socket is bound. unfinished: limits of incomplete messages. ended: called with the owner
-        of each connection that has ended. client_of: returns the name of an owner's client."""
+        of each connection that has ended. client_of: returns the name of an owner's client. floods: called with the
+        owner of the fullest connection of a client of which too many bytes wait. behind: returns False once all
+        messages that came were taken."""
         self._loop, self._unfinished, self._ended, self._client_of = loop, unfinished, ended, client_of
+        self._floods, self._behind = floods, behind
+        self._left_bytes: Counter[str] = Counter()  # of each client, that wait although their connections have ended
         self._by_fd: dict[int, TcpConnection[T]] = {}
         self._unauthenticated = UnauthenticatedPeers(UNAUTHENTICATED, UNAUTHENTICATED_EACH)
         self._refused: dict[str, tuple[float, float]] = {}  # by address: count, and time of the last
@@ -210,6 +226,7 @@ class TcpConnections(Generic[T]):
         elif (connection := self._by_fd.pop(fd, None)) is not None:
             self._unauthenticated.discard(fd)
             if connection.owner is not None:
+                self._left_bytes[self._client_of(connection.owner)] += connection.waiting_bytes
                 self._ended(connection.owner)
 
     def _look(self) -> None:
@@ -219,12 +236,50 @@ class TcpConnections(Generic[T]):
         most = self._unfinished
         for connection in [one for one in self._by_fd.values() if one.check(now_s, most.message_bytes)]:
             self._end(connection)
-        known = ((one, one.owner) for one in self._by_fd.values())
-        senders = [(one, self._client_of(owner), one.unfinished_bytes) for one, owner in known if owner is not None]
+        known = [(one, one.owner) for one in self._by_fd.values() if one.owner is not None]
+        senders = [(one, self._client_of(owner), one.unfinished_bytes) for one, owner in known]
         for connection in over_budget(senders, most.client_bytes, most.all_bytes):
             self._end(connection)
+        if not self._behind():
+            self._left_bytes.clear()
+        waiting = [(owner, self._client_of(owner), one.waiting_bytes) for one, owner in known]
+        for owner in flooding(waiting, self._left_bytes, most.waiting_bytes):
+            self._floods(owner)
         wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
+
+
+def keep_alive(socket: Socket) -> None:
+    """Let the kernel end a socket's connections whose other end does not answer. To be called before it is bound.
+
+    It does so for a silent connection after some probes, and, by TCP_MAXRT, for one with bytes that are not
+    acknowledged or find no room at the other end: the probes stop while there are such bytes.
+    """
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = PROBE_S
+    socket.tcp_keepalive_cnt = DEAD_S // PROBE_S - 1
+    socket.setsockopt(zmq.TCP_MAXRT, DEAD_S * 1000)
+
+
+def is_later(identity: bytes, other: bytes) -> bool:
+    """Return True if ZeroMQ made an identity after another one: it counts them, from a random number on."""
+    made, before = (int.from_bytes(each[1:], "big") for each in (identity, other))
+    return 0 < (made - before) % (1 << 32) < 1 << 31
+
+
+def loopback(host: str) -> str:
+    """Return the address of a loopback host.
+
+    Raises:
+        InvalidConfig: the host is not on loopback.
+    """
+    try:
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        address = None
+    if address is None or not address.is_loopback:
+        raise InvalidConfig(f"without keys a server is only on loopback, not at {host}", field="host")
+    return str(address)
 
 
 def _peer(fd: int) -> tuple[str, int] | None:
@@ -236,7 +291,7 @@ def _peer(fd: int) -> tuple[str, int] | None:
     return None
 
 
-def _received(fd: int) -> int:
+def received_bytes(fd: int) -> int:
     """Return the bytes that have come over a connection; 0 if it has just ended."""
     with suppress(OSError):
         connection = tcp.socket(tcp.AF_INET, tcp.SOCK_STREAM, 0, fileno=fd)

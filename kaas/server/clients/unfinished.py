@@ -1,14 +1,14 @@
-"""Limits of incomplete messages: how long each may take, and how many bytes all of them may have.
+"""Limits of messages that were not taken yet: how long an incomplete one may take, and how many bytes they may have.
 
 ZeroMQ keeps an incomplete message until its end, on any number of connections, and shows none of it. Only the bytes of
-each connection, and those of its complete messages, are known: the difference is of incomplete messages and
-heartbeats.
+each connection, and those of its taken messages, are known: the difference is of messages that wait, of incomplete
+messages, and of heartbeats.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sized
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sized
 from operator import itemgetter
 from typing import TypeVar
 
@@ -89,3 +89,19 @@ def over_budget(unfinished: Iterable[tuple[C, str, int]], most_each: int, most: 
         if not clients[client]:
             del sums[client]
     return going
+
+
+def flooding(waiting: Iterable[tuple[C, str, int]], left_bytes: Mapping[str, int], most_each: int) -> list[C]:
+    """Return the fullest connection of each client of which more than most_each bytes wait.
+
+    Args:
+        waiting: connection, client and bytes of each. left_bytes: of connections that have ended, by client. most_each:
+            limit in bytes.
+    """
+    sums = Counter(left_bytes)
+    fullest: dict[str, tuple[int, C]] = {}
+    for connection, client, nbytes in waiting:
+        sums[client] += nbytes
+        if client not in fullest or nbytes > fullest[client][0]:
+            fullest[client] = nbytes, connection
+    return [connection for client, (_, connection) in fullest.items() if sums[client] > most_each]

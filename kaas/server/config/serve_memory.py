@@ -13,10 +13,11 @@ from kaas.server.clients.keys import Keys
 from kaas.server.config.serve_config import Settings
 from kaas.server.usage.quotas import Quotas
 
-CREDITS = 4
-"""A client's credit counts four times: for open requests, stored outputs, other messages, and replies on their way."""
-UNFINISHED_EACH, UNFINISHED_ALL = 16, 64
-"""The most incomplete messages, in largest frames, of one client and of all (`kaas.server.clients.listener`)."""
+CREDITS = 6
+"""A client's credit counts six times: for open requests, stored outputs, other messages, and replies on their way, and
+twice for messages that have arrived and wait to be taken."""
+UNFINISHED_EACH = 16
+"""The most incomplete messages of one client, in largest frames (`kaas.server.clients.listener`)."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _log = logging.getLogger(__name__)
@@ -69,14 +70,13 @@ def of_quotas(settings: Settings, own: Collection[Quotas]) -> MemoryBound:
     """Return the memory for clients. own: the quotas of each client's key."""
     limits, number = settings.limits, len(own)
     granted = [limits.granted(each) for each in own]
-    unfinished = min(number * UNFINISHED_EACH, UNFINISHED_ALL) * limits.frame_bytes
     return MemoryBound(
         number,
         sum(each.stored_bytes or 0 for each in granted),
         sum(each.library_bytes or 0 for each in granted),
         number * limits.answers_bytes,
         number * CREDITS * limits.credit_bytes,
-        unfinished,
+        number * UNFINISHED_EACH * limits.frame_bytes,
     )
 
 

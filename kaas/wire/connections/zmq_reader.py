@@ -43,6 +43,11 @@ class ZmqReader:
         loop.add_reader(self._fd, self._drain)
         loop.call_soon(self._drain)
 
+    @property
+    def behind(self) -> bool:
+        """True while messages may wait; False once all that came were taken."""
+        return self._expected
+
     def look(self) -> None:
         """Take the messages that are there; to be called after a send."""
         if not self._expected and readable(self._socket):

@@ -13,8 +13,9 @@ import pytest
 import zmq
 
 from kaas.server.clients import listener, tcp_connections
+from kaas.server.clients.frame_reader import FRAMES
 from kaas.server.clients.keys import Keys
-from kaas.server.clients.listener import ENCRYPTION_BYTES, FRAMES
+from kaas.server.clients.listener import ENCRYPTION_BYTES
 from kaas.server.clients.tcp_connections import UNAUTHENTICATED, UNAUTHENTICATED_BYTES
 from kaas.wire import protocol
 from kaas.wire.key_files import OwnKeys

@@ -185,3 +185,34 @@ print(received.hex())
     assert len(received) <= 64, "the greeting"
     assert SECRET.encode() not in received
     assert b"kaas" not in received.lower()
+
+
+# --- clients that are gone
+
+GONE = """
+import subprocess
+from contextlib import closing
+from kaas.server.clients import tcp_connections
+from kaas.wire import protocol
+from tests.server.clients.listeners import Client, Open, echo, echoes
+from tests.timeouts import TIMEOUT_S
+
+tcp_connections.PROBE_S, tcp_connections.DEAD_S = 1, 3
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+opened = Open(None)
+echo(opened)
+with closing(opened), closing(Client(opened, None)) as quiet, closing(Client(opened, None)) as waiting:
+    echoes(quiet)
+    echoes(waiting)
+    channels = [opened.arrived()[0] for _ in range(2)]
+    subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    opened.do(lambda: channels[1].send(protocol.Done(2)))
+    assert {opened.gone.get(timeout=TIMEOUT_S) for _ in channels} == set(channels)
+"""
+
+
+@pytest.mark.full
+def test_clients_whose_network_is_gone_are_noticed() -> None:
+    """One of them is silent, and the other one has a message that is not acknowledged."""
+    done = subprocess.run(["unshare", "--net", sys.executable, "-c", GONE], cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0
