@@ -61,8 +61,13 @@ _NEAREST = re.compile(r",? ?\d+ bytes [a-z ]{1,40}the nearest buffer(?: \([^()]*
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 DEEPEST = 8
 """How deep lists and maps in a field may nest."""
-LONGEST_MESSAGE = 16 << 10
-"""Characters of a message, and of any text in a field."""
+MESSAGE_BYTES, FIELDS_BYTES = 12 << 10, 18 << 10
+"""The most bytes of a failure's message, and of all its fields together, which have room for `errors.PRINTED_BYTES`. An
+error repeats names that a client has chosen, of any length, and takes no credit."""
+LONGEST_TEXT = 16 << 10
+"""The most bytes of a text in a field."""
+ITEM_BYTES = 9
+"""Of a number, or of the length of a text, a list or a map, at most."""
 
 
 def failure_of(number: int, error: BaseException) -> Failure:
@@ -74,15 +79,47 @@ def failure_of(number: int, error: BaseException) -> Failure:
     known = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
     fields = {name: _field(name, value) for name, value in error.fields.items() if name not in HIDDEN_FIELDS}
     retry_s = fields.get("retry_s", RETRY_S.get(known))
-    return Failure(number, known.__name__, message_of(error)[:LONGEST_MESSAGE], fields, retry_s)
+    return Failure(number, known.__name__, message_of(error), _Room(FIELDS_BYTES).cut(fields), retry_s)
 
 
 def message_of(error: KaasError) -> str:
     """Return the message of an error, without paths and addresses of the server."""
-    message = error.message[:LONGEST_MESSAGE]  # before the search: a client may cause it by a step
+    message = error.message[:MESSAGE_BYTES]  # before the search: a client may cause it by a step
     if type(error) is KaasError or isinstance(error, FOREIGN_ERRORS):
         message = without_paths(message)
-    return as_text(without_addresses(message) if isinstance(error, OF_DEVICES) else message)
+    return cut(as_text(without_addresses(message) if isinstance(error, OF_DEVICES) else message), MESSAGE_BYTES)
+
+
+def cut(text: str, nbytes: int) -> str:
+    """Return a text's beginning, whose UTF-8 has at most so many bytes."""
+    whole = text.encode()
+    return text if len(whole) <= nbytes else whole[:nbytes].decode(errors="ignore")
+
+
+class _Room:
+    """Room for the bytes of fields, which cutting uses up."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+
+    def cut(self, value: Any) -> Any:
+        """Return a plain value as far as there is room for it: texts and bytes are cut, lists and maps end earlier. A
+        text in a list is whole or left out, since a part of a name or of a hash is another one."""
+        self._left -= ITEM_BYTES
+        match value:
+            case str() | bytes():
+                most = max(0, self._left)
+                value = cut(value, most) if isinstance(value, str) else value[:most]
+                self._left -= len(value.encode() if isinstance(value, str) else value)
+            case list():
+                return [self.cut(item) for item in value if self._has_room(item)]
+            case dict():
+                return {self.cut(key): self.cut(item) for key, item in value.items() if self._has_room(key)}
+        return value
+
+    def _has_room(self, item: Any) -> bool:
+        nbytes = len(item.encode() if isinstance(item, str) else item) if isinstance(item, str | bytes) else 0
+        return nbytes + ITEM_BYTES <= self._left
 
 
 def without_paths(text: str) -> str:
@@ -104,7 +141,7 @@ def _field(name: str, value: Any) -> Any:
 
 
 def _foreign_text(text: str) -> str:
-    return without_addresses(without_paths(text[:LONGEST_MESSAGE]))
+    return without_addresses(without_paths(text[:LONGEST_TEXT]))
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
@@ -113,7 +150,7 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
         case None | bool() | float() | bytes():
             return value
         case str():
-            return as_text(value[:LONGEST_MESSAGE])
+            return cut(as_text(value[:LONGEST_TEXT]), LONGEST_TEXT)
         case int():
             return value if -(2**63) <= value < 2**64 else str(value)
         case tuple() | list() if depth:

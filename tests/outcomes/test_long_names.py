@@ -9,7 +9,7 @@ import pytest
 import kaas
 from kaas.server import session_manager
 from kaas.server.building.building import LONGEST_LABEL
-from kaas.server.replies import LONGEST_MESSAGE
+from kaas.server.replies import LONGEST_TEXT
 from kaas.server.sessions import FAILURE_BYTES
 from kaas.server.usage.usage_file import read_usage
 from kaas.wire import protocol
@@ -82,8 +82,8 @@ def test_an_error_with_a_long_name_is_cut_to_its_limit(serve: Serve) -> None:
     failure, _ = alice.receive()
     assert isinstance(failure, protocol.Failure)
     assert failure.error == "MissingInput"
-    assert failure.fields["buffer"] == x.name[:LONGEST_MESSAGE]
-    assert len(protocol.encode(failure)) <= FAILURE_BYTES + LONGEST_MESSAGE
+    assert failure.fields["buffer"] == x.name[:LONGEST_TEXT]
+    assert len(protocol.encode(failure)) <= FAILURE_BYTES
     alice.close()
 
 

@@ -20,6 +20,7 @@ from kaas.server import idempotency_keys
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import sent_bytes
 from kaas.server.session_manager import KeptLimits, SessionManager
+from kaas.server.sessions import FAILURE_BYTES
 from kaas.server.state.durable_replies import ANSWERS
 from kaas.server.state.object_store import NewObject
 from kaas.server.usage.metering import Meter
@@ -441,5 +442,51 @@ def test_a_request_with_a_key_and_an_unknown_object_fails_once(tmp_path: Path) -
         client = server.manager.clients["alice"]
         server.deliver(program, protocol.Received((1,)))
         assert (client.requests.count, client.requests.nbytes) == (0, 0)
+
+    play(tmp_path, scenario)
+
+
+# --- clients that do not read
+
+
+LONG = "\U0001f600" * 16_300
+"""A name of 65 KB."""
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        ("UnexpectedInput", {"inputs": {LONG: protocol.Input(frame=1)}}),
+        ("WrongScalar", {"scalars": {LONG: VALUE}}),
+        ("InvalidRequest", {"store": {LONG: "object"}}),
+    ],
+)
+def test_an_error_repeats_only_a_part_of_a_long_name(tmp_path: Path, error: str, asked: dict[str, Any]) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.deliver(program, protocol.Invoke(1, "f", **asked), VALUE)
+        ((failure, _),) = program.answers()
+        assert isinstance(failure, protocol.Failure)
+        assert failure.error == error
+        assert len(protocol.encode(failure)) <= FAILURE_BYTES
+
+    play(tmp_path, scenario)
+
+
+def test_a_client_that_does_not_read_its_failures_gets_queue_full(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.deliver(program, protocol.Invoke(1, "f"))
+        program.leaving_bytes = LIMITS.credit_bytes + 1
+        server.deliver(program, protocol.Invoke(1, "f"))  # the same request, which has no answer yet
+        assert program.answers() == []
+        server.deliver(program, protocol.Invoke(2, "f", {LONG: protocol.Input(frame=1)}), VALUE)
+        ((failure, _),) = program.answers()
+        assert isinstance(failure, protocol.Failure)
+        assert (failure.number, failure.error) == (2, "QueueFull")
+        assert failure.retry_s
+        program.leaving_bytes = LIMITS.credit_bytes
+        server.deliver(program, protocol.Invoke(3, "f"))
+        assert len(server.requests) == 2
 
     play(tmp_path, scenario)

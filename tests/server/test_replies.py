@@ -8,22 +8,31 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kaas.client.connecting import error_of
 from kaas.errors import (
+    PRINTED_BYTES,
+    DeviceLost,
     DeviceUnavailable,
     ETaskFailed,
     InvalidRequest,
     KaasError,
+    MissingContent,
     NotProvided,
     Quarantined,
     StepFailed,
+    UnexpectedInput,
     UnknownObject,
     UnsupportedCode,
     UsageUnavailable,
+    WrongScalar,
     WrongSize,
 )
-from kaas.server.replies import failure_of, without_paths
+from kaas.server.replies import LONGEST_TEXT, MESSAGE_BYTES, failure_of, without_paths
+from kaas.server.sessions import FAILURE_BYTES
+from kaas.wire import protocol
 
 
 def test_an_error_arrives_unchanged() -> None:
@@ -125,3 +134,37 @@ def test_a_client_reads_its_own_names() -> None:
 def test_a_value_error_is_an_invalid_request_and_an_error_of_the_disk_is_not() -> None:
     assert failure_of(1, ValueError("no")).error == InvalidRequest.__name__
     assert failure_of(1, OSError(28, "No space left on device")).error == KaasError.__name__
+
+
+# --- sizes
+
+
+TEXTS = st.text(max_size=300).map(lambda text: text * 100)
+VALUES = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.binary(max_size=200) | TEXTS,
+    lambda each: st.lists(each, max_size=40) | st.dictionaries(TEXTS, each, max_size=10),
+    max_leaves=100,
+)
+
+
+@given(TEXTS, VALUES, VALUES)
+def test_a_failure_has_a_limited_size(message: str, kind: object, value: object) -> None:
+    failure = failure_of(2**63 - 1, WrongScalar(message, kind=kind, value=value, scalar=message))
+    assert len(protocol.encode(msgspec.structs.replace(failure, trace="0" * 55))) <= FAILURE_BYTES
+
+
+def test_a_text_is_cut_by_its_bytes_and_the_items_of_a_list_are_whole() -> None:
+    long, hashes = "\U0001f600" * 10_000, tuple(f"{each:064x}" for each in range(1000))
+    failure = failure_of(1, UnexpectedInput(long, buffer=long))
+    assert failure.message == long[: MESSAGE_BYTES // 4]
+    assert failure.fields["buffer"] == long[: LONGEST_TEXT // 4]
+    told = failure_of(1, MissingContent("", hashes=hashes)).fields["hashes"]
+    assert 200 < len(told) < len(hashes)
+    assert tuple(told) == hashes[: len(told)]
+
+
+def test_the_output_of_kernels_is_whole() -> None:
+    printed = "x" * PRINTED_BYTES
+    fields = {"device": "0", "kernel": "k" * 100, "task": "t" * 200, "call": "cuLaunchKernel"}
+    failure = failure_of(1, DeviceLost("m" * 1000, printed=printed, **fields))
+    assert failure.fields == fields | {"printed": printed}

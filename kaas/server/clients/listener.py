@@ -9,7 +9,6 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import zmq
 import zmq.backend
@@ -19,6 +18,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.clients.frame_reader import FRAMES, FrameReader
 from kaas.server.clients.keys import Keys
 from kaas.server.clients.tcp_connections import (
+    Leaving,
     LeavingBytes,
     TcpConnection,
     TcpConnections,
@@ -45,8 +45,8 @@ BLOCKED_FACTOR times as long, up to so many times."""
 BLOCKED_FACTOR = 4
 QUEUED = 1024
 """Default of the most messages to a client that wait on one connection."""
-LEAVING_BYTES = 4 << 10
-"""Replies without credit count from so many bytes on, while they wait."""
+LEAVING_BYTES, LEAVING_FAILURE_BYTES = 4 << 10, 512
+"""Replies without credit, and failures, count from so many bytes on, while they wait."""
 WAITING_BYTES = 512 << 20
 """Default of the most bytes of one client that have arrived and wait to be taken, besides unfinished messages."""
 CONNECTIONS = 64
@@ -115,7 +115,7 @@ class ServerListener:
         self._closed = False
         self._channels: dict[tuple[bytes, str], ServerChannel] = {}
         self._forgotten: dict[tuple[bytes, str], None] = {}
-        self._leaving: dict[str, WeakSet[LeavingBytes]] = {}  # of each user
+        self._leaving: dict[str, Leaving] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._blocked: set[str] = set()
         self._flooding: set[str] = set()
@@ -133,7 +133,7 @@ class ServerListener:
         # out by a timer, and TCP finds the peers that are gone.
         socket.sndhwm, socket.rcvhwm = queued, 0
         socket.maxmsgsize = frame_bytes if keys is None else frame_bytes + ENCRYPTION_BYTES
-        socket.copy_threshold = LEAVING_BYTES
+        socket.copy_threshold = LEAVING_FAILURE_BYTES
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         keep_alive(socket)
         if keys is not None and server_keys is not None:
@@ -296,7 +296,7 @@ class ServerListener:
             self._connections.shut(connection)
             return None
         user = self._keyless_client if client is None else client.name
-        channel = ServerChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
+        channel = ServerChannel(self, key, user, self._leaving.setdefault(user, Leaving()))
         self._connections.own(connection, channel)
         channel.connection = connection
         self._channels[key] = channel
@@ -332,7 +332,7 @@ class ServerListener:
                 channel.drop()
             return False
         first: Any = protocol.encode(header)
-        if len(first) >= LEAVING_BYTES:
+        if len(first) >= (LEAVING_FAILURE_BYTES if type(header) is protocol.Failure else LEAVING_BYTES):
             first = LeavingBytes(first)
         left = 1 + len(frames)
         for frame in (first, *frames):
@@ -360,9 +360,7 @@ class ServerChannel:
 
     connection: TcpConnection[ServerChannel]
 
-    def __init__(
-        self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: WeakSet[LeavingBytes]
-    ) -> None:
+    def __init__(self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: Leaving) -> None:
         """leaving: replies on their way to this user."""
         self._listener, self.key, self.user, self._leaving = listener, key, user, leaving
         self.dropped = False
@@ -381,7 +379,7 @@ class ServerChannel:
     @property
     def leaving_bytes(self) -> int:
         """Bytes of counted replies on their way to its user, on all connections."""
-        return sum(map(len, self._leaving))
+        return self._leaving.nbytes
 
     def drop(self) -> None:
         """End the connection and ignore its further messages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import zmq
 from kaas.errors import InvalidConfig
 from kaas.server.clients import listener, tcp_connections
 from kaas.server.clients.keys import Keys
+from kaas.server.clients.tcp_connections import LeavingBytes
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
@@ -97,6 +99,30 @@ def test_a_channel_counts_the_bytes_that_its_client_has_not_read(
     assert opened.do(send) > 1 << 20
     for _ in range(64):
         assert client.receive() == [protocol.encode(answer)]
+    until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
+
+
+def test_a_channel_counts_failures_from_a_smaller_size_on(
+    opened: Open, connect: Connect, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may cause very many, which take no credit."""
+    client, sent, send = connect(alice), list[type](), listener._send
+    echoes(client)
+    channel, _ = opened.arrived()
+
+    def note(socket: zmq.Socket[bytes], frame: Any, *options: Any) -> None:
+        sent.append(type(frame))
+        send(socket, frame, *options)
+
+    monkeypatch.setattr(listener, "_send", note)
+    for answer, kind in (
+        (protocol.Failure(1, "InvalidRequest", "x" * 600), LeavingBytes),
+        (protocol.Failure(1, "InvalidRequest", "x" * 100), bytes),
+        (protocol.Listed(1, [{"name": "x" * 600}]), bytes),
+    ):
+        assert opened.do(partial(channel.send, answer))
+        assert client.receive() == [protocol.encode(answer)]
+        assert sent[-1] is kind
     until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
 
 
