@@ -72,7 +72,7 @@ class Invocations:
         if message.number in session.tasks:
             raise InvalidRequest(f"message {message.number} has no reply yet")
         client, key = session.client, message.key
-        client.check_replies_read(session.channel.leaving_bytes)  # a failure may be large too, and takes no credit
+        client.check_replies_read(session.channel)  # a failure may be large too, and takes no credit
         if len(key.encode()) > LONGEST_NAME:
             raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
         run = client.known(key)

@@ -171,7 +171,7 @@ class SessionManager:
             case protocol.Hello():
                 self._greet(session.channel, message)
             case protocol.Ask():
-                session.client.check_replies_read(session.channel.leaving_bytes)
+                session.client.check_replies_read(session.channel)
                 if self.admin is None:
                     raise InvalidRequest("this server replies to no queries")
                 reply = self.admin.reply(session, message.what, frames[1:])
@@ -180,7 +180,7 @@ class SessionManager:
                 else:
                     session.channel.send(protocol.Reply(message.number, reply))
             case _:
-                session.client.check_replies_read(session.channel.leaving_bytes)
+                session.client.check_replies_read(session.channel)
                 kept_reply = self._stores.reply(session.client.name, message, frames[1:])
                 if isinstance(kept_reply, Coroutine):
                     self._reply_later(session, message.number, kept_reply, sum(map(len, frames[1:])))

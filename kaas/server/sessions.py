@@ -35,6 +35,11 @@ class ReplyChannel(Protocol):
         """Bytes of large replies, on all channels of its user, that the user has not taken yet."""
         ...
 
+    @property
+    def leaving_result_bytes(self) -> int:
+        """Bytes of results' large frames, likewise."""
+        ...
+
     def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
         """Send without waiting. Return False if the connection has ended or ends now, as its peer does not read."""
         ...
@@ -189,13 +194,17 @@ class ConnectedClient(KeyOwner[ClientRun]):
     questions: OpenCounts = field(default_factory=lambda: OpenCounts("questions", alone=True))
     sessions: OrderedDict[str, ClientSession] = field(default_factory=OrderedDict)
 
-    def check_replies_read(self, leaving_bytes: int) -> None:
+    def check_replies_read(self, channel: ReplyChannel) -> None:
         """Raise if the client has not taken large replies yet: a client that does not read gets no more of them.
+
+        Results have credit until they are received, but a client may say so too early. Twice the credit: results of a
+        connection that broke may wait there while they are sent again.
 
         Raises:
             QueueFull
         """
-        limits = self.limits
-        if leaving_bytes > limits.credit_bytes:
-            message = f"client {self.name!r} does not take its replies: {leaving_bytes} bytes of them are not sent yet"
+        limits, replies_bytes, results_bytes = self.limits, channel.leaving_bytes, channel.leaving_result_bytes
+        if replies_bytes > limits.credit_bytes or results_bytes > 2 * limits.credit_bytes:
+            left_bytes = replies_bytes + results_bytes
+            message = f"client {self.name!r} does not take its replies: {left_bytes} bytes of them are not sent yet"
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.requests.count)

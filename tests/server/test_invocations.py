@@ -37,7 +37,7 @@ RECORD = RunRecord({}, {}, [], [], 0.25)
 class Program:
     """A connection of alice's, with the messages on it."""
 
-    user, leaving_bytes = "alice", 0
+    user, leaving_bytes, leaving_result_bytes = "alice", 0, 0
 
     def __init__(self) -> None:
         self.sent: list[tuple[protocol.FromServer, list[Any]]] = []
@@ -485,8 +485,13 @@ def test_a_client_that_does_not_read_its_failures_gets_queue_full(tmp_path: Path
         assert isinstance(failure, protocol.Failure)
         assert (failure.number, failure.error) == (2, "QueueFull")
         assert failure.retry_s
-        program.leaving_bytes = LIMITS.credit_bytes
+        program.leaving_bytes, program.leaving_result_bytes = 0, 2 * LIMITS.credit_bytes + 1
         server.deliver(program, protocol.Invoke(3, "f"))
+        ((failure, _),) = program.answers()[1:] or program.answers()
+        assert isinstance(failure, protocol.Failure)
+        assert (failure.number, failure.error) == (3, "QueueFull")
+        program.leaving_bytes, program.leaving_result_bytes = LIMITS.credit_bytes, 2 * LIMITS.credit_bytes
+        server.deliver(program, protocol.Invoke(4, "f"))
         assert len(server.requests) == 2
 
     play(tmp_path, scenario)

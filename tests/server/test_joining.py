@@ -34,7 +34,7 @@ def test_a_refused_request_that_is_cancelled_gets_one_reply(monkeypatch: pytest.
         client = ConnectedClient(
             "ada", protocol.Limits(8, NBYTES, NBYTES), finished=IdempotencyCache(0, 1.0, lambda *_: None)
         )
-        channel, sent = Mock(leaving_bytes=0), list[Any]()
+        channel, sent = Mock(leaving_bytes=0, leaving_result_bytes=0), list[Any]()
         session = ClientSession(client, channel, "s")
 
         def send(message: Any, *_: object) -> bool:
@@ -68,7 +68,7 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
         client = ConnectedClient(
             "ada", protocol.Limits(8, NBYTES + 1, NBYTES), finished=IdempotencyCache(0, 1.0, lambda *_: None)
         )
-        session = ClientSession(client, Mock(leaving_bytes=0), "s")
+        session = ClientSession(client, Mock(leaving_bytes=0, leaving_result_bytes=0), "s")
         client.runs["key"] = ClientRun(client, "key", "f", "f", (), 0)
         frames = [b"", bytes(NBYTES)]
         runs.ask(session, protocol.Invoke(1, "f", key="key"), frames)

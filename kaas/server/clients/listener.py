@@ -17,9 +17,8 @@ from zmq.utils import z85
 from kaas.errors import InvalidConfig
 from kaas.server.clients.frame_reader import FRAMES, FrameReader
 from kaas.server.clients.keys import Keys
+from kaas.server.clients.leaving import LEAVING_BYTES, LEAVING_FAILURE_BYTES, LeavingBytes, UserLeaving
 from kaas.server.clients.tcp_connections import (
-    Leaving,
-    LeavingBytes,
     TcpConnection,
     TcpConnections,
     Unfinished,
@@ -45,8 +44,6 @@ BLOCKED_FACTOR times as long, up to so many times."""
 BLOCKED_FACTOR = 4
 QUEUED = 1024
 """Default of the most messages to a client that wait on one connection."""
-LEAVING_BYTES, LEAVING_FAILURE_BYTES = 4 << 10, 512
-"""Replies without credit, and failures, count from so many bytes on, while they wait."""
 WAITING_BYTES = 512 << 20
 """Default of the most bytes of one client that have arrived and wait to be taken, besides unfinished messages."""
 CONNECTIONS = 64
@@ -115,7 +112,7 @@ class ServerListener:
         self._closed = False
         self._channels: dict[tuple[bytes, str], ServerChannel] = {}
         self._forgotten: dict[tuple[bytes, str], None] = {}
-        self._leaving: dict[str, Leaving] = {}  # of each user
+        self._leaving: dict[str, UserLeaving] = {}
         self._of_key: Counter[str] = Counter()
         self._blocked: set[str] = set()
         self._flooding: set[str] = set()
@@ -296,7 +293,7 @@ class ServerListener:
             self._connections.shut(connection)
             return None
         user = self._keyless_client if client is None else client.name
-        channel = ServerChannel(self, key, user, self._leaving.setdefault(user, Leaving()))
+        channel = ServerChannel(self, key, user, self._leaving.setdefault(user, UserLeaving()))
         self._connections.own(connection, channel)
         channel.connection = connection
         self._channels[key] = channel
@@ -335,11 +332,12 @@ class ServerListener:
         if len(first) >= (LEAVING_FAILURE_BYTES if type(header) is protocol.Failure else LEAVING_BYTES):
             first = LeavingBytes(first)
         left = 1 + len(frames)
-        for frame in (first, *frames):
+        for part in (first, *frames):
             left -= 1
-            if leaving := type(frame) is LeavingBytes:
-                channel.leaves(frame)
-            _send(socket, frame, _MORE if left else _LAST, not leaving and len(frame) < LARGE_BYTES)
+            frame, copied = part, type(part) is not LeavingBytes and len(part) < LARGE_BYTES
+            if not copied:
+                frame = channel.leaving.count(part)
+            _send(socket, frame, _MORE if left else _LAST, copied)
         self._drains[-1].look()
         return True
 
@@ -356,13 +354,13 @@ class ServerChannel:
             are ignored.
     """
 
-    __slots__ = ("_leaving", "_listener", "connection", "dropped", "key", "user")
+    __slots__ = ("_listener", "connection", "dropped", "key", "leaving", "user")
 
     connection: TcpConnection[ServerChannel]
 
-    def __init__(self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: Leaving) -> None:
-        """leaving: replies on their way to this user."""
-        self._listener, self.key, self.user, self._leaving = listener, key, user, leaving
+    def __init__(self, listener: ServerListener, key: tuple[bytes, str], user: str, leaving: UserLeaving) -> None:
+        """Begin a channel. leaving: parts on their way to this user."""
+        self._listener, self.key, self.user, self.leaving = listener, key, user, leaving
         self.dropped = False
 
     def __repr__(self) -> str:
@@ -372,14 +370,15 @@ class ServerChannel:
         """Send without waiting. Return False if the connection has ended, or ends now because it takes nothing."""
         return not self.dropped and self._listener.send(self, header, frames)
 
-    def leaves(self, part: LeavingBytes) -> None:
-        """Count a part that is sent now."""
-        self._leaving.add(part)
-
     @property
     def leaving_bytes(self) -> int:
         """Bytes of counted replies on their way to its user, on all connections."""
-        return self._leaving.nbytes
+        return self.leaving.replies.nbytes
+
+    @property
+    def leaving_result_bytes(self) -> int:
+        """Bytes of results' large frames, likewise."""
+        return self.leaving.results.nbytes
 
     def drop(self) -> None:
         """End the connection and ignore its further messages."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket as tcp
 import struct
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,37 +60,6 @@ class Unfinished:
     client_bytes: int
     all_bytes: int
     waiting_bytes: int
-
-
-class LeavingBytes(bytearray):
-    """Bytes on their way: the object lives until ZeroMQ has sent them. gone: gets their number then."""
-
-    gone: deque[int] | None = None
-
-    def __del__(self) -> None:
-        if self.gone is not None:
-            self.gone.append(len(self))
-
-
-class Leaving:
-    """The sum of bytes on their way to one user. ZeroMQ's thread may end a part at any time."""
-
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._gone: deque[int] = deque()
-
-    def add(self, part: LeavingBytes) -> None:
-        """Count a part until it is sent."""
-        if part.gone is None:
-            part.gone = self._gone
-            self._nbytes += len(part)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are not sent yet."""
-        while self._gone:
-            self._nbytes -= self._gone.popleft()
-        return self._nbytes
 
 
 class TcpConnection(Generic[T]):

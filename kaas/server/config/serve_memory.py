@@ -13,9 +13,9 @@ from kaas.server.clients.keys import Keys
 from kaas.server.config.serve_config import Settings
 from kaas.server.usage.quotas import Quotas
 
-CREDITS = 6
-"""A client's credit counts six times: for open requests, stored outputs, other messages, and replies on their way, and
-twice for messages that have arrived and wait to be taken."""
+CREDITS = 8
+"""A client's credit counts eight times: for open requests, stored outputs, other messages, replies on their way, and
+twice each for results on their way and for messages that have arrived and wait to be taken."""
 UNFINISHED_EACH = 16
 """The most incomplete messages of one client, in largest frames (`kaas.server.clients.listener`)."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -22,7 +22,7 @@ from kaas.ktask.arguments import LIMIT, check_name
 from kaas.ktask.dtypes import DTYPE_BYTES
 from kaas.pool.on_processes.objects import HeldObject, HeldObjects
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
-from kaas.server.clients.tcp_connections import LeavingBytes
+from kaas.server.clients.leaving import LeavingBytes
 from kaas.server.state.blob_store import GRAIN_BYTES, VALUE, Blob, no_paths, too_many
 from kaas.server.state.state_folder import State, digest_of
 from kaas.wire import protocol

@@ -15,7 +15,7 @@ import zmq
 from kaas.errors import InvalidConfig
 from kaas.server.clients import listener, tcp_connections
 from kaas.server.clients.keys import Keys
-from kaas.server.clients.tcp_connections import LeavingBytes
+from kaas.server.clients.leaving import LeavingBytes
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
@@ -100,6 +100,27 @@ def test_a_channel_counts_the_bytes_that_its_client_has_not_read(
     for _ in range(64):
         assert client.receive() == [protocol.encode(answer)]
     until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
+
+
+def test_a_channel_counts_results_apart_until_its_client_has_read_them(
+    opened: Open, connect: Connect, alice: OwnKeys
+) -> None:
+    client = connect(alice, rcvhwm=1)
+    echoes(client)
+    channel, _ = opened.arrived()
+    outputs = [bytes([number]) * (1 << 20) for number in range(16)]
+    answers = [protocol.Result(number, ("y",)) for number in range(16)]
+
+    def send() -> tuple[int, int]:
+        assert all(channel.send(answer, [output]) for answer, output in zip(answers, outputs, strict=True))
+        return channel.leaving_result_bytes, channel.leaving_bytes
+
+    results_bytes, other_bytes = opened.do(send)
+    assert results_bytes > 1 << 20
+    assert other_bytes == 0
+    for answer, output in zip(answers, outputs, strict=True):
+        assert client.receive() == [protocol.encode(answer), output]
+    until(lambda: opened.do(lambda: channel.leaving_result_bytes) == 0)
 
 
 def test_a_channel_counts_failures_from_a_smaller_size_on(
