@@ -11,29 +11,27 @@ LEAVING_BYTES, LEAVING_FAILURE_BYTES = 4 << 10, 512
 """Replies without credit, and failures, count from so many bytes on, while they wait."""
 
 
-class LeavingBytes(bytearray):
-    """Bytes on their way: the object lives until ZeroMQ has sent them. gone: gets their number then."""
+class _LeavingPart:
+    """A part on its way: the object lives until ZeroMQ has sent it. gone: gets the number of its bytes then."""
 
     gone: deque[int] | None = None
 
     def __del__(self) -> None:
         if self.gone is not None:
-            self.gone.append(len(self))
+            self.gone.append(len(self))  # type: ignore[arg-type]  # the other base class has a length
 
 
-class LeavingView(np.ndarray[Any, Any]):
-    """The same for a result's frame, whose bytes are not copied."""
+class LeavingBytes(bytearray, _LeavingPart):
+    """A reply."""
 
-    gone: deque[int] | None = None
+
+class LeavingView(np.ndarray[Any, Any], _LeavingPart):
+    """A view of a result's frame, whose bytes are not copied."""
 
     @classmethod
     def of(cls, frame: Any) -> LeavingView:
         """Return a view of a frame, which supports the buffer protocol."""
         return np.frombuffer(frame, np.uint8).view(cls)
-
-    def __del__(self) -> None:
-        if self.gone is not None:
-            self.gone.append(len(self))
 
 
 class Leaving:
