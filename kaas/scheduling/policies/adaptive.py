@@ -16,7 +16,7 @@ from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.policies.boosted_scores import BoostedScores
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.fair_turns import FairTurns
-from kaas.scheduling.policies.holdings import WorkingSet
+from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 from kaas.scheduling.policies.keep import Keep
 from kaas.scheduling.policies.local_queues import LocalQueues
 from kaas.scheduling.policies.options import check_flag, check_number
@@ -63,7 +63,7 @@ class Adaptive(Scheduler):
         """Return the order of boosted arrivals; eTasks of one function go in the order of their arrival."""
         if serves.kind is WorkerKind.ETASK:
             return super().order(serves)
-        made = BoostedArrivals(self)
+        made = BoostedArrivals(self, self._holdings)
         self._orders.append(made)
         return made
 
@@ -113,8 +113,8 @@ class Adaptive(Scheduler):
     def costs_s(self, request: QueuedRequest) -> tuple[float, float]:
         """Return the seconds of a run, and of a run with the load of all its memory, on the fastest device."""
         run_s = self._estimates.run_s(request, self._fastest)
-        constants = request.reads.constants
-        return run_s, run_s + self._estimates.whole_load_s(request.function, constants.nbytes)
+        nbytes = request.reads.constants.nbytes
+        return run_s, run_s + self._estimates.whole_load_s(request.function, nbytes) if nbytes else run_s
 
     def prefetch(self, request: QueuedRequest, worker: WorkerState) -> bool:
         """Load a request's memory on a busy worker, if no device has it and what leaves is worth less."""
@@ -174,12 +174,13 @@ class BoostedArrivals(BoostedScores):
 
     _policy: Adaptive
 
-    def __init__(self, policy: Adaptive) -> None:
+    def __init__(self, policy: Adaptive, holdings: Holdings) -> None:
         super().__init__()
         self._policy = policy
         self._local = LocalQueues(policy.cost_s, overrun=1.0)
         self._turns = FairTurns(policy.clients, policy.lead_s)
         self._readers: Readers[Queue] = Readers()
+        holdings.whole_changed.append(self._readers.whole_changed)
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
         self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
         self._of_function = FunctionFlows()
@@ -254,11 +255,15 @@ class BoostedArrivals(BoostedScores):
         self._costs[queue] = costs
         key = (-head.share.priority, head.arrived_s or 0.0, head.id)
         self._classes.setdefault(whole, PriorityQueue()).put(queue, key)
-        self._readers.put(queue, key, head.reads.constants)
+        if head.reads.constants is NOTHING:
+            self._readers.discard(queue)  # its run costs the same on each device
+        else:
+            self._readers.put(queue, key, head.reads.constants)
 
     def _cost_classes(self, head: QueuedRequest) -> tuple[int, int]:
         run_s, whole_s = self._policy.costs_s(head)
-        return cost_class(run_s), cost_class(whole_s)
+        run = cost_class(run_s)
+        return run, run if whole_s == run_s else cost_class(whole_s)
 
     def _remove_place(self, queue: Queue) -> None:
         costs = self._costs.pop(queue, None)
@@ -361,6 +366,8 @@ class BoostedArrivals(BoostedScores):
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
+        if self._later.first() is None and self._urgent.first() is None:
+            return None
         now_s = self._policy.now_s
         while (request := self._later.first()) is not None and self._later.key(request)[0] <= now_s:
             self._later.discard(request)
@@ -382,8 +389,10 @@ class BoostedArrivals(BoostedScores):
         overdue_s = self._local.next_overdue_s
         if overdue_s is not None and overdue_s > self._policy.now_s:
             self._policy.wake_at(overdue_s)
+        if not self._readers.homeless:
+            return
         worker = self._local.next_free()
-        request = None if worker is None or not self.heads else self._best(worker)
+        request = None if worker is None else self._best(worker)
         if worker is not None and request is not None and self._policy.prefetch(request, worker):
             # another worker that is free sooner may have it
             self._local.promise(request, worker, self._policy.now_s)

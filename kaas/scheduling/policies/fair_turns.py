@@ -96,25 +96,27 @@ class FairTurns:
             return []
         turns = self._turns[priority]
         turns.waiting.discard(share)
+        if turns.ahead.first() is None:
+            return []
         turns.ahead.discard(share)
         return self._settle(None, turns)
 
     def _settle(self, share: ClientShare | None, turns: Turns) -> list[ClientShare]:
         """Hold a client back that is too far ahead, and let those go that no longer are."""
-        least = turns.waiting.first()
-        if least is None:
+        waiting, ahead = turns.waiting, turns.ahead
+        if waiting.first() is None:
             return []
-        most_s = turns.waiting.key(least)[0] + self._lead_s
+        most_s = waiting.least()[0] + self._lead_s
         changed = []
         if share is not None:
-            before, time_s = share in turns.ahead, share.time_s
+            before, time_s = share in ahead, share.time_s
             if time_s > most_s:
-                turns.ahead.put(share, (time_s,))
-            else:
-                turns.ahead.discard(share)
-            if before != (share in turns.ahead):
+                ahead.put(share, (time_s,))
+            elif before:
+                ahead.discard(share)
+            if before != (time_s > most_s):
                 changed.append(share)
-        while (first := turns.ahead.first()) is not None and turns.ahead.key(first)[0] <= most_s:
-            turns.ahead.discard(first)
+        while (first := ahead.first()) is not None and ahead.least()[0] <= most_s:
+            ahead.discard(first)
             changed.append(first)
         return changed

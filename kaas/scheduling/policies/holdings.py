@@ -89,12 +89,14 @@ class Holdings:
     Fields:
         memories: by the device's index. dispatches: the number of the last dispatch that reads objects.
         near_changed: called with each working set that comes near a first device, or is near none any more.
+        whole_changed: called with each that a first device holds whole, or none any more.
     """
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self.memories = {device.index: DeviceMemory(device.memory_bytes) for device in devices}
         self.dispatches = 0
         self.near_changed: list[Callable[[WorkingSet], None]] = []
+        self.whole_changed: list[Callable[[WorkingSet], None]] = []
         self._sizes: dict[bytes, int] = {}  # of objects on devices; 0 until a request says the size
         self._holders: dict[bytes, set[int]] = {}
         self._sets: dict[tuple[ObjectUse, ...], WorkingSet] = {}
@@ -179,12 +181,15 @@ class Holdings:
             working_set.held[device] = held_bytes
         else:
             del working_set.held[device]
-        before = bool(working_set.near)
+        near, whole = bool(working_set.near), bool(working_set.whole)
         _mark(working_set.near, memory.near, device, working_set, 2 * held_bytes >= working_set.nbytes)
-        if bool(working_set.near) != before:
+        if bool(working_set.near) != near:
             for changed in self.near_changed:
                 changed(working_set)
         _mark(working_set.whole, memory.whole, device, working_set, held_bytes == working_set.nbytes)
+        if bool(working_set.whole) != whole:
+            for changed in self.whole_changed:
+                changed(working_set)
 
     # --- events
 

@@ -21,11 +21,13 @@ class LocalQueues:
 
     Fields:
         due: the workers for which requests wait, and that have a free slot.
+        next_overdue_s: the time at which the next request will have waited for too long; None if none waits so.
     """
 
     def __init__(self, run_s: Seconds, *, overrun: float = 0.0) -> None:
         self._overrun = overrun
         self.due: dict[WorkerState, None] = {}
+        self.next_overdue_s: float | None = None
         self._run_s = run_s
         self._queues: dict[WorkerState, dict[int, tuple[QueuedRequest, float]]] = {}  # with their seconds
         self._seconds: dict[WorkerState, float] = {}
@@ -33,6 +35,7 @@ class LocalQueues:
         self._until: PriorityQueue[QueuedRequest] = PriorityQueue()  # those that wait for some time only
         self._busy: PriorityQueue[WorkerState] = PriorityQueue()  # by the time at which they are free
         self._busy_on: dict[int, WorkerState] = {}
+        self._changed: dict[WorkerState, None] = {}  # since `_busy` was last read: many more change than are read
 
     def __contains__(self, request: QueuedRequest) -> bool:
         return request.id in self._workers
@@ -68,6 +71,7 @@ class LocalQueues:
         """Let a request wait for a worker; until_s: it may go elsewhere from then on."""
         if until_s is not None:
             self._until.put(request, (until_s,))
+            self._until_changed()
         seconds = self._run_s(request, worker)
         self._queues.setdefault(worker, {})[request.id] = request, seconds
         self._seconds[worker] = self._seconds.get(worker, 0.0) + seconds
@@ -79,6 +83,7 @@ class LocalQueues:
         """Remove a request, which begins or leaves."""
         worker = self._workers.pop(request.id)
         self._until.discard(request)
+        self._until_changed()
         _, seconds = self._queues[worker].pop(request.id)
         self._seconds[worker] -= seconds
         if not self._queues[worker]:
@@ -87,14 +92,11 @@ class LocalQueues:
 
     def overdue(self, now_s: float) -> QueuedRequest | None:
         """Return a request that has waited for its worker for too long, if there is one."""
-        first = self._until.first()
-        return first if first is not None and self._until.key(first)[0] <= now_s else None
+        return self._until.first() if self.next_overdue_s is not None and self.next_overdue_s <= now_s else None
 
-    @property
-    def next_overdue_s(self) -> float | None:
-        """The time at which the next request will have waited for too long."""
+    def _until_changed(self) -> None:
         first = self._until.first()
-        return None if first is None else self._until.key(first)[0]
+        self.next_overdue_s = None if first is None else self._until.key(first)[0]
 
     def lost(self, worker: WorkerState) -> list[QueuedRequest]:
         """Forget a worker, and return the requests that waited for it."""
@@ -103,8 +105,11 @@ class LocalQueues:
             del self._workers[request.id]
             self._until.discard(request)
             request.promised = False
+        self._until_changed()
         self._queues.pop(worker, None)
         self._seconds.pop(worker, None)
+        self._changed.pop(worker, None)
+        self.due.pop(worker, None)
         self._forget(worker)
         return requests
 
@@ -114,17 +119,23 @@ class LocalQueues:
             self.due[worker] = None
         else:
             self.due.pop(worker, None)
-        if worker.free and worker not in self._queues:
-            self._forget(worker)
-        else:
-            self._busy_on[worker.device.index] = worker
-            self._busy.put(worker, (self._free_s(worker, 0.0), worker.id))
+        self._changed[worker] = None
 
     def _forget(self, worker: WorkerState) -> None:
-        self.due.pop(worker, None)
         self._busy.discard(worker)
         if self._busy_on.get(worker.device.index) is worker:
             del self._busy_on[worker.device.index]
+
+    def _by_time(self) -> PriorityQueue[WorkerState]:
+        """Return the busy workers by the time at which they are free."""
+        for worker in self._changed:
+            if worker.free and worker not in self._queues:
+                self._forget(worker)
+            else:
+                self._busy_on[worker.device.index] = worker
+                self._busy.put(worker, (self._free_s(worker, 0.0), worker.id))
+        self._changed.clear()
+        return self._busy
 
     def _free_s(self, worker: WorkerState, now_s: float) -> float:
         """Return when a worker has a free slot for one more request: its local queue is then under way."""
@@ -151,14 +162,15 @@ class LocalQueues:
 
         overrun = self._overrun if request.group.one_each else 0.0  # another slot may be free before the late one
         best, found = (before_s, -1), None
-        by_time = merge(self._busy.before((now_s,)), self._busy.after((now_s,)), key=free_s)
+        busy = self._by_time()
+        by_time = merge(busy.before((now_s,)), busy.after((now_s,)), key=free_s)
         for entry, index in zip(by_time, devices, strict=False):
             if free_s(entry) + least_s > best[0]:
                 break
             for worker in (entry[-1], self._busy_on.get(index)):
                 if worker is None or worker.device.index not in devices:
                     continue
-                if free_s(self._busy.key(worker)) + least_s <= best[0] and _promisable(worker):
+                if free_s(busy.key(worker)) + least_s <= best[0] and _promisable(worker):
                     end = self.ends_s(request, worker, now_s), worker.device.index
                     if end < best:
                         best, found = end, worker
@@ -166,13 +178,14 @@ class LocalQueues:
 
     def next_free(self) -> WorkerState | None:
         """Return the busy worker that is free soonest of those for which no request waits."""
-        for worker in self._busy:
+        for worker in self._by_time():
             if worker not in self._queues and not worker.free and _promisable(worker):
                 return worker
         return None
 
     def on(self, devices: Collection[int]) -> list[WorkerState]:
         """Return the busy workers on some devices to which requests may be promised, by the number of the device."""
+        self._by_time()
         workers = [self._busy_on[index] for index in sorted(devices) if index in self._busy_on]
         return [worker for worker in workers if _promisable(worker)]
 

@@ -12,9 +12,14 @@ Reader = TypeVar("Reader")
 
 
 class Readers(Generic[Reader]):
-    """Items by the working sets that they read, and by their keys."""
+    """Items by the working sets that they read, and by their keys.
+
+    Fields:
+        homeless: the sets that no device holds whole, as far as `whole_changed` is called.
+    """
 
     def __init__(self) -> None:
+        self.homeless: dict[WorkingSet, None] = {}
         self._reads: dict[Reader, WorkingSet] = {}
         self._readers: dict[WorkingSet, PriorityQueue[Reader]] = {}
 
@@ -26,6 +31,7 @@ class Readers(Generic[Reader]):
         readers = self._readers.get(reads)
         if readers is None:
             readers = self._readers[reads] = PriorityQueue()
+            self.whole_changed(reads)
         readers.put(item, key)
 
     def discard(self, item: Reader) -> None:
@@ -35,6 +41,14 @@ class Readers(Generic[Reader]):
             self._readers[reads].discard(item)
             if not self._readers[reads]:
                 del self._readers[reads]
+                self.homeless.pop(reads, None)
+
+    def whole_changed(self, reads: WorkingSet) -> None:
+        """Take in that a device holds a working set whole, or none any more."""
+        if reads.whole:
+            self.homeless.pop(reads, None)
+        elif reads.nbytes and reads in self._readers:
+            self.homeless[reads] = None
 
     def of(self, item: Reader) -> WorkingSet:
         """Return the working set of an item that is there."""

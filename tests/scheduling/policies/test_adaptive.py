@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from benchmarks.adaptive import OTHERS, WEIGHTS, dues
 from benchmarks.workloads import Workload, azure, kaas_clients, lalb, mqfq
 from kaas.errors import InvalidScenario
-from kaas.scheduling.events import ClientKnown
+from kaas.scheduling.decisions import Decision, Prefetch
+from kaas.scheduling.events import ClientKnown, Event, PhysicalDevice
 from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.policies.sjf import ShortestJobFirst
@@ -132,6 +135,31 @@ def test_the_next_functions_memory_comes_while_the_device_computes() -> None:
     told = requests((0, "A"), (0.5, "B"))
     result = run({}, devices=[{"memory_mb": 8}], functions=functions, requests=told)
     assert [(each.at_s, each.start) for each in result.dispatches] == [(0, "load"), (7, "hit")]
+
+
+def test_only_while_a_request_waits_for_memory_that_no_device_has_prefetches_are_looked_for() -> None:
+    """The order knows those sets at each moment: of waiting requests, whatever came to devices and left them."""
+    draw = Random(5)
+    functions = {f"f{n}": {"memory_mb": 1 + n % 5, "load_s": 1, "run_s": 1 + n % 3} for n in range(8)}
+    told = requests(*((n * 0.7, f"f{draw.randrange(8)}") for n in range(200)))
+    scenario = read({"devices": [{"memory_mb": 6}] * 2, "functions": functions, "requests": told})
+    made: list[Adaptive] = []
+
+    def make(devices: Sequence[PhysicalDevice]) -> Adaptive:
+        made.append(Adaptive(devices))
+        return made[-1]
+
+    def observe(_: Event, decisions: Sequence[Decision]) -> None:
+        looked.append([len(order._readers.homeless) for order in made[0]._orders])
+        prefetches.extend(each for each in decisions if isinstance(each, Prefetch))
+        for readers in (order._readers for order in made[0]._orders):
+            assert {*readers.homeless} == {reads for reads in readers._readers if not reads.whole}
+
+    looked: list[list[int]] = []
+    prefetches: list[Prefetch] = []
+    simulate(scenario, make, observe=observe)
+    assert prefetches
+    assert {True, False} == {any(counts) for counts in looked}
 
 
 # --- 5. fair turns

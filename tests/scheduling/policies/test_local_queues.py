@@ -55,3 +55,17 @@ def test_a_late_run_hides_no_slot_that_is_free_sooner() -> None:
     request = QueuedRequest(99, NO_CLIENT, group)
     found = local.soonest(request, {0: None, 1: None}, NOW_S, least_s=RUN_S, before_s=15.0)
     assert found is workers[0]
+
+
+def test_a_run_that_began_or_ended_since_the_last_look_counts() -> None:
+    local, (first, second), group = working([[12.0], [13.0]], overrun=0.0)
+    assert local.next_free() is first
+    first.running = {7: QueuedRequest(7, NO_CLIENT, group, worker=first, ends_s=14.0)}
+    local.update(first)
+    assert local.next_free() is second
+    second.running, second.free = {}, [(1, 0)]
+    local.update(second)
+    assert local.next_free() is first
+    assert local.on({0: None, 1: None}) == [first]
+    assert not local.lost(first)
+    assert local.next_free() is None
