@@ -59,7 +59,7 @@ def placed(call: PendingCall, shares: bool) -> tuple[list[Attachment], list[Any]
 class CallAttachments:
     """A session's store, but for inputs by value: these travel with the call, as its connection carries them.
 
-    A `with` block that raises releases the leases: the call was not sent.
+    A `with` block that raises releases the leases, unless a call is open that has them: the pool may read them.
     """
 
     def __init__(self, store: ObjectSink, put: Callable[[memoryview], BlockLease | bytes]) -> None:
@@ -81,7 +81,8 @@ class CallAttachments:
     def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         if raised is not None:
             for lease in self._leases:
-                lease.release()
+                if not lease.of_call:
+                    lease.release()
 
 
 @dataclass(slots=True)

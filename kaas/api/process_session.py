@@ -16,10 +16,12 @@ from kaas.api.pending_call import CallAttachments
 from kaas.api.session import HERE, Session, needs_ray, program_name
 from kaas.config import Config
 from kaas.errors import InvalidConfig, NotInitialized, PoolStopped
+from kaas.futures import Future
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
 from kaas.pool.on_processes.names import PoolName, PoolNotice
 from kaas.pool.on_processes.objects import KeepObjects, encode_keep, key_of, key_of_all
+from kaas.wire.connections.shared_memory import BlockLease
 from kaas.wire.held_ref import HeldRef
 from kaas.wire.messages import Address, Named
 from kaas.wire.packing import FunctionSignature
@@ -57,30 +59,48 @@ class _HeldStore:
 
     def put(self, value: Any) -> HeldRef:
         data, dtype, shape = raw_bytes(_ANY, value)
-        key = key_of(data)
-        self._hold([key], [data])
+        (key,) = self._hold([data])
         return self._ref(key, data.nbytes, dtype, shape)
 
     def put_all(self, values: tuple[Any, ...]) -> HeldRef:
         parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value).data for value in values]
-        keys = [part.binary() if isinstance(part, HeldRef) else key_of(part) for part in parts]
-        together = key_of_all(keys)
-        for begin in range(0, len(keys), AT_ONCE):
-            self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
-        self._session.ask("hold", [encode_keep(KeepObjects(keys, together))], [Named(key) for key in keys])
-        self._session.calls.drop(keys)
+        keys: list[bytes] = []
+        try:
+            for begin in range(0, len(parts), AT_ONCE):
+                keys += self._hold(parts[begin : begin + AT_ONCE])
+            together = key_of_all(keys)
+            named = [Named(key) for key in keys]
+            self._wait(self._ask(KeepObjects(keys, together), named), [together])
+        finally:
+            self._session.calls.drop(keys)
         return self._ref(together, sum(part.nbytes for part in parts), None, None)
 
-    def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
+    def _hold(self, parts: Sequence[HeldRef | memoryview]) -> list[bytes]:
+        """Have the pool hold values; return the keys of its copies: a value may change meanwhile."""
         with self._session.calls.attachments(self) as attachments:
             attached = [self._attachment(part, attachments) for part in parts]
-            self._session.ask("hold", [encode_keep(KeepObjects(keys))], attached)
+            keys = [_key(item) for item in attached]
+            asked = self._ask(KeepObjects(keys), attached)
+        self._wait(asked, keys)
+        return keys
 
     @staticmethod
-    def _attachment(part: HeldRef | memoryview, attachments: CallAttachments) -> Any:
+    def _attachment(part: HeldRef | memoryview, attachments: CallAttachments) -> HeldRef | BlockLease | bytes:
         if isinstance(part, HeldRef):
             return part
         return attachments.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
+
+    def _ask(self, wanted: KeepObjects, attached: Sequence[Any]) -> Future:
+        self._session.check()
+        return self._session.calls.ask("hold", [encode_keep(wanted)], attached)
+
+    def _wait(self, asked: Future, keys: Sequence[bytes]) -> None:
+        """Wait until the pool holds objects. An interrupted wait lets go of them as soon as it does."""
+        try:
+            asked.result()
+        except BaseException:
+            asked.add_done_callback(lambda done: None if done.exception() else self._session.calls.drop(keys))
+            raise
 
     def _ref(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> HeldRef:
         ref = HeldRef(key, nbytes, dtype, shape)
@@ -100,6 +120,13 @@ class _HeldStore:
         """Take in that the pool has ended, and all objects that it held."""
         if self._dropped is not None:
             self._dropped.put(b"")
+
+
+def _key(item: HeldRef | BlockLease | bytes) -> bytes:
+    """Return the key of an attached object."""
+    if isinstance(item, HeldRef):
+        return item.binary()
+    return key_of(item.view if isinstance(item, BlockLease) else item)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -179,6 +179,8 @@ class RpcClient:
         with self.lock:
             ended, epoch = self._ended, self._epoch
             if ended is None:
+                for lease in call.leases if call.attached else ():
+                    lease.of_call = True
                 self._half.begin(number, call)
         if ended is not None:
             self._ref_leases.release(call.keys)

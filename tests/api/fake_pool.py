@@ -108,12 +108,16 @@ class FakeSession:
     held: list[tuple[str, list[Any]]] = field(default_factory=list)
     calls: RpcClient | None = None
     moved_on: threading.Event = field(default_factory=threading.Event)
+    gone: bool = False
 
     def address(self) -> tuple[messages.Address, str]:
         if not self.epochs:
             self.moved_on.set()
             raise PoolStopped("pool 'fake' is gone", pool="fake")
         return self.epochs.pop(0).address, "here"
+
+    def check(self) -> None:
+        assert not self.gone
 
     def hold(self, epoch: str, refs: list[Any]) -> None:
         self.held.append((epoch, refs))

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import kaas
+from kaas.api.process_session import _HeldStore
+from kaas.api.rpc_client import RpcClient
 from kaas.errors import KaasError
-from kaas.wire.connections.shared_memory import LEASED_AT_MOST, Inbox
+from kaas.pool.on_processes.objects import decode_keep, key_of
+from kaas.wire.connections.shared_memory import LEASED_AT_MOST, BlockLease, Inbox, Outbox
 from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Drop, Framed, Named, Release, Submit
+from kaas.wire.messages import (
+    Block,
+    CallFailure,
+    CallResult,
+    CancelCall,
+    Drop,
+    Framed,
+    Named,
+    PoolQuery,
+    Release,
+    Submit,
+)
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
@@ -118,3 +134,89 @@ def test_constants_are_held_until_their_function_is_freed(session: FakeSession, 
     del owner
     gc.collect()
     assert pool.expect(Drop)[0].keys == [constants.binary()]
+
+
+# --- Ctrl-C
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, of: type, method: str) -> None:
+    """Let Ctrl-C come once, just after a method has done its work."""
+
+    def interrupted(*arguments: Any) -> None:
+        monkeypatch.setattr(of, method, original)
+        original(*arguments)
+        raise KeyboardInterrupt
+
+    original = getattr(of, method)
+    monkeypatch.setattr(of, method, interrupted)
+
+
+def test_memory_of_an_interrupted_call_that_was_sent_waits_for_the_pools_reply(
+    session: FakeSession, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, RpcClient, "_post")
+    with pytest.raises(KeyboardInterrupt):
+        held_blocks(session, pool)
+    first, _ = pool.expect_submit()
+    _, second = held_blocks(session, pool)
+    assert not {*first.attached} & {*second.attached}
+    pool.send(CallResult(first.number), numbers(LARGE).tobytes())
+    pool.send(CallResult(second.number), numbers(LARGE).tobytes())
+    _.result(TIMEOUT_S)
+    assert {*held_blocks(session, pool)[1].attached} <= {*first.attached, *second.attached}
+
+
+def test_the_pool_lets_go_of_what_an_interrupted_put_brings_and_reads_it_to_the_end(
+    session: FakeSession, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory must not take another value while the pool may copy it: the key would stand for other bytes."""
+    store, x, y = _HeldStore(cast(Any, session)), numbers(LARGE), numbers(LARGE, seed=1)
+    interrupt_after(monkeypatch, RpcClient, "_begin")
+    with pytest.raises(KeyboardInterrupt):
+        store.put(x)
+    first, _ = pool.expect(PoolQuery)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kaas.Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.put(x)
+    second, _ = pool.expect(PoolQuery)
+    with ThreadPoolExecutor(1) as thread:
+        putting = thread.submit(store.put, y)
+        third, frames = pool.expect(PoolQuery)
+        assert len({block for each in (first, second, third) for block in each.attached}) == 3
+        assert list(decode_keep(frames[0]).keys) == [key_of(y.tobytes())]
+        pool.send(CallResult(first.number))
+        pool.send(CallResult(second.number))
+        dropped, _ = pool.expect(Drop)
+        assert list(dropped.keys) == [key_of(x.tobytes())]
+        pool.send(CallResult(third.number))
+        assert putting.result(TIMEOUT_S).binary() == key_of(y.tobytes())
+    store.close()
+
+
+def test_the_key_of_a_value_is_that_of_the_bytes_that_the_pool_gets(
+    session: FakeSession, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that writes to an array while it puts it has a value of either moment, and no other program has."""
+    x = numbers(LARGE)
+
+    def copied(outbox: Outbox, data: Any) -> BlockLease:
+        lease = original(outbox, data)
+        x.fill(-1)
+        return lease
+
+    original, before = Outbox.put, x.tobytes()
+    monkeypatch.setattr(Outbox, "put", copied)
+    store = _HeldStore(cast(Any, session))
+    with ThreadPoolExecutor(1) as thread:
+        putting = thread.submit(store.put, x)
+        header, frames = pool.expect(PoolQuery)
+        (key,) = decode_keep(frames[0]).keys
+        assert key == key_of(Inbox().view(header.attached[0])) == key_of(before)
+        pool.send(CallResult(header.number))
+        assert putting.result(TIMEOUT_S).binary() == key
+    store.close()

@@ -43,13 +43,14 @@ class BlockLease:
     """Values that lie in shared memory until the lease is released, by any thread; a second time changes nothing.
 
     Fields:
-        blocks: where, one for each value.
+        blocks: where, one for each value. of_call: an open call has the lease, and its reply releases it.
     """
 
-    __slots__ = ("_held", "_outbox", "blocks")
+    __slots__ = ("_held", "_outbox", "blocks", "of_call")
 
     def __init__(self, outbox: Outbox, segment: _Segment, blocks: tuple[Block, ...]) -> None:
         self.blocks = blocks
+        self.of_call = False
         self._outbox = outbox
         self._held = [segment]
 
