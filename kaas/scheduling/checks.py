@@ -84,8 +84,9 @@ class CheckedPolicy:
     run alone does. A client runs no more than max_running. Only RequestDone and WorkerGone free a slot. Devices exist,
     and have one executor or at most their number of eTask workers, of which one runs. Rejected requests were queued.
     For a policy with `work_conserving = True` also: no slot stays free while a ready request waits that it could run,
-    but for requests that limits hold back, as the policy's method `holds` says, and for slots that are being cleared
-    for requests that must run alone. Each Prefetch and Evict has one answer, or its worker ends.
+    but for requests that limits hold back or that fit no free device, as the policy's method `holds` says, and for
+    slots that are being cleared for requests that must run alone. Each Prefetch and Evict has one answer, or its
+    worker ends.
 
     Raises:
         PolicyError: with the last events and decisions in `story`, from `handle`.

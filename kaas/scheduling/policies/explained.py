@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kaas.scheduling.candidates import Candidate, Destination, Why
 from kaas.scheduling.policies.estimates import Estimates
-from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import Chosen, QueuedRequest, RequestOrder, RequestTable, WorkerState
 
@@ -22,6 +22,7 @@ class Explained:
     _requests: RequestTable
     _placement: Placement
     _estimates: Estimates
+    _fair_share: FairShare
 
     def why(self, request: int) -> Why:
         """Return why a request has not gone yet.
@@ -40,6 +41,11 @@ class Explained:
             PolicyError: no such request is queued or runs.
         """
         return self._waits_for(self._requests[request])
+
+    def holds(self, request: int) -> bool:
+        """Return True if a ready request may not run now: limits of its client hold it, or it fits no free device."""
+        asked = self._requests[request]
+        return request in asked.group.aside.get(asked.share, ()) or self._fair_share.held(asked.share, self.now_s)
 
     def watch(self, observer: Observer) -> None:
         """Tell an observer, from now on, of each request that an order gives."""

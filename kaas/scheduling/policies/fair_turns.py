@@ -3,7 +3,8 @@
 A client may go on while its device time per weight is at most a lead ahead of the least of all clients that wait. Its
 time is at least the virtual time at which its oldest waiting request came: what a client did not ask for is no credit,
 although it always has some request waiting. The virtual time is the largest time at which a client's request began, as
-in SFQ(D) (Jin, Chase, Kaur 2004).
+in SFQ(D) (Jin, Chase, Kaur 2004). While a client goes on waiting, that is forgiven to others up to `FORGIVEN` leads
+only: one that always has few requests open asks for no more than it gets, and gets its share nevertheless.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections import defaultdict
 from kaas.scheduling.policies.fair_share import ClientShare, FairShare
 from kaas.scheduling.policies.orders import PriorityQueue
 from kaas.scheduling.policies.state import QueuedRequest
+
+FORGIVEN = 2
+"""Leads by which others may get ahead for good of a client that goes on waiting."""
 
 
 class Turns:
@@ -41,6 +45,7 @@ class FairTurns:
         self._lead_s = lead_s
         self._turns = defaultdict[int, Turns](Turns)  # by priority
         self._priority: dict[ClientShare, int] = {}  # of those that wait
+        self._forgiven_s: dict[ClientShare, float] = {}  # since it began to wait
         self._came: dict[ClientShare, dict[int, float]] = {}  # the virtual time of each waiting request, oldest first
 
     def may_go(self, share: ClientShare) -> bool:
@@ -85,15 +90,28 @@ class FairTurns:
         if not waits:
             return left
         turns = self._turns[share.priority]
-        self._priority[share] = share.priority
-        self._fair_share.lift(share, next(iter(self._came[share].values())))
+        if share not in self._priority:
+            self._priority[share] = share.priority
+            self._forgiven_s[share] = 0.0
+            self._fair_share.lift(share, turns.now_s)
+        else:
+            self._forgive(share)
         turns.waiting.put(share, (share.time_s,))
         return left + self._settle(share, turns)
+
+    def _forgive(self, share: ClientShare) -> None:
+        """Let the claim of a client that goes on waiting begin when its oldest waiting request came."""
+        missing_s = next(iter(self._came[share].values())) - share.time_s
+        if missing_s > 0:
+            missing_s = min(missing_s, FORGIVEN * self._lead_s - self._forgiven_s[share])
+            self._forgiven_s[share] += missing_s
+            self._fair_share.lift(share, share.time_s + missing_s)
 
     def _leave(self, share: ClientShare) -> list[ClientShare]:
         priority = self._priority.pop(share, None)
         if priority is None:
             return []
+        del self._forgiven_s[share]
         turns = self._turns[priority]
         turns.waiting.discard(share)
         if turns.ahead.first() is None:

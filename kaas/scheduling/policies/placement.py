@@ -14,7 +14,7 @@ from kaas.errors import PolicyError
 from kaas.scheduling.decisions import Decision, StartWorker, StopWorker
 from kaas.scheduling.events import WorkerAdopted, WorkerGone, WorkerKind, WorkerReady
 from kaas.scheduling.policies.fair_share import FairShare
-from kaas.scheduling.policies.reclaiming import FAILED_STARTS, Reclaiming, leaving_workers, usable
+from kaas.scheduling.policies.reclaiming import FAILED_STARTS, Reclaiming, leaving_workers, preference, usable
 from kaas.scheduling.policies.state import (
     DeviceState,
     Partition,
@@ -379,7 +379,9 @@ class Placement:
         free = [self.devices[index] for index in partition.free]
         if partition.shared_places and group.serves.kind is WorkerKind.ETASK:
             free += [d for d in partition.devices if d.workers and d.reservation is None and self._has_room(d, group)]
-        return min((device for device in free if usable(device, group)), default=None, key=_preference)
+        needed_bytes = max((request.reads.nbytes for request in group.next()), default=0)
+        free = [device for device in free if usable(device, group)]
+        return min(free, default=None, key=lambda device: preference(device, needed_bytes))
 
     def _has_room(self, device: DeviceState, group: WorkerGroup) -> bool:
         if group.serves.kind is WorkerKind.EXECUTOR:
@@ -388,12 +390,3 @@ class Placement:
         return len(others) < device.spec.etask_workers and all(
             other.group is not group and other.group.serves.kind is WorkerKind.ETASK for other in others
         )
-
-
-def _preference(device: DeviceState) -> tuple[float, ...]:
-    """Return the order of free devices: the least is taken first.
-
-    A device where workers start comes first, then one without workers, then one with fewer, then the faster one.
-    """
-    busy = sum(bool(worker.running) for worker in device.workers.values())
-    return device.failures, len(device.workers) > 0, busy, len(device.workers), -device.spec.speed, device.index

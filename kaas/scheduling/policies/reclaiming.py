@@ -20,6 +20,19 @@ def usable(device: DeviceState, group: WorkerGroup) -> bool:
     return device.failed != {group.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
 
 
+def preference(device: DeviceState, needed_bytes: int) -> tuple[float, ...]:
+    """Return the order of free devices for a request that reads so many bytes: the least is taken first.
+
+    A device that is large enough comes before smaller ones, one where workers start before others, then one without
+    workers, then one with fewer, then the faster one.
+    """
+    memory_bytes = device.spec.memory_bytes
+    smaller = memory_bytes is not None and memory_bytes < needed_bytes
+    busy = sum(bool(worker.running) for worker in device.workers.values())
+    size = len(device.workers)
+    return smaller, device.failures, size > 0, busy, size, -device.spec.speed, device.index
+
+
 class Reclaiming:
     """Chooses workers whose devices go to waiting groups; changes nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kaas.scheduling.policies.fair_share import FairShare
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 
@@ -9,11 +10,18 @@ from kaas.scheduling.policies.state import QueuedRequest, WorkerState
 class RunningAlone:
     """Keeps workers free of other requests."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, fair_share: FairShare) -> None:
         self._placement = placement
+        self._fair_share = fair_share
 
-    def claim(self, request: QueuedRequest) -> WorkerState | None:
-        """Return a worker on which nothing runs; if there is none, keep the least busy one free of other requests."""
+    def claim(self, request: QueuedRequest, now_s: float) -> WorkerState | None:
+        """Return a worker on which nothing runs; if there is none, keep the least busy one free of other requests.
+
+        A request that limits of its client hold back gets none.
+        """
+        if request.share.limited and self._fair_share.held(request.share, now_s):
+            self.release(request)
+            return None
         worker = _least_busy_for(request)
         if worker is None:
             return None

@@ -19,6 +19,7 @@ from kaas.scheduling.policies.fair_share import NO_CLIENT, SHORTEST_WAIT_S, Clie
 from kaas.scheduling.policies.holdings import Holdings
 from kaas.scheduling.policies.locality import Locality
 from kaas.scheduling.policies.orders import Parked, PriorityOrder
+from kaas.scheduling.policies.oversized import Oversized
 from kaas.scheduling.policies.placement import Placement
 from kaas.scheduling.policies.running_alone import RunningAlone
 from kaas.scheduling.policies.state import (
@@ -56,7 +57,8 @@ class Scheduler(Explained):
             self.partitions(devices), self._fair_share, self.rank, self.order, conserving=self.conserving_devices
         )
         self._cache_orders = CacheOrders(self._holdings, self._placement)
-        self._alone = RunningAlone(self._placement)
+        self._alone = RunningAlone(self._placement, self._fair_share)
+        self._oversized = Oversized(self._holdings)
         self._requests = RequestTable(self._holdings)
         self._parked = Parked()
         self._dirty: dict[WorkerGroup, None] = {}
@@ -163,10 +165,6 @@ class Scheduler(Explained):
             group.order.unpark(share)  # its priority may have changed
         self._mark_dirty_all()
 
-    def holds(self, request: int) -> bool:
-        """Return True if limits of its client keep a ready request from running now."""
-        return self._fair_share.held(self._requests[request].share, self.now_s)
-
     def _arrive(self, event: events.RequestArrived) -> None:
         share = self._fair_share[event.client]
         self._fair_share.arrived(share, again=event.attempt > 1)
@@ -194,6 +192,8 @@ class Scheduler(Explained):
         self._mark_dirty(request.group)
 
     def _dequeue(self, request: QueuedRequest) -> None:
+        if request.group.aside:
+            self._oversized.give_back(request)
         request.group.dequeue(request)
         if request.alone:
             self._alone.release(request)
@@ -247,14 +247,12 @@ class Scheduler(Explained):
         serves = Serves(event.kind, event.client, event.function)
         where = self._placement.devices[event.device].partition
         fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
-        group = (
-            self._placement.group(serves, where, born=event.device)
-            if fits
-            else WorkerGroup(serves, where, (0, event.device), self.order(serves))
-        )
+        if fits:
+            group = self._placement.group(serves, where, born=event.device)
+        else:
+            group = WorkerGroup(serves, where, (0, event.device), self.order(serves))
         worker = self._placement.adopt(event, group)
-        if event.kind is events.WorkerKind.EXECUTOR:
-            self._holdings.ready(event.device, event.memory_bytes)
+        self._has_memory(event)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
             request = self._requests.adopt(running, share, worker, event.time_s)
@@ -289,9 +287,13 @@ class Scheduler(Explained):
 
     def _up(self, event: events.WorkerReady) -> WorkerState:
         worker = self._placement.ready(event)
+        self._has_memory(event)
+        return worker
+
+    def _has_memory(self, event: events.WorkerReady | events.WorkerAdopted) -> None:
         if event.kind is events.WorkerKind.EXECUTOR:
             self._holdings.ready(event.device, event.memory_bytes)
-        return worker
+            self._oversized.ready()
 
     def _give_up(self, where: Partition) -> None:
         """Reject the requests for which no worker can ever start."""
@@ -341,6 +343,8 @@ class Scheduler(Explained):
         if group.alone:
             for request in sorted(group.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
+        if group.aside:
+            self._oversized.bring_back(group)
         order = group.order
         while group.clients and group.open and (chosen := order.next()) is not None:
             request, worker = chosen
@@ -349,21 +353,16 @@ class Scheduler(Explained):
                 self._parked.park(share, order)
             elif request.deadline_s is not None and request.late(self.now_s):
                 self._dequeue(request)  # its caller has a reply, or gets one now
-            else:
+            elif not self._oversized.possible:
                 self._dispatch(request, worker)
+            elif (larger := self._oversized.worker_for(request, worker, self.rank)) is not None:
+                self._dispatch(request, larger)
         order.settled()
 
     def _dispatch_alone(self, request: QueuedRequest) -> None:
-        """Keep the least busy worker free of others for a request that must run alone; start it on a free worker."""
-        share = request.share
         if request.late(self.now_s):
             self._dequeue(request)
-            return
-        if share.limited and self._fair_share.held(share, self.now_s):
-            self._alone.release(request)
-            return
-        worker = self._alone.claim(request)
-        if worker is not None:
+        elif (worker := self._alone.claim(request, self.now_s)) is not None:
             self._dispatch(request, worker)
 
     def _dispatch(self, request: QueuedRequest, worker: WorkerState) -> None:

@@ -222,15 +222,14 @@ class WorkerGroup:
     """The workers that serve the same requests, and the requests that wait for them: the paper's pool.
 
     Fields:
-        born: when the group was first seen. shrank_at: number of the change that last took a device from it; -1 if none
-            did. leaving: workers that stop, or whose device is reserved for another group. reserved: devices that
-            the group gets when their workers have ended. coming: workers that start.
-        order: of the ready requests, but for `alone`: those that must run alone. clients: how many requests of each
-            client are in the order. ready: how many requests wait. running: how many requests run.
-            failures: workers in a row that did not start. slots: of a worker, as last seen. most_slots: of any.
+        born: when the group was first seen. shrank_at: number of the change that last took a device from it, or -1.
+            leaving: workers that stop, or whose device is reserved for another group. reserved: devices that the group
+            gets when their workers have ended. coming: workers that start.
+        order: of the ready requests, but for `alone`: those that must run alone, and `aside`: those that fit no free
+            device. clients: how many requests of each client are in the order or aside. ready: how many requests
+            wait. running: how many run. failures: workers in a row that did not start. slots, most_slots: of a worker.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
-            the best first; entries with an old version are skipped, and a busier worker gets a new place when it is at
-            the top.
+            the best first; entries with an old version are skipped, and a busier worker gets a new place at the top.
     """
 
     serves: Serves
@@ -245,6 +244,7 @@ class WorkerGroup:
     coming: int = 0
     clients: dict[ClientShare, int] = field(default_factory=dict)
     alone: dict[int, QueuedRequest] = field(default_factory=dict)
+    aside: dict[ClientShare, dict[int, QueuedRequest]] = field(default_factory=dict)
     ready: int = 0
     running: int = 0
     failures: int = 0
@@ -295,7 +295,8 @@ class WorkerGroup:
         """
         one = len(self.clients) == 1 and not self.alone and provided < self.ready
         first = self.order.first(provided if one else 0)
-        return [*self.alone.values(), *([] if first is None else [first])]
+        aside = [next(iter(own.values())) for own in self.aside.values()]
+        return [*self.alone.values(), *aside, *([] if first is None else [first])]
 
     def free_on(self, devices: Collection[int]) -> Iterator[WorkerState]:
         """Return an iterator over the workers with a free slot on some devices, but for gated ones."""

@@ -33,6 +33,7 @@ from kaas.scheduling.policies.estimates import MEASURED
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.policies.world import World
 
 Told = dict[str, Any]
 SHARING = [name for name in POLICIES if name not in ("exclusive", "static")]
@@ -216,7 +217,7 @@ class Shares(Onlooker):
 def test_adaptive_gives_backlogged_clients_time_within_the_bound(data: st.DataObject, t: float) -> None:
     """|S_i / w_i - S_j / w_j| <= D (2 T + tau_i / w_i + tau_j / w_j) on D devices, service counted at the dispatch.
 
-    The charges of running requests, D at most, are estimates.
+    No request comes meanwhile, so that nothing is forgiven. The charges of running requests, D at most, are estimates.
     """
     clients = "xyz"[: data.draw(st.integers(2, 3))]
     weights = {client: data.draw(st.sampled_from([1.0, 2.0, 4.0])) for client in clients}
@@ -229,6 +230,30 @@ def test_adaptive_gives_backlogged_clients_time_within_the_bound(data: st.DataOb
         "requests": [{"function": name} for name in runs for _ in range(30)],
     }
     look(told, partial(Shares, t=t, devices=len(told["devices"]), runs=runs, weights=weights))
+
+
+@pytest.mark.parametrize("policy", ["cfs_affinity", "adaptive"])  # mqfq_sticky counts run seconds: its bound is below
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_a_client_that_always_has_few_requests_open_gets_its_share_beside_a_flood(
+    policy: str, slots: int, weight: float
+) -> None:
+    """A program that waits for replies asks for no more than it gets; at any time some of its requests wait."""
+    world, got = World(POLICIES[policy], slots=slots), Counter[str]()
+    world.tick()
+    world.up(0)
+    world.known("few", weight=weight)
+    for client, number in (("flood", 60), ("few", 6 * slots)):
+        for _ in range(number * slots):
+            world.arrive(client, client)
+    for _ in range(4000):
+        world.time_s += 0.5 / slots
+        request = next(iter(world.running))
+        client = world.arrivals[request].client
+        got[client] += 1
+        world.finish(request, 0.5)
+        world.arrive(client, client)
+    assert got["few"] / got["flood"] == pytest.approx(weight, rel=0.15)
 
 
 # --- no request waits for ever
