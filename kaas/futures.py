@@ -33,6 +33,14 @@ class ReplySource(Protocol):
     lock: threading.Lock
     """Guards the state of each `PendingReply`."""
 
+    def check_process(self) -> None:
+        """Check that this process made the calls, since the connection is another process's else.
+
+        Raises:
+            NotInitialized: this process was forked from the one that made the calls.
+        """
+        ...
+
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         """Wait for the end of a call, or for timeout_s seconds; with 0, take only replies that have come."""
         ...
@@ -97,7 +105,13 @@ class PendingReply:
         return callbacks
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
-        """Call a callback at the end of the call, or now if it has ended."""
+        """Call a callback at the end of the call, or now if it has ended.
+
+        Raises:
+            NotInitialized: the call has not ended, and this process was forked from the one that made it.
+        """
+        if not self.ended:
+            self.source.check_process()
         with self.source.lock:
             if not self.ended:
                 self.callbacks.append(callback)
@@ -188,10 +202,15 @@ class Future(concurrent.futures.Future[Any]):
         """Cancel the call, and return True if it is cancelled; it is not if it had ended.
 
         A queued request does not run; the slot of a running one is free when its kernels end.
+
+        Raises:
+            NotInitialized: the call has not ended, and this process was forked from the one that made it.
         """
         pending = self._pending
-        if pending.end(cancelled=True):
-            pending.source.forget(pending)
+        if not pending.ended:
+            pending.source.check_process()
+            if pending.end(cancelled=True):
+                pending.source.forget(pending)
         return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
@@ -263,8 +282,8 @@ class Future(concurrent.futures.Future[Any]):
     def _watch(self) -> None:
         """Settle the future when the reply comes, even if no thread waits in `result`."""
         if not self._watched:
-            self._watched = True
             self._pending.when_ended(self._settle)
+            self._watched = True
 
     def _settle(self) -> None:
         """Set the inherited state to the outcome of the call. Of several threads at a time the first one counts."""

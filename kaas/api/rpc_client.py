@@ -119,6 +119,7 @@ class RpcClient:
         Raises:
             PoolStopped, NotInitialized
         """
+        self.check_process()
         keys: Sequence[bytes] = ()
         if attached:
             refs = [item for item in attached if not isinstance(item, BlockLease | bytes | messages.Named)]
@@ -135,6 +136,7 @@ class RpcClient:
         Raises:
             PoolStopped, NotInitialized
         """
+        self.check_process()
         pending = PendingReply(self, next(self._numbers))
         self._begin(PendingCall(pending, what, frames, attached))
         return Future(pending, list)
@@ -155,7 +157,7 @@ class RpcClient:
 
     def introduce(self, function: FunctionSignature) -> None:
         """Announce a function to the pool before its first call; the message needs no reply."""
-        self._check_process()
+        self.check_process()
         epoch = self._epoch
         if epoch is not None and function.key not in epoch.introduced:
             self._introduce(epoch, function)
@@ -174,7 +176,6 @@ class RpcClient:
         return epoch.epoch
 
     def _begin(self, call: PendingCall) -> None:
-        self._check_process()
         number = call.pending.number
         with self.lock:
             ended, epoch = self._ended, self._epoch
@@ -190,7 +191,8 @@ class RpcClient:
         if not number % TAKEN_EVERY:
             self._receiver.take_all()
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise NotInitialized in a process that was forked from the one that made the calls."""
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a connection to a pool: it cannot use that")
 
@@ -215,7 +217,7 @@ class RpcClient:
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         """Wait for a reply, timeout_s at most."""
-        self._check_process()
+        self.check_process()
         self._receiver.wait(pending, timeout_s)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:

@@ -129,6 +129,10 @@ class RemoteCalls:
     def _check(self) -> None:
         if self._ended is not None:
             raise type(self._ended)(self._ended.message)
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise NotInitialized in a process that was forked from the one that made the calls."""
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a client: it needs a client of its own")
 
@@ -150,8 +154,7 @@ class RemoteCalls:
 
     def wait(self, pending: PendingReply, timeout_s: float | None) -> None:
         """Wait for a reply, timeout_s at most. A call with a deadline ends GRACE_S after it."""
-        if os.getpid() != self._pid:
-            self._check()
+        self.check_process()
         if isinstance(pending, OpenCall) and pending.expires_s is not None:
             left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
             if timeout_s is None or left_s < timeout_s:
@@ -324,9 +327,8 @@ class RemoteCalls:
             self._fail(error)
             return
         except Exception as error:  # noqa: BLE001 - every waiting caller gets the error
-            self._fail(
-                Unreachable(f"{type(error).__name__}: {error}", address=self._endpoint.address, reason=str(error))
-            )
+            message = f"{type(error).__name__}: {error}"
+            self._fail(Unreachable(message, address=self._endpoint.address, reason=str(error)))
             return
         with self.lock:
             same, self._epoch = welcome.life == self._epoch, welcome.life

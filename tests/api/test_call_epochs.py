@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -13,13 +12,14 @@ import numpy as np
 import pytest
 
 from kaas.api.rpc_client import RpcClient
-from kaas.errors import DeviceLost, NotInitialized, PoolStopped
+from kaas.errors import DeviceLost, PoolStopped
 from kaas.wire import messages
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Block, CallFailure, CallResult, CancelCall, Submit
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, Ref, calls_of, held_blocks, pool, sent, session
+from tests.forks import refused_in_a_child, uses
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
@@ -153,15 +153,7 @@ def test_received_replies_outlive_the_pool(session: FakeSession, pool: FakePool)
 def test_a_forked_process_has_no_connection(session: FakeSession, pool: FakePool) -> None:
     future = sent(session)
     header, _ = pool.expect_submit()
-    child = os.fork()
-    if not child:
-        refused = 0
-        for use in (lambda: sent(session), lambda: future.result(0)):
-            try:
-                use()
-            except NotInitialized:
-                refused += 1
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert refused_in_a_child([lambda: sent(session), *uses(future)]) == 7
     pool.send(CallResult(header.number), numbers().tobytes())
     np.testing.assert_array_equal(future.result(TIMEOUT_S), numbers())
+    assert pool.arrived.empty(), "the child has sent nothing"

@@ -19,6 +19,7 @@ from kaas.wire import protocol
 from kaas.wire.connections import reply_reader
 from tests.client.client_setting import ONES, TASK, client, server, wait_for_invokes
 from tests.client.fake_server import FakeServer
+from tests.forks import refused_in_a_child, uses
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["client", "server"]
@@ -157,6 +158,17 @@ def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_process_can_neither_await_nor_cancel_calls(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    future = client.call(function, {"x": ONES})
+    wait_for_invokes(server, 1)
+    assert refused_in_a_child(uses(future)) == 6
+    server.answer_all()
+    assert (future.result(TIMEOUT_S) == 2).all()
+    assert not server.of(protocol.Cancel)
 
 
 def test_a_forked_process_may_close_the_client_of_its_parent(server: FakeServer, client: kaas.Client) -> None:
