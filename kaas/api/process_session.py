@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from weakref import finalize
 
 from kaas.api.pending_call import CallAttachments
+from kaas.api.rpc_client import CONNECT_S
 from kaas.api.session import HERE, Session, needs_ray, program_name
 from kaas.config import Config
 from kaas.errors import InvalidConfig, NotInitialized, PoolStopped
@@ -250,6 +251,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
 
     Raises:
         ConfigMismatch, InvalidConfig
+        PoolStopped: a pool of this name runs, and does not reply.
     """
     session = HERE.session
     assert session is None or isinstance(session, ProcessSession), "the caller refuses pools of another kind"
@@ -266,7 +268,10 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
         if _is_there(session):
             _refuse_other(name, wanted, notice)
             return session, False
-        place.wait_gone()
+        if not session.gone:
+            silent = PoolStopped(f"pool {name!r} runs, but has not replied for {CONNECT_S:g} s", pool=name)
+            session.end_calls(silent)
+            raise silent
 
 
 def attach(name: str) -> None:
@@ -308,10 +313,10 @@ def _client() -> str:
 
 
 def _is_there(session: ProcessSession) -> bool:
-    """Return True if the pool replies, and is not about to end."""
+    """Return True if the pool replies in time. If it does not since it has ended, the session is gone."""
     try:
-        session.status()
-    except PoolStopped:
+        session.ask("status", timeout_s=CONNECT_S)
+    except (PoolStopped, TimeoutError):
         return False
     return True
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import kaas
 import kaas.api.program
 from kaas import errors
-from kaas.api import process_session
+from kaas.api import process_session, rpc_client
 from kaas.api.process_session import ProcessSession
 from kaas.api.session import HERE
 from kaas.cli.main import app
@@ -223,6 +223,30 @@ def test_a_program_ends_its_pool_though_the_pools_process_hangs(
     kaas.shutdown()
     assert all_end(ended)
     assert another()
+
+
+def test_init_refuses_a_pool_that_does_not_reply_and_finds_it_once_it_does(
+    another: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another()
+    first, pid = HERE.session, kaas.status().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            for module in (process_session, rpc_client):
+                patch.setattr(module, "CONNECT_S", 0.5)
+            for session in (first, None):  # None: as in another program
+                patch.setattr(HERE, "session", session)
+                with pytest.raises(errors.PoolStopped, match="has not replied"):
+                    another()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    with monkeypatch.context() as patch:
+        patch.setattr(HERE, "session", None)
+        assert not another()
+        assert kaas.status().pid == pid
+    assert HERE.session is first
+    assert not another()
 
 
 def test_a_terminated_pool_replies_to_waiting_requests_and_ends(another: Callable[..., bool]) -> None:

@@ -66,14 +66,6 @@ class PoolName:
         finally:
             os.close(file)
 
-    def wait_gone(self) -> None:
-        """Wait until the running pool has ended."""
-        file = self._opened(self._notice)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        finally:
-            os.close(file)
-
     def announce(self, notice: PoolNotice) -> int:
         """Publish the notice of this process's pool, until `withdraw` or its end. Return the file."""
         file = self._opened(self._notice)
