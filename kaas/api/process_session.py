@@ -220,10 +220,9 @@ class ProcessSession(Session):
         try:
             if self.ask("stop", timeout_s=STOP_S) == [b"0"]:
                 why = "was left: it is a server's, which goes on"
-        except PoolStopped:  # another program stopped it first
-            pass
-        except TimeoutError:
-            why, patience_s = f"has not replied for {STOP_S:g} s", 0.0
+        except (PoolStopped, TimeoutError):
+            if not self.gone:  # else another program stopped it first
+                why, patience_s = "has not replied", 0.0
         self.gone = True
         self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         self.store.close()

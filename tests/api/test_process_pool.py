@@ -225,6 +225,21 @@ def test_a_program_ends_its_pool_though_the_pools_process_hangs(
     assert another()
 
 
+def test_shutdown_ends_a_pool_that_no_connection_reaches(
+    another: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another()
+    assert isinstance(HERE.session, ProcessSession)
+    assert HERE.session.child is not None
+    pid = HERE.session.child.process.pid  # without a question to the pool, which would connect
+    ended = watched(pid)
+    monkeypatch.setattr(rpc_client, "CONNECT_S", 0.5)
+    monkeypatch.setattr(process_session, "STOP_S", 2 * TIMEOUT_S)
+    os.kill(pid, signal.SIGSTOP)
+    kaas.shutdown()
+    assert all_end(ended)
+
+
 def test_init_refuses_a_pool_that_does_not_reply_and_finds_it_once_it_does(
     another: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
