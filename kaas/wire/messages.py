@@ -98,6 +98,7 @@ class PeerHello(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     Fields:
         incarnation: names this connection of the peer; messages of an earlier one of the same name are ignored.
+        pid: the peer's number of itself, which another PID namespace does not know.
         probe: memory of the peer with the content of the second frame, by which the pool sees that it can read it.
     """
 

@@ -56,6 +56,11 @@ class Machine:
         Raises:
             KaasError: the process cannot be watched.
         """
+        if not hello.pid:
+            raise KaasError(
+                "this process cannot be watched: the pool does not see into its PID namespace. Start the pool in the "
+                "same one, or outside of it"
+            )
         if hello.name not in self._watched:
             on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
             self._watched.add(hello.name)

@@ -14,7 +14,7 @@ from kaas.wire import messages
 from kaas.wire.connections.connection import PROBE_BYTES, Frames
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.socket_folder import SocketFolder
-from kaas.wire.connections.unix_sockets import UnixListener
+from kaas.wire.connections.unix_sockets import UnixChannel, UnixListener
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import Address, FromPeer, PeerHello, PoolWelcome, Refused, ToPeer
 
@@ -44,8 +44,9 @@ Receive = Callable[["Peer", FromPeer, Frames], None]
 
 
 class Peer:
-    """One end of a connection, as the pool knows it. role, name, incarnation, pid: as in its PeerHello.
+    """One end of a connection, as the pool knows it. role, name, incarnation: as in its PeerHello.
 
+    pid: of a peer on this machine as the pool's process sees it, 0 if it does not; else as in its PeerHello.
     shares: the pool can read its Blocks, which are in memory of that pid and no other."""
 
     __slots__ = ("channel", "incarnation", "name", "pid", "receive", "role", "shares")
@@ -143,11 +144,11 @@ class Router:
 
     # --- received messages
 
-    def _take_local(self, channel: Channel, frames: Frames) -> None:
+    def _take_local(self, channel: UnixChannel, frames: Frames) -> None:
         """Take a message of a local connection. The first one is PeerHello."""
         peer = self._peers.get(channel)
         if peer is None:
-            self._greeted(channel, frames)
+            self._greeted(channel, frames, channel.pid)
         else:
             self._hear(peer, frames)
 
@@ -165,11 +166,14 @@ class Router:
         else:
             peer.receive(peer, header, frames[1:])
 
-    def _greeted(self, channel: Channel, frames: Frames) -> None:
+    def _greeted(self, channel: Channel, frames: Frames, pid: int | None = None) -> None:
+        """Take a peer's first message. pid: that of a local peer, by which this process knows it."""
         hello = _header(frames)
         if type(hello) is not PeerHello:
             self.dropped += 1
             return
+        if pid is not None:
+            hello = msgspec.structs.replace(hello, pid=pid)
         known = self._peers.get(channel)
         peer = known or Peer(channel, hello, channel.local and self._can_read(hello, frames[1:]))
         try:
@@ -183,7 +187,7 @@ class Router:
         self._peers[channel] = peer
         self.send(peer, PoolWelcome(self.address.epoch, peer.shares))
 
-    def _ended(self, channel: Channel) -> None:
+    def _ended(self, channel: UnixChannel) -> None:
         self._peers.pop(channel, None)
 
     def _can_read(self, hello: PeerHello, frames: Frames) -> bool:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 from typing import Any, ClassVar
 
 from kaas.wire import messages
@@ -27,6 +28,8 @@ WAITING_AT_MOST = 128
 """Peers that may wait to be let in."""
 FULL_S = 0.2
 """No peer is let in for so long after this process had no descriptor left for one."""
+_CREDENTIALS = Struct("3i")
+"""The pid, user and group of a connection's other end (ucred), in this process's namespaces."""
 
 
 class UnixConnection(Connection):
@@ -287,7 +290,7 @@ class UnixListener:
 
 
 class UnixChannel:
-    """One connection."""
+    """One connection. pid: that of the other end, as this process sees it, or 0 if it does not."""
 
     local: ClassVar[bool] = True
 
@@ -300,6 +303,9 @@ class UnixChannel:
     ) -> None:
         self._loop, self._take, self._gone = loop, take, gone
         self._stream = MessageStream(connected)
+        self.pid, _, _ = _CREDENTIALS.unpack(
+            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
         self._fd = connected.fileno()
         self._over = False
         self._flushes = False

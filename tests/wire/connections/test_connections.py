@@ -198,6 +198,12 @@ def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
     assert refusal.differences == (f"messages: {messages.VERSION}, not {messages.VERSION + 1}",)
 
 
+def test_a_local_peer_has_the_pid_that_the_system_knows(pool: Running, raw: Callable[[], Raw]) -> None:
+    raw().send(messages.encode(PeerHello(messages.VERSION, "client", "", "", os.getppid())))
+    peer, hello = pool.greeted.get(timeout=TIMEOUT_S)
+    assert peer.pid == hello.pid == os.getpid()
+
+
 def test_memory_is_shared_where_the_pool_can_read_it(
     pool: Running, connection: Connection, raw: Callable[[], Raw]
 ) -> None:
