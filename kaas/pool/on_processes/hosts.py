@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.config import EXECUTOR_OPTIONS, Config, Device
+from kaas.errors import KaasError
 from kaas.scheduling.decisions import StartWorker
 from kaas.wire.messages import Address
 from kaas.wire.status import status_codec
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
 from kaas.worker.process_orders import ExecutorOrders
-from kaas.worker.processes import Child
+from kaas.worker.processes import Child, lacks_files
 from kaas.worker.sandbox import Sandbox
 from softgpu.build import build
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+RETRY_S = 0.2
+"""A process is tried again so long after this one had no file descriptor left for it."""
 
 
 class ProcessHosts:
@@ -32,14 +35,17 @@ class ProcessHosts:
         self._options = {name: getattr(config, name) for name in EXECUTOR_OPTIONS}
         self._node = node
         self._sandbox = sandbox
+        self._wait_s = config.start_limit_s / 2  # for file descriptors; the rest is for the start itself
+        self._starting: set[int] = set()  # workers without a process
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
-        """Start an executor.
+        """Start an executor. Wait for half of the start's limit if this process has no file descriptor left.
 
         Raises:
-            KaasError: the executor did not start.
+            KaasError: the executor did not start, or was killed before it had a process.
         """
+        self._starting.add(start.worker)
         device = self._devices[start.device]
         orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
         inherited = None
@@ -48,12 +54,22 @@ class ProcessHosts:
             if device.kind == "software":
                 await asyncio.to_thread(build)  # here, since no compiler may run in folders that an executor can write
         visible = {VISIBLE: self._visible[start.device]}
-        child = Child("kaas.worker.executor_process", orders, visible, inherited=inherited)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
-        child.on_end(loop, ended.set_result, group=True)
-        self._children[start.worker] = child, ended
-        return status_codec.decode(await child.ready(), WorkerInfo)
+        until_s = loop.time() + self._wait_s
+        while start.worker in self._starting:
+            try:
+                child = Child("kaas.worker.executor_process", orders, visible, inherited=inherited)
+                child.on_end(loop, ended.set_result, group=True)
+            except KaasError as error:
+                if not lacks_files(error.__cause__) or loop.time() > until_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._starting.discard(start.worker)
+                self._children[start.worker] = child, ended
+                return status_codec.decode(await child.ready(), WorkerInfo)
+        raise KaasError(f"worker {start.worker} was ended before it had a process")
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         """Return no executors."""
@@ -74,13 +90,14 @@ class ProcessHosts:
 
     def kill(self, worker: int) -> None:
         """Kill a worker's process and its children."""
+        self._starting.discard(worker)
         child, _ = self._children.pop(worker, (None, None))
         if child is not None:
             child.kill_group()
 
     def kill_all(self) -> None:
         """Kill the processes of all workers."""
-        for worker in list(self._children):
+        for worker in [*self._starting, *self._children]:
             self.kill(worker)
 
 

@@ -1,0 +1,95 @@
+"""Executors as processes: a pool that has no file descriptor left for one waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kaas.config import Config, Device
+from kaas.errors import KaasError
+from kaas.pool.on_processes import hosts
+from kaas.pool.on_processes.hosts import ProcessHosts
+from kaas.scheduling.decisions import StartWorker
+from kaas.scheduling.events import WorkerKind
+from kaas.wire.messages import Address
+from kaas.wire.status import status_codec
+from kaas.wire.status.status import WorkerInfo
+from tests.loops import run
+
+START, ADDRESS = StartWorker(3, WorkerKind.EXECUTOR, 0), Address("epoch", "here", "/nowhere")
+INFO = WorkerInfo(1, "here", "software", 1 << 20, (8, 0))
+
+
+class FakeChild:
+    """A process that starts once no error is left. tried: the number of attempts."""
+
+    errors: list[int]
+    tried: int
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        FakeChild.tried += 1
+        if self.errors:
+            error = OSError(self.errors.pop(0), "it does not start")
+            raise KaasError("no process can be started") from error
+
+    def on_end(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def ready(self) -> bytes:
+        return status_codec.encode(INFO)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerInfo]:
+    """Starts an executor, of a child whose first attempts fail with these errors."""
+    monkeypatch.setattr(hosts, "Child", FakeChild)
+    monkeypatch.setattr(hosts, "RETRY_S", 0)
+
+    def start(*errors: int, start_limit_s: float = 600.0) -> WorkerInfo:
+        FakeChild.errors, FakeChild.tried = list(errors), 0
+
+        async def begin() -> WorkerInfo:
+            config = Config(devices=(Device("software"),), start_limit_s=start_limit_s)
+            return await ProcessHosts(config, "here").start(START, ADDRESS)
+
+        return run(begin())
+
+    return start
+
+
+def test_a_start_waits_for_file_descriptors(started: Callable[..., WorkerInfo]) -> None:
+    assert started(errno.EMFILE, errno.ENFILE, errno.EMFILE) == INFO
+    assert FakeChild.tried == 4
+
+
+def test_a_start_waits_for_descriptors_half_of_its_limit(started: Callable[..., WorkerInfo]) -> None:
+    with pytest.raises(KaasError, match="no process"):
+        started(*[errno.EMFILE] * 1_000_000, start_limit_s=1e-9)
+
+
+def test_a_start_that_fails_otherwise_is_not_tried_again(started: Callable[..., WorkerInfo]) -> None:
+    with pytest.raises(KaasError, match="no process"):
+        started(errno.ENOENT)
+    assert FakeChild.tried == 1
+
+
+def test_a_start_that_is_killed_while_it_waits_gets_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "Child", FakeChild)
+    monkeypatch.setattr(hosts, "RETRY_S", 0)
+
+    async def scenario() -> None:
+        FakeChild.errors, FakeChild.tried = [errno.EMFILE], 0
+        machine = ProcessHosts(Config(devices=(Device("software"),)), "here")
+        start = asyncio.ensure_future(machine.start(START, ADDRESS))
+        while not FakeChild.tried:
+            await asyncio.sleep(0)
+        machine.kill(START.worker)
+        with pytest.raises(KaasError, match="before it had a process"):
+            await start
+        assert FakeChild.tried == 1
+
+    run(scenario())
