@@ -117,14 +117,18 @@ def _folder() -> Path:
     """Return the folder of notices.
 
     Raises:
-        InvalidConfig: the folder is open to other users.
+        InvalidConfig: the folder is another user's, or open to other users.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime, "kaas") if runtime else Path(tempfile.gettempdir(), f"kaas-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise InvalidConfig(f"{folder} is open to other users: no pool can be found there safely", field="name")
+        raise InvalidConfig(
+            f"{folder} is another user's, or open to other users: no pool can be found there safely. Set "
+            "XDG_RUNTIME_DIR to a folder that only you can enter, the same for all programs of the pool",
+            field="name",
+        )
     return folder
 
 

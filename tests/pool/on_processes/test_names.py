@@ -69,7 +69,15 @@ def test_one_program_at_a_time_looks(runtime: Path) -> None:  # noqa: ARG001 - w
 
 def test_a_folder_that_others_can_enter_is_refused(runtime: Path) -> None:
     (runtime / "kaas").mkdir(mode=0o755)
-    with pytest.raises(InvalidConfig, match="open to other users"):
+    with pytest.raises(InvalidConfig, match=r"open to other users.* Set XDG_RUNTIME_DIR"):
+        PoolName("p")
+
+
+def test_a_folder_that_another_user_has_made_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runtime / "kaas").mkdir(mode=0o700)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(InvalidConfig, match=r"another user's.* Set XDG_RUNTIME_DIR"):
         PoolName("p")
 
 
