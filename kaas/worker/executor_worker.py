@@ -88,7 +88,7 @@ class ExecutorWorker:
         """Open the device, and connect to the pool.
 
         Raises:
-            DeviceUnavailable; the errors of `connect`.
+            DeviceUnavailable. KaasError: there is no connection to the pool in time, or the pool refuses it.
         """
         import softgpu
         from kaas.executor.device import software
@@ -101,7 +101,10 @@ class ExecutorWorker:
         softgpu.set_echo(False)
         printed = PrintedLines(_write_out, time.monotonic)
         executor = Executor(device, **self._options, on_write_back=self.written, on_printed=printed)
-        self.serve(executor, address)
+        try:
+            self.serve(executor, address)
+        except ConnectionLost as error:
+            raise KaasError(f"executor {self._name} has no connection to its pool: {error}") from error
         use_huge_pages_soon()
         info, slots = device.info(), self._options["slots"]
         return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)

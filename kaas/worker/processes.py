@@ -148,7 +148,11 @@ def ordered(
 
     first: called with the orders while the process still has a single thread.
     """
-    parent, orders = pickle.load(stdin), pickle.load(stdin)
+    try:
+        parent, orders = pickle.load(stdin), pickle.load(stdin)
+    except (EOFError, pickle.UnpicklingError):  # the parent has ended before it had sent them
+        end()
+        raise
     first(orders)
     end_with(parent, end)
     return orders

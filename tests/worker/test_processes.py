@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable, KaasError
 from kaas.pool.on_processes.process_pool import Machine
-from kaas.wire.messages import VERSION, PeerHello
+from kaas.wire.messages import VERSION, Address, PeerHello
+from kaas.worker.process_orders import ExecutorOrders
 from kaas.worker.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
 from tests.timeouts import readable
@@ -88,6 +90,24 @@ def test_a_child_that_cannot_start_reports_its_error(orders: str, error: type[Ka
     assert type(raised.value) is error
     with pytest.raises(error, match=told):
         run(Child("a_child", orders).ready())
+
+
+@pytest.mark.processes
+def test_an_executor_that_cannot_connect_reports_it_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    device, address = Device("software", 16 << 20), Address("epoch", "here", "/nowhere")
+    child = Child("kaas.worker.executor_process", ExecutorOrders(device, {"slots": 1}, "0", address, "here"))
+    with pytest.raises(KaasError, match="no connection to its pool"):
+        child.wait_ready()
+    assert child.process.wait() == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_a_child_whose_parent_ends_before_its_orders_ends_silently() -> None:
+    program = [sys.executable, "-m", "kaas.worker.executor_process", "1"]
+    for begun in (b"", pickle.dumps(os.getpid()), pickle.dumps(os.getpid()) + b"\x80\x04"):
+        ended = subprocess.run(program, input=begun, capture_output=True, start_new_session=True, check=False)
+        assert (how_it_ended(ended.returncode), ended.stderr) == ("killed by SIGKILL", b"")
 
 
 @pytest.mark.processes
