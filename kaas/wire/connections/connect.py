@@ -12,7 +12,8 @@ from kaas.wire.messages import Address, PeerHello
 def connect(address: Address, node: str, role: str, name: str, incarnation: str, timeout_s: float) -> Connection:
     """Return a connection on which the pool has replied with PoolWelcome.
 
-    `node` is where this process runs; `role`, `name` and `incarnation` are as in PeerHello.
+    `node` is where this process runs; `role`, `name` and `incarnation` are as in PeerHello. The pool has timeout_s to
+    let this process in, and as long again to reply.
 
     Raises:
         ConnectionLost: there is no pool at this address, or no reply in time.
@@ -23,7 +24,7 @@ def connect(address: Address, node: str, role: str, name: str, incarnation: str,
     if here:
         from kaas.wire.connections.unix_sockets import UnixConnection
 
-        connection: Connection = UnixConnection(address.path)
+        connection: Connection = UnixConnection(address.path, timeout_s)
     elif address.tcp:
         from kaas.wire.connections.zmq_connection import ZmqConnection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import socket
@@ -28,6 +29,8 @@ WAITING_AT_MOST = 128
 """Peers that may wait to be let in."""
 FULL_S = 0.2
 """No peer is let in for so long after this process had no descriptor left for one."""
+RETRY_S = 0.01
+"""A peer tries again to connect so long after too many others waited to be let in: a system call has no time limit."""
 _CREDENTIALS = Struct("3i")
 """The pid, user and group of a connection's other end (ucred), in this process's namespaces."""
 
@@ -44,19 +47,21 @@ class UnixConnection(Connection):
     all that there is, and an event reports later bytes.
     """
 
-    def __init__(self, path: str) -> None:
-        """Connect.
+    def __init__(self, path: str, timeout_s: float) -> None:
+        """Connect. Wait for timeout_s at most while too many peers wait to be let in.
 
         Raises:
-            ConnectionLost: no process listens there.
+            ConnectionLost: no process listens there, or it lets no peer in.
         """
         super().__init__()
         self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            self._socket.connect(path)
-        except OSError:
+        self._socket.setblocking(False)
+        until_s = time.monotonic() + timeout_s
+        while (failed := self._socket.connect_ex(path)) == errno.EAGAIN and time.monotonic() < until_s:
+            time.sleep(RETRY_S)
+        if failed:
             self._socket.close()
-            raise ConnectionLost(ENDED) from None
+            raise ConnectionLost("the pool lets no peer in" if failed == errno.EAGAIN else ENDED)
         self._stream = MessageStream(self._socket, Inbox().map_file)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._flushes = False

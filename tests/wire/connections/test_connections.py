@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -202,6 +203,20 @@ def test_a_local_peer_has_the_pid_that_the_system_knows(pool: Running, raw: Call
     raw().send(messages.encode(PeerHello(messages.VERSION, "client", "", "", os.getppid())))
     peer, hello = pool.greeted.get(timeout=TIMEOUT_S)
     assert peer.pid == hello.pid == os.getpid()
+
+
+def test_a_listener_that_lets_no_peer_in_is_left(tmp_path: Path) -> None:
+    path = str(tmp_path / "full")
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as peers:
+        listener.bind(path)
+        listener.listen(0)
+        while True:
+            peer = peers.enter_context(socket.socket(socket.AF_UNIX))
+            peer.setblocking(False)
+            if peer.connect_ex(path) == errno.EAGAIN:
+                break
+        with pytest.raises(ConnectionLost, match="lets no peer in"):
+            connect(Address("epoch", NODE, path), NODE, "client", "a name", "first", 1e-3)
 
 
 def test_memory_is_shared_where_the_pool_can_read_it(
