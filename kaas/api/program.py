@@ -64,6 +64,7 @@ def init(
     Raises:
         ConfigMismatch, InvalidConfig
         MissingPackage: Ray is not installed.
+        PoolStopped: a pool of this name runs without Ray, and does not reply.
     """
     if not isinstance(name, str) or not name:
         raise InvalidConfig(f"a pool has a name, not {name!r}", field="name")
