@@ -101,11 +101,15 @@ class Outbox:
             offsets.append(end)
             end += -(-array.nbytes // ALIGN_BYTES) * ALIGN_BYTES
         segment = self._segment(end)
-        for array, offset in zip(arrays, offsets, strict=True):
-            np.copyto(segment.memory[offset : offset + array.nbytes], array)
-        pid = os.getpid()
-        blocks = (Block(pid, segment.fd, at, array.nbytes) for array, at in zip(arrays, offsets, strict=True))
-        return BlockLease(self, segment, tuple(blocks))
+        try:
+            for array, offset in zip(arrays, offsets, strict=True):
+                np.copyto(segment.memory[offset : offset + array.nbytes], array)
+            pid = os.getpid()
+            blocks = (Block(pid, segment.fd, at, array.nbytes) for array, at in zip(arrays, offsets, strict=True))
+            return BlockLease(self, segment, tuple(blocks))
+        except BaseException:  # Ctrl-C, most likely while it copies
+            self._take_back([segment])
+            raise
 
     def close(self) -> None:
         """Give idle memory back, and the rest as it is released."""

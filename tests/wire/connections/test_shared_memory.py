@@ -85,6 +85,21 @@ def test_a_small_value_takes_no_large_file(outbox: Outbox) -> None:
     assert outbox.put(bytes(10 << 20)).block.fd == large.block.fd
 
 
+def test_an_interrupted_copy_gives_its_memory_back(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "copyto", interrupted)
+        for values in ([bytes(100_000)], [bytes(100_000), b"x"], [bytes(300_000)]):
+            with pytest.raises(KeyboardInterrupt):
+                outbox.put_all(values)
+    assert outbox._leased == 0
+    leases = [outbox.put(bytes(nbytes)) for nbytes in (100_000, 300_000)]
+    assert open_files() - before == len(leases) == outbox._leased
+
+
 @pytest.mark.slow
 def test_idle_memory_is_limited() -> None:
     before = open_files()
