@@ -156,9 +156,13 @@ class _Segment:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, nbytes)
-        self.memory = np.frombuffer(_mapping(self.fd, nbytes, mmap.ACCESS_WRITE), np.uint8)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
+        try:
+            os.ftruncate(self.fd, nbytes)
+            self.memory = np.frombuffer(_mapping(self.fd, nbytes, mmap.ACCESS_WRITE), np.uint8)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
+        except BaseException:
+            os.close(self.fd)
+            raise
 
     def close(self) -> None:
         """Unmap the file here with the last array that looks into it; readers keep it."""

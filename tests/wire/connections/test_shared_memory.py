@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -98,6 +99,21 @@ def test_an_interrupted_copy_gives_its_memory_back(outbox: Outbox, monkeypatch: 
     assert outbox._leased == 0
     leases = [outbox.put(bytes(nbytes)) for nbytes in (100_000, 300_000)]
     assert open_files() - before == len(leases) == outbox._leased
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_AS])
+def test_a_file_that_gets_no_memory_is_closed(outbox: Outbox, limit: int) -> None:
+    before, (soft, hard) = open_files(), resource.getrlimit(limit)
+    value = np.zeros(8 << 20, np.uint8)
+    room = {resource.RLIMIT_FSIZE: value.nbytes // 2, resource.RLIMIT_AS: own_bytes() + value.nbytes // 2}
+    resource.setrlimit(limit, (room[limit], hard))
+    try:
+        with pytest.raises(OSError):  # noqa: PT011 - what the kernel says differs
+            outbox.put(value)
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+    assert open_files() == before
+    assert outbox._leased == 0
 
 
 @pytest.mark.slow
@@ -249,3 +265,9 @@ def mapped() -> int:
     """Return the number of mappings of shared memory in this process, of its own files and of others'."""
     gc.collect()
     return sum("memfd:kaas" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def own_bytes() -> int:
+    """Return the size of this process's address space."""
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
