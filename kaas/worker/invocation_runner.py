@@ -280,6 +280,10 @@ class Attachments:
 
 
 def _read(item: Framed | Filed, frames: Sequence[Any]) -> Any:
+    """Return the value of an item; raise OSError if its memory cannot be read."""
     if isinstance(item, Framed):
         return frames[item.frame - 1]
-    return part(frames[-1 - item.file], item.offset_bytes, item.nbytes)
+    memory = frames[-1 - item.file]
+    if isinstance(memory, OSError):  # the memory could not be mapped
+        raise memory
+    return part(memory, item.offset_bytes, item.nbytes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from typing import Any
@@ -75,6 +78,27 @@ def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
     assert error.task == large.task.label
 
 
+def test_memory_that_the_executor_cannot_map_fails_its_request_alone(setting: Setting) -> None:
+    n = specs.INLINE_INPUT_BYTES // 4
+    pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), FunctionSignature.of(add_task(n))
+    pool.register(large)
+    message, _, _ = packed(large, {"a": a, "b": b})
+    error = pool.error(pool.run(message, [Filed(0, 0, b.nbytes)], files=[file_beyond_memory()]))
+    assert isinstance(error, InputFailed)
+    assert (error.task, error.buffer) == (large.task.label, "b")
+    assert os.strerror(errno.ENOMEM) in error.reason
+    (c,) = pool.outputs(pool.run(message, [Framed(2)], b))
+    np.testing.assert_array_equal(c, a + b)
+
+
+def file_beyond_memory() -> int:
+    """Return a sealed memory file that no process has the address space for."""
+    file = os.memfd_create("huge", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 1 << 60)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return file
+
+
 # --- objects
 
 
@@ -122,6 +146,24 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert "nobody holds it" in error.reason
+
+
+def test_an_object_that_the_executor_cannot_map_is_requested_again(setting: Setting) -> None:
+    pool, x, lease = setting.pool, named(1, numbers()), Outbox().put(numbers())
+    pool.register(SCALE)
+    message, attached, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
+
+    def run_with(file: int) -> int:
+        number = pool.run(message, attached)
+        assert pool.next() == (RequestObjects(number), [])
+        pool.send(messages.ProvideObjects(number, [[Filed(0, 0, x.value.nbytes)]]), files=[file])
+        return number
+
+    error = pool.error(run_with(file_beyond_memory()))
+    assert isinstance(error, InputFailed)
+    assert os.strerror(errno.ENOMEM) in error.reason
+    np.testing.assert_array_equal(pool.outputs(run_with(open_file(lease.block)))[0], x.value * np.float32(2))
+    lease.release()
 
 
 def test_a_lost_input_is_made_anew(setting: Setting) -> None:

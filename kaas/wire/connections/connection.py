@@ -27,7 +27,8 @@ ENDED = "the pool's process has ended"
 CLOSED = "this connection is closed"
 
 Frames = list[Any]
-"""The frames of a message behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
+"""The frames of a message behind its header: bytes, or from LARGE_BYTES on a read-only memoryview; of a file that
+cannot be mapped, the OSError."""
 
 Sent = TypeVar("Sent")
 Got = TypeVar("Got")

@@ -35,7 +35,7 @@ _FILES_SHIFT = 20
 _FILES_BYTES = socket.CMSG_SPACE(FILES_AT_MOST * array("i").itemsize)
 
 Map = Callable[[int], memoryview]
-"""Makes a read-only view of a received file's memory. The receiver closes the file after the call."""
+"""Makes a read-only view of a received file's memory, or raises OSError. The receiver closes the file after that."""
 
 
 class Malformed(Exception):
@@ -54,12 +54,13 @@ class MessageStream:
 
     def __init__(self, connected: socket.socket, map_file: Map | None = None) -> None:
         """map_file: for files that come with messages: each is one more frame, the last file directly behind the
-        ordinary frames, the first one at the end. None: this end takes no files."""
+        ordinary frames, the first one at the end. The OSError of `map_file` is the frame of a file that cannot be
+        mapped. None: this end takes no files."""
         connected.setblocking(False)
         self._socket = connected
         self._unsent: deque[memoryview | _WithFiles] = deque()
         self._map_file = map_file
-        self._mapped: deque[memoryview] = deque()  # files that have come, of messages that may not be whole yet
+        self._mapped: deque[memoryview | OSError] = deque()  # of files whose message may not be whole yet
         self._rest = b""  # of a message that has begun
         self.unread = True
         self.drained = False
@@ -175,9 +176,11 @@ class MessageStream:
 
     def _map(self, map_file: Map, files: Sequence[int]) -> None:
         try:
-            self._mapped.extend(map(map_file, files))
-        except OSError as error:  # the memory can shrink, or this process has no room for it
-            raise Malformed from error
+            for file in files:
+                try:
+                    self._mapped.append(map_file(file))
+                except OSError as error:  # the memory can shrink, or this process has no room for it
+                    self._mapped.append(error)
         finally:
             close_all(files)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -81,6 +82,28 @@ def test_files_arrive_with_their_message(plan: list[tuple[list[int], int]]) -> N
     other.close()
     assert near.fileno() == far.fileno() == -1
     assert memory_files() == files_before
+
+
+def test_a_file_that_cannot_be_mapped_fails_its_frame_alone() -> None:
+    def mapped(file: int) -> memoryview:
+        content = content_of(file)
+        if content.tobytes() == b"bad":
+            raise OSError(errno.ENOMEM, "no room")
+        return content
+
+    files_before = memory_files()
+    near, far = socket.socketpair()
+    one, other = MessageStream(near), MessageStream(far, mapped)
+    one.send(b"first", [b"frame"], [memory_file(content) for content in (b"good", b"bad", b"good too")])
+    one.send(b"second", [], [memory_file(b"good")])
+    (header, frame, third, failed, first), second = moved(one, other, 2)
+    assert (header, frame, third, first) == (b"first", b"frame", b"good too", b"good")
+    assert isinstance(failed, OSError)
+    assert failed.errno == errno.ENOMEM
+    assert second == [b"second", b"good"]
+    assert memory_files() == files_before
+    one.close()
+    other.close()
 
 
 def test_files_that_were_never_sent_are_closed(ends: Ends) -> None:
