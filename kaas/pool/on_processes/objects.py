@@ -76,9 +76,10 @@ class HeldObject:
 class HeldObjects:
     """All held objects, by content: equal values of two programs are one object. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Inbox) -> None:
+        """inbox: of the router, which forgets the memory of programs that have ended."""
         self._outbox = Outbox()
-        self._inbox = Inbox()
+        self._inbox = inbox
         self._known: WeakValueDictionary[bytes, HeldObject] = WeakValueDictionary()
         self._sessions: dict[str, dict[bytes, list[HeldObject]]] = {}
 

@@ -38,15 +38,16 @@ class Machine:
     node = NODE
     host = None
     again = False
+    objects: HeldObjects
 
     def __init__(self, config: Config, sandbox: Sandbox | None = None) -> None:
-        self.objects = HeldObjects()
         self.hosts = ProcessHosts(config, NODE, sandbox)
         self.service: Service | None = None
         self._watched: set[str] = set()
 
     def workers(self, router: Router, residents: Residents) -> tuple[Executors, Executors]:
         """Return the executors, which are all workers here."""
+        self.objects = HeldObjects(router.inbox)
         executors = Executors(router, self.hosts, residents)
         return executors, executors
 

@@ -32,6 +32,7 @@ from kaas.server.server import Server
 from kaas.server.server_log import configure
 from kaas.server.usage.usage_file import TAKEN
 from kaas.wire import specs
+from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.etask_values import packed, pickled, stored
 
 AUTH_MODE, TOKEN = "RAY_AUTH_MODE", "token"
@@ -202,7 +203,7 @@ async def open_listener(
     sys.path += [entry for entry in path if entry not in sys.path]  # for the modules of steps
 
     async def attempt() -> Server:
-        server = Server(settings, service, HeldObjects(), folder, _RayETaskPool(backend, path))
+        server = Server(settings, service, HeldObjects(Inbox()), folder, _RayETaskPool(backend, path))
         await server.open()
         return server
 

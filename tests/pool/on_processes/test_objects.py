@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import pickle
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import InvalidRequest
+from kaas.pool.executors.residents import Residents
 from kaas.pool.on_processes.hosts import ProcessHosts, visible_gpu
 from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjects, encode_keep, key_of, key_of_all
+from kaas.pool.on_processes.process_pool import Machine
 from kaas.pool.on_ray.hosts import parts_of
+from kaas.wire.connections.router import Channel, Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, Outbox
-from kaas.wire.messages import Block, Framed, Named
+from kaas.wire.messages import VERSION, Block, Framed, Named, PeerHello
 from kaas.worker.invocation_runner import Attachments, same
 
 SMALL = b"small value"
@@ -59,7 +64,7 @@ def gone(objects: HeldObjects, *keys: bytes) -> bool:
 
 
 def test_a_value_is_held_once_and_freed_with_its_last_reference() -> None:
-    objects = HeldObjects()
+    objects = HeldObjects(Inbox())
     key = keep(objects, "a", SMALL)
     first = objects.ref("a", Named(key))
     assert keep(objects, "b", SMALL) == key
@@ -78,7 +83,7 @@ def test_a_value_is_held_once_and_freed_with_its_last_reference() -> None:
 
 
 def test_constants_are_held_together() -> None:
-    objects = HeldObjects()
+    objects = HeldObjects(Inbox())
     own = keep(objects, "a", SMALL)
     keep(objects, "a", OTHER, LARGE)
     together = keep(objects, "a", Named(own), Named(key_of(LARGE)), Named(key_of(OTHER)), together=True)
@@ -90,7 +95,7 @@ def test_constants_are_held_together() -> None:
 
 
 def test_values_may_arrive_in_shared_memory() -> None:
-    objects, outbox = HeldObjects(), Outbox()
+    objects, outbox = HeldObjects(Inbox()), Outbox()
     lease = outbox.put(LARGE)
     key = keep(objects, "a", LARGE, block=lease.block)
     lease.release()
@@ -98,14 +103,39 @@ def test_values_may_arrive_in_shared_memory() -> None:
     assert values(objects, key) == [LARGE]
 
 
+def test_memory_of_a_program_that_has_ended_is_no_longer_mapped() -> None:
+    hello = PeerHello(VERSION, "client", "a", "1", os.getpid())
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        router, machine = Router(loop, "here"), Machine(Config(devices=(SOFTWARE,)))
+        machine.workers(router, Residents(loop))
+        lease, key = Outbox().put(SMALL), key_of(LARGE)
+        before = mapped()
+        await machine.objects.keep("a", [lease.block], [encode_keep(KeepObjects([key]))])
+        assert mapped() == before + 2  # the program's memory, and the pool's
+        router.forget(Peer(cast(Channel, None), hello, shares=True))
+        assert mapped() == before + 1
+        assert values(machine.objects, key) == [SMALL]
+        lease.release()
+
+    asyncio.run(scenario())
+
+
+def mapped() -> int:
+    """Return the number of mappings of shared memory in this process."""
+    gc.collect()
+    return sum("memfd:kaas" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
 def test_an_object_that_no_client_holds_cannot_be_named() -> None:
-    objects = HeldObjects()
+    objects = HeldObjects(Inbox())
     with pytest.raises(InvalidRequest, match="holds no object"):
         keep(objects, "a", Named(key_of(SMALL)))
 
 
 def test_executors_get_the_blocks_of_objects_they_lack() -> None:
-    objects = HeldObjects()
+    objects = HeldObjects(Inbox())
     ref = objects.ref("a", Named(keep(objects, "a", SMALL)))
     hosts = ProcessHosts(Config(devices=(Device(),)), "here")
     assert hosts.provide(0, 1, [None, ref]) == [(), ref.blocks]
@@ -134,7 +164,7 @@ def test_each_executor_sees_its_own_gpu(
 
 def test_a_held_object_may_travel_by_ray() -> None:
     """An executor of Ray gets held objects too, if a call has objects of both kinds."""
-    objects, inbox = HeldObjects(), Inbox()
+    objects, inbox = HeldObjects(Inbox()), Inbox()
     one = asyncio.run(objects.hold(key_of(SMALL), SMALL))
     both = objects.together([one, asyncio.run(objects.hold(key_of(OTHER), OTHER))])
     items = [Named(b"of Ray"), Named(one.binary()), Named(both.binary())]

@@ -19,6 +19,7 @@ from kaas.server.state.state_folder import State
 from kaas.server.usage.quotas import Quotas
 from kaas.store import SqliteStore
 from kaas.wire import protocol
+from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.sent_ktasks import encode_library, encode_task
 
 ANY = Allowed(any=True)
@@ -37,7 +38,7 @@ class Had:
     async def __aenter__(self) -> Had:
         self.state = State(self.folder)
         self.state.open()
-        self.objects = HeldObjects()
+        self.objects = HeldObjects(Inbox())
         store = SqliteStore(":memory:")
         store.open()
         self.registry = Registry(store)
