@@ -548,6 +548,12 @@ class Quarantined(KaasError):
     retry_s: float
 
 
+class OutOfHostMemory(KaasError, OSError):
+    """Memory, or a file for shared memory, that a process cannot have; `reason` is the system's."""
+
+    reason: str
+
+
 class ETaskFailed(KaasError):
     """A Python function or method that raised; its exception is `__cause__` if it can travel.
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from kaas.api.pending_call import CallAttachments, PendingCall, RefLeases, placed
-from kaas.errors import KaasError, NotInitialized, PoolStopped
+from kaas.errors import KaasError, NotInitialized, OutOfHostMemory, PoolStopped
 from kaas.futures import Future, MakeResult, PendingReply, running_loop
 from kaas.wire import messages, specs
 from kaas.wire.connections.connect import connect
@@ -152,8 +152,12 @@ class RpcClient:
     def _copied(self, data: memoryview) -> BlockLease | bytes:
         """Copy a value, so that its owner may write to it again."""
         epoch = self._epoch
-        shares = epoch is not None and epoch.connection.shares and not self._outbox.crowded
-        return self._outbox.put(data) if shares else bytes(data)
+        if epoch is None or not epoch.connection.shares or self._outbox.crowded:
+            return bytes(data)
+        try:
+            return self._outbox.put(data)
+        except OutOfHostMemory:  # a frame takes no file
+            return bytes(data)
 
     def introduce(self, function: FunctionSignature) -> None:
         """Announce a function to the pool before its first call; the message needs no reply."""

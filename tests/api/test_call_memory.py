@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from kaas.wire.messages import (
 from kaas.wire.packing import CallOptions, FunctionSignature, pack
 from tests.api.conftest import add_task, numbers
 from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
+from tests.limits import limited
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
@@ -83,6 +85,18 @@ def test_a_program_with_many_large_values_on_their_way_has_files_left(session: F
     assert [*header.attached] == [Framed(2), Framed(3)]
     assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
     pool.send(CallResult(submits[0][0].number), x.tobytes())
+    pool.send(CallResult(header.number), x.tobytes())
+    np.testing.assert_array_equal(future.result(TIMEOUT_S), x)
+    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)
+
+
+def test_a_value_without_room_in_shared_memory_is_sent_in_a_frame(session: FakeSession, pool: FakePool) -> None:
+    x = numbers(LARGE)
+    with limited(resource.RLIMIT_FSIZE, x.nbytes // 2):
+        future = sent(session, add_task(LARGE), a=x, b=x)
+    header, frames = pool.expect_submit()
+    assert [*header.attached] == [Framed(2), Framed(3)]
+    assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
     pool.send(CallResult(header.number), x.tobytes())
     np.testing.assert_array_equal(future.result(TIMEOUT_S), x)
     assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)

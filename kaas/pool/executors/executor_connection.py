@@ -129,7 +129,7 @@ class ExecutorConnection:
         """Return attachments that this executor can read, and the frames and files of the message.
 
         Raises:
-            OSError: a program's memory is gone.
+            OSError: a program's memory is gone. OutOfHostMemory: this process lacks descriptors or memory.
         """
         attachments = self.attachments(frames)
         attached: list[ExecutorAttachment] = []

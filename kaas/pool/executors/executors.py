@@ -186,7 +186,7 @@ class Executors:
             try:
                 attached, attachments = connection.attach(payload.refs, frames)
             except OSError as error:
-                return _at_once(unreadable(call.label, error))
+                return _at_once(unsent(call.label, error))
             frames, files = attachments.frames, attachments.files
         connection.introduce(function)
         number = next(self._numbers)
@@ -328,11 +328,11 @@ class Executors:
         try:
             wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
             values = self._hosts.provide(connection.worker, number, wanted)
+            objects = [[attachments.add(part) for part in parts] for parts in values or ()]
         except KaasError as error:
             connection.send(messages.ProvideObjects(number, error=True), [encode_error(error)])
             return
         if values is not None:
-            objects = [[attachments.add(part) for part in parts] for parts in values]
             connection.send(messages.ProvideObjects(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, deferred: int) -> None:
@@ -394,7 +394,7 @@ def failed(done: ExecutorReply, frames: Sequence[Any]) -> WorkerReply:
     return WorkerReply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
 
 
-def unreadable(label: str, error: OSError) -> WorkerReply:
-    """Return the reply of a run that was not sent, since a program's memory is gone."""
-    message = f"an input of {label!r} cannot be read any more: {error}"
-    return WorkerReply(error=InputFailed(message, task=label, reason=str(error)))
+def unsent(label: str, error: OSError) -> WorkerReply:
+    """Return the reply of a run that was not sent: a program's memory is gone, or the pool has no room for it."""
+    gone = InputFailed(f"an input of {label!r} cannot be read any more: {error}", task=label, reason=str(error))
+    return WorkerReply(error=error if isinstance(error, KaasError) else gone)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kaas.errors import OutOfHostMemory
 from kaas.wire.messages import Block
 
 ALIGN_BYTES = 64
@@ -72,7 +73,10 @@ class BlockLease:
 
 
 class Outbox:
-    """The values that a process puts into shared memory for others. Any thread may call the methods."""
+    """The values that a process puts into shared memory for others. Any thread may call the methods.
+
+    `put` and `put_all` raise OutOfHostMemory if the system has no file or no memory left for this process.
+    """
 
     def __init__(self, limit_idle_bytes: int = 256 << 20) -> None:
         """limit_idle_bytes: of memory that is kept for later use while no value needs it."""
@@ -119,18 +123,16 @@ class Outbox:
 
     def _segment(self, nbytes: int) -> _Segment:
         with self._lock:
-            self._leased += 1
             fitting = [each for each in self._idle if nbytes <= each.nbytes <= nbytes + nbytes // 4 + _GRAIN_BYTES]
             if fitting:
                 segment = min(fitting, key=lambda each: each.nbytes)
                 self._idle.remove(segment)
+                self._leased += 1
                 return segment
-        try:
-            return _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
-        except BaseException:
-            with self._lock:
-                self._leased -= 1
-            raise
+        segment = _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
+        with self._lock:
+            self._leased += 1
+        return segment
 
     def _take_back(self, held: list[_Segment]) -> None:
         with self._lock:
@@ -155,14 +157,15 @@ class _Segment:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.fd, nbytes)
-            self.memory = np.frombuffer(_mapping(self.fd, nbytes, mmap.ACCESS_WRITE), np.uint8)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        with _needed(f"{nbytes} bytes of shared memory"):
+            self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(self.fd, nbytes)
+                self.memory = np.frombuffer(_mapping(self.fd, nbytes, mmap.ACCESS_WRITE), np.uint8)
+                fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
+            except BaseException:
+                os.close(self.fd)
+                raise
 
     def close(self) -> None:
         """Unmap the file here with the last array that looks into it; readers keep it."""
@@ -171,7 +174,10 @@ class _Segment:
 
 
 class Inbox:
-    """The values of other processes. Any thread may call the methods."""
+    """The values of other processes. Any thread may call the methods.
+
+    The OSError of `view` and `map_file` is OutOfHostMemory if this process lacks descriptors or memory.
+    """
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         """limit_bytes: of mappings that are kept for the next time; they keep the sender's memory too."""
@@ -188,8 +194,11 @@ class Inbox:
         path = _path(block)
         memory = self._known(_identity(os.stat(path)), block.pid)
         if memory is None:
-            with _opened(path) as file:
+            file = _open(path)
+            try:
                 memory = self._map(file, block.pid)
+            finally:
+                os.close(file)
         return part(memory, block.offset_bytes, block.nbytes)
 
     def map_file(self, file: int) -> memoryview:
@@ -235,9 +244,9 @@ def open_file(block: Block) -> int:
     """Open the file of a value, to hand it to a process that may not look into the sender's.
 
     Raises:
-        OSError: the sender has ended, or there is no such value
+        OSError: the sender has ended, or there is no such value. OutOfHostMemory: this process lacks a descriptor.
     """
-    file = os.open(_path(block), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = _open(_path(block))
     try:
         found = os.fstat(file)
         _check(file, found)
@@ -270,7 +279,8 @@ class _Mapped:
         _check(file, found)
         self.pid = pid
         self.identity = _identity(found)
-        self.memory = memoryview(_mapping(file, found.st_size, mmap.ACCESS_READ))
+        with _needed(f"{found.st_size} bytes of address space"):
+            self.memory = memoryview(_mapping(file, found.st_size, mmap.ACCESS_READ))
 
 
 def _mapping(file: int, nbytes: int, access: int) -> mmap.mmap:
@@ -300,13 +310,27 @@ def _path(block: Block) -> str:
     return f"/proc/{block.pid}/fd/{block.fd}"
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def _open(path: str) -> int:
     try:
-        yield file
-    finally:
-        os.close(file)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise _lacking("a file of shared memory", error) from error
+        raise
+
+
+@contextmanager
+def _needed(what: str) -> Iterator[None]:
+    """A context that raises an OSError as OutOfHostMemory."""
+    try:
+        yield
+    except OSError as error:
+        raise _lacking(what, error) from error
+
+
+def _lacking(what: str, error: OSError) -> OutOfHostMemory:
+    reason = error.strerror or str(error)
+    return OutOfHostMemory(f"process {os.getpid()} has no room for {what}: {reason}", reason=reason)
 
 
 def _check(file: int, found: os.stat_result) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import resource
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kaas.errors import InputFailed, KaasError, UnknownSymbol
+from kaas.errors import InputFailed, KaasError, OutOfHostMemory, UnknownSymbol
 from kaas.pool.executors import executor_connection
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.residents import Placed
@@ -29,6 +32,7 @@ from kaas.wire.messages import (
     RequestObjects,
     RunInvocation,
 )
+from tests.limits import limited
 from tests.open_files import memory_files
 from tests.pool.executors.executor_stage import (
     FUNCTION,
@@ -212,6 +216,23 @@ def test_a_clients_memory_is_sent_to_an_executor_as_an_open_file() -> None:
         reply = await (await stage.run(small(one.block, gone)))
         assert isinstance(reply.error, InputFailed)
         assert memory_files() == files
+
+    play(scenario)
+
+
+def test_a_pool_without_descriptors_says_so() -> None:
+    lease = Outbox().put(b"of a client")
+
+    async def scenario(stage: Stage) -> None:
+        await stage.run(small(Ref(b"x")))
+        with limited(resource.RLIMIT_NOFILE, 0):
+            reply = await (await stage.run(small(lease.block)))
+            stage.hosts.has = [[lease.block]]
+            stage.say(RequestObjects(1))
+        assert isinstance(reply.error, OutOfHostMemory)
+        assert reply.error.reason == os.strerror(errno.EMFILE)
+        assert stage.router.headers()[-1] == ProvideObjects(1, error=True)
+        assert isinstance(decode_error(stage.router.sent[-1][2][0]), OutOfHostMemory)
 
     play(scenario)
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import pickle
+import resource
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from kaas.config import Config, Device
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRequest, OutOfHostMemory
 from kaas.pool.executors.residents import Residents
 from kaas.pool.on_processes.hosts import ProcessHosts, visible_gpu
 from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjects, encode_keep, key_of, key_of_all
@@ -25,6 +26,7 @@ from kaas.wire.connections.router import Channel, Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, Outbox
 from kaas.wire.messages import VERSION, Block, Framed, Named, PeerHello
 from kaas.worker.invocation_runner import Attachments, same
+from tests.limits import limited
 
 SMALL = b"small value"
 OTHER = b"another one"
@@ -126,6 +128,13 @@ def mapped() -> int:
     """Return the number of mappings of shared memory in this process."""
     gc.collect()
     return sum("memfd:kaas" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_pool_without_room_for_an_object() -> None:
+    objects = HeldObjects(Inbox())
+    with limited(resource.RLIMIT_FSIZE, len(LARGE) // 2), pytest.raises(OutOfHostMemory, match=f"{os.getpid()}"):
+        keep(objects, "a", LARGE)
+    assert values(objects, keep(objects, "a", LARGE)) == [LARGE]
 
 
 def test_an_object_that_no_client_holds_cannot_be_named() -> None:

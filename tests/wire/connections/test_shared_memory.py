@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
 import mmap
 import os
@@ -17,8 +19,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from kaas.errors import OutOfHostMemory
 from kaas.wire.connections.shared_memory import ALIGN_BYTES, IDLE_AT_MOST, MAPPED_AT_MOST, Inbox, Outbox, open_file
 from kaas.wire.messages import Block
+from tests.limits import address_space_bytes, limited
 from tests.open_files import memory_files
 
 
@@ -103,17 +107,22 @@ def test_an_interrupted_copy_gives_its_memory_back(outbox: Outbox, monkeypatch: 
 
 @pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_AS])
 def test_a_file_that_gets_no_memory_is_closed(outbox: Outbox, limit: int) -> None:
-    before, (soft, hard) = open_files(), resource.getrlimit(limit)
-    value = np.zeros(8 << 20, np.uint8)
-    room = {resource.RLIMIT_FSIZE: value.nbytes // 2, resource.RLIMIT_AS: own_bytes() + value.nbytes // 2}
-    resource.setrlimit(limit, (room[limit], hard))
-    try:
-        with pytest.raises(OSError):  # noqa: PT011 - what the kernel says differs
-            outbox.put(value)
-    finally:
-        resource.setrlimit(limit, (soft, hard))
+    before, value = open_files(), np.zeros(8 << 20, np.uint8)
+    room_bytes = value.nbytes // 2 + (address_space_bytes() if limit == resource.RLIMIT_AS else 0)
+    with limited(limit, room_bytes), pytest.raises(OutOfHostMemory, match=f"{value.nbytes} bytes") as caught:
+        outbox.put(value)
+    assert caught.value.reason in (os.strerror(errno.EFBIG), os.strerror(errno.ENOMEM))
     assert open_files() == before
     assert outbox._leased == 0
+
+
+def test_a_process_without_descriptors_names_them(outbox: Outbox) -> None:
+    block, too_many = outbox.put(b"x").block, os.strerror(errno.EMFILE)
+    with limited(resource.RLIMIT_NOFILE, 0):
+        for attempt in (lambda: outbox.put(bytes(1 << 20)), lambda: Inbox().view(block), lambda: open_file(block)):
+            with pytest.raises(OutOfHostMemory, match=too_many):
+                attempt()
+    assert outbox._leased == 1
 
 
 @pytest.mark.slow
@@ -226,6 +235,17 @@ def test_nothing_beyond_the_end_is_read(outbox: Outbox, offset: int, nbytes: int
         Inbox().view(msgspec.structs.replace(block, offset_bytes=offset, nbytes=nbytes))
 
 
+def test_memory_that_this_process_cannot_map() -> None:
+    file = os.memfd_create("huge", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 1 << 60)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(OutOfHostMemory, match=os.strerror(errno.ENOMEM)):
+        Inbox().map_file(file)
+    with pytest.raises(OutOfHostMemory, match=os.strerror(errno.ENOMEM)):
+        Inbox().view(Block(os.getpid(), file, 0, 1))
+    os.close(file)
+
+
 def test_memory_of_others_cannot_be_made_smaller(outbox: Outbox) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(outbox.put(b"x").block.fd, 0)
@@ -265,9 +285,3 @@ def mapped() -> int:
     """Return the number of mappings of shared memory in this process, of its own files and of others'."""
     gc.collect()
     return sum("memfd:kaas" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def own_bytes() -> int:
-    """Return the size of this process's address space."""
-    pages = Path("/proc/self/statm").read_text().split()[0]
-    return int(pages) * resource.getpagesize()
