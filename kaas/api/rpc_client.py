@@ -252,7 +252,8 @@ class RpcClient:
     def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
         match header:
             case messages.CallResult(number=number):
-                self._replied(number, frames, None)
+                lost = frames[0] if frames and type(frames[0]) is OutOfHostMemory else None
+                self._replied(number, frames, lost)
             case messages.CallFailure(number=number, held=held):
                 self._replied(number, (), decode_error(frames[0]), held)
             case messages.Release(number=number):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from kaas.errors import InvalidRequest, KaasError
+from kaas.errors import InvalidRequest, KaasError, OutOfHostMemory
 from kaas.ktask.request import check_deadline
 from kaas.pool.core.core import Pool
 from kaas.pool.core.requests import Request
@@ -177,13 +177,13 @@ class ProgramSessions:
         match message:
             case Submit():
                 if message.number not in session.open:  # else the message was repeated
-                    self._submit(session, message, frames)
+                    self._submit(session, message, _came(frames))
             case CancelCall(number):
                 if number in session.open:
                     session.open[number].cancel()
             case PoolQuery():
                 if message.number not in session.open:
-                    self._query(session, message, frames)
+                    self._query(session, message, _came(frames))
             case AnnounceFunction():
                 self._service.registry.register(bytes(frames[0]), bytes(frames[1]))
             case Drop(keys):
@@ -329,6 +329,13 @@ class ProgramSessions:
             case _:
                 raise InvalidRequest(f"a pool does not know the query {message.what!r}")
         return []
+
+
+def _came(frames: Sequence[Any]) -> Sequence[Any]:
+    """Return the frames of a message; raise OutOfHostMemory if the pool had no memory for them."""
+    if frames and type(frames[0]) is OutOfHostMemory:
+        raise frames[0]
+    return frames
 
 
 def _blocks(attached: Sequence[Attachment]) -> bool:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kaas.config import Device
-from kaas.errors import KaasError
+from kaas.errors import KaasError, OutOfHostMemory
 from kaas.wire import messages, specs
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import ConnectionLost
@@ -176,6 +176,9 @@ class ExecutorWorker:
 
     def _take(self, epoch: Epoch, message: messages.ToPeer, frames: Sequence[Any]) -> RunningInvocation | None:
         """Return an invocation; carry out other messages, or pass them on."""
+        if frames and type(frames[0]) is OutOfHostMemory:
+            self._no_room(epoch, message, frames[0])
+            return None
         if type(message) is messages.RunInvocation:
             run = RunningInvocation(epoch, message, frames)
             return run if self._epochs.started(run) else None
@@ -194,6 +197,21 @@ class ExecutorWorker:
                 came = [ObjectParts(items, frames) for items in message.objects]
                 epoch.requested.bring(message.number, decode_error(frames[0]) if message.error else came)
         return None
+
+    def _no_room(self, epoch: Epoch, message: messages.ToPeer, error: OutOfHostMemory) -> None:
+        """Reply to a message that this process has no memory for.
+
+        Raises:
+            ConnectionLost: the message has no reply, so that the pool would not know.
+        """
+        match message:
+            case messages.RunInvocation():
+                done, frames = self._failure(message.number, error)
+                epoch.send(done, frames)
+            case messages.ProvideObjects():
+                epoch.requested.bring(message.number, error)
+            case _:
+                raise ConnectionLost(error.message)
 
     def _lost(self, epoch: Epoch) -> None:
         """Take in that the pool's process has ended; runs go on."""

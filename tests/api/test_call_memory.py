@@ -13,8 +13,9 @@ import pytest
 import kaas
 from kaas.api.process_session import _HeldStore
 from kaas.api.rpc_client import RpcClient
-from kaas.errors import KaasError
+from kaas.errors import KaasError, OutOfHostMemory
 from kaas.pool.on_processes.objects import decode_keep, key_of
+from kaas.wire.connections import stream
 from kaas.wire.connections.shared_memory import LEASED_AT_MOST, BlockLease, Inbox, Outbox
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import (
@@ -100,6 +101,19 @@ def test_a_value_without_room_in_shared_memory_is_sent_in_a_frame(session: FakeS
     pool.send(CallResult(header.number), x.tobytes())
     np.testing.assert_array_equal(future.result(TIMEOUT_S), x)
     assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].attached)
+
+
+def test_outputs_that_the_program_has_no_memory_for(
+    session: FakeSession, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future, submit = held_blocks(session, pool)
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "_large", stream._Skipped)
+        pool.send(CallResult(submit.number), numbers(LARGE).tobytes())
+        with pytest.raises(OutOfHostMemory):
+            future.result(TIMEOUT_S)
+    freed = {block.fd for block in held_blocks(session, pool)[1].attached if isinstance(block, Block)}
+    assert freed == {block.fd for block in submit.attached if isinstance(block, Block)}
 
 
 def test_an_invalid_later_input_frees_the_memory_of_earlier_inputs(session: FakeSession, pool: FakePool) -> None:

@@ -133,7 +133,7 @@ class Stage:
             self.peers.setdefault(peer, FakePeer(peer)), PeerHello(messages.VERSION, "client", session, incarnation, 1)
         )
 
-    async def say(self, peer: str, message: Any, *frames: bytes) -> None:
+    async def say(self, peer: str, message: Any, *frames: Any) -> None:
         self.router.receive(peer, message, list(frames))
         await settle()
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRequest, OutOfHostMemory
 from kaas.pool.on_ray import ref_leases
 from kaas.wire import specs
-from kaas.wire.messages import CallFailure, CallResult, CancelCall, Drop, Named, Release, Submit
+from kaas.wire.messages import CallFailure, CallResult, CancelCall, Drop, Framed, Named, PoolQuery, Release, Submit
 from tests.pool.fake_workers import settle
 from tests.pool.program_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.timeouts import TIMEOUT_S
@@ -56,6 +56,16 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
         stage.workers.reply([OUTPUT])
         await settle()
         assert stage.answers() == [("q", Release(1))]
+
+    play(scenario)
+
+
+def test_a_message_that_the_pool_has_no_memory_for(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        for message in (Submit(1, [Framed(2)]), PoolQuery(2, "hold", [Framed(2)])):
+            await stage.say("p", message, OutOfHostMemory("no room", reason="full"))
+            assert isinstance(stage.error(), OutOfHostMemory)
+        assert stage.workers.runs == []
 
     play(scenario)
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.errors import DeviceLost, InputFailed, KaasError, ProviderFailed
+from kaas.errors import DeviceLost, InputFailed, KaasError, OutOfHostMemory, ProviderFailed
 from kaas.executor.executor import RunResult, RunStats
 from kaas.wire import messages, specs
+from kaas.wire.connections import stream
 from kaas.wire.connections.shared_memory import Outbox, open_file
 from kaas.wire.error_codec import decode_error, encode_error
 from kaas.wire.messages import Filed, Framed, RequestObjects, WrittenBack
@@ -89,6 +90,20 @@ def test_memory_that_the_executor_cannot_map_fails_its_request_alone(setting: Se
     assert os.strerror(errno.ENOMEM) in error.reason
     (c,) = pool.outputs(pool.run(message, [Framed(2)], b))
     np.testing.assert_array_equal(c, a + b)
+
+
+def test_a_message_that_the_executor_has_no_memory_for_fails_its_request_alone(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = specs.INLINE_INPUT_BYTES
+    pool, x, large = setting.pool, numbers(n), FunctionSignature.of(scale_task(n))
+    pool.register(large)
+    message, _, _ = packed(large, {"x": x}, {"factor": 2.0})
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "_large", stream._Skipped)
+        assert isinstance(pool.error(pool.run(message, [Framed(2)], x)), OutOfHostMemory)
+    (y,) = pool.outputs(pool.run(message, [Framed(2)], x))
+    np.testing.assert_array_equal(y, x * np.float32(2))
 
 
 def file_beyond_memory() -> int:

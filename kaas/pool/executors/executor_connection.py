@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
+from kaas.errors import OutOfHostMemory
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import ImmediateFuture
@@ -13,6 +16,7 @@ from kaas.scheduling.decisions import StartWorker
 from kaas.wire.connections.router import Peer, Router
 from kaas.wire.connections.shared_memory import Inbox, open_file
 from kaas.wire.connections.stream import FILES_AT_MOST, close_all
+from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import (
     Block,
     ExecutorAttachment,
@@ -152,6 +156,8 @@ class ExecutorConnection:
 
     def replied(self, done: ExecutorReply, frames: Sequence[Any]) -> None:
         """End a call with its reply."""
+        if frames and type(frames[0]) is OutOfHostMemory:  # this process has no memory for the outputs
+            done, frames = msgspec.structs.replace(done, failed=True), [encode_error(frames[0])]
         call = self._pending.pop(done.number, None)
         if call is not None:
             answer, _, finish = call

@@ -28,7 +28,7 @@ CLOSED = "this connection is closed"
 
 Frames = list[Any]
 """The frames of a message behind its header: bytes, or from LARGE_BYTES on a read-only memoryview; of a file that
-cannot be mapped, the OSError."""
+cannot be mapped, the OSError. A message that its receiver has no memory for has one frame, OutOfHostMemory."""
 
 Sent = TypeVar("Sent")
 Got = TypeVar("Got")

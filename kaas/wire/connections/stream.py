@@ -7,6 +7,7 @@ needs no right to look into the sender's process.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from array import array
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kaas.errors import OutOfHostMemory
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 
 CHUNK_BYTES = 64 << 10
@@ -49,7 +51,8 @@ class MessageStream:
         unread: the last `read` found bytes, so there may be more; False: what comes now is an event of the socket.
         drained: the last `read` found less than it had room for: nothing else was there then but perhaps the end.
 
-    A thread that is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
+    A message that this process has no memory for arrives as its header and an OutOfHostMemory. A thread that is
+    interrupted within a method, by Ctrl-C, cannot know how much was done, and must close the stream.
     """
 
     def __init__(self, connected: socket.socket, map_file: Map | None = None) -> None:
@@ -64,7 +67,7 @@ class MessageStream:
         self._rest = b""  # of a message that has begun
         self.unread = True
         self.drained = False
-        self._large: _Large | None = None
+        self._large: _Large | _Skipped | None = None
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -205,7 +208,7 @@ class MessageStream:
             following = body + sum(sizes)
             if following > end:
                 if following - at > CHUNK_BYTES:
-                    self._large = _Large(sizes, files, data[body:])
+                    self._large = _large(sizes, files, data[body:])
                     at = end
                 break
             frames: Frames = []
@@ -217,16 +220,30 @@ class MessageStream:
         self._rest = data[at:]
         return messages
 
-    def _fill(self, large: _Large) -> list[Frames]:
+    def _fill(self, large: _Large | _Skipped) -> list[Frames]:
         got = self._socket.recv_into(large.missing)
         if not got:
             raise EOFError
         self.drained = got < len(large.missing)
-        large.missing = large.missing[got:]
+        large.received(got)
         if large.missing:
             return []
         self._large = None
         return [self._with_files(large.frames(), large.files)]
+
+
+def _large(sizes: Sequence[int], files: int, begun: bytes) -> _Large | _Skipped:
+    """Return a message of which some bytes have come. files: how many files come with it.
+
+    Raises:
+        Malformed
+    """
+    try:
+        return _Large(np.empty(sum(sizes), np.uint8).data, sizes, files, begun)
+    except MemoryError:
+        return _Skipped(sizes, files, begun)
+    except (ValueError, OverflowError):
+        raise Malformed from None
 
 
 class _Large:
@@ -234,16 +251,15 @@ class _Large:
 
     __slots__ = ("_memory", "_sizes", "files", "missing")
 
-    def __init__(self, sizes: Sequence[int], files: int, begun: bytes) -> None:
-        """files: how many files come with the message."""
+    def __init__(self, memory: memoryview, sizes: Sequence[int], files: int, begun: bytes) -> None:
         self.files = files
-        try:
-            self._memory = np.empty(sum(sizes), np.uint8).data
-        except (MemoryError, ValueError, OverflowError):
-            raise Malformed from None
+        self._memory = memory
         self._sizes = sizes
         self._memory[: len(begun)] = begun
         self.missing = self._memory[len(begun) :]
+
+    def received(self, nbytes: int) -> None:
+        self.missing = self.missing[nbytes:]
 
     def frames(self) -> Frames:
         frames: Frames = []
@@ -253,6 +269,32 @@ class _Large:
             frames.append(bytes(part) if size < LARGE_BYTES else part.toreadonly())
             at += size
         return frames
+
+
+class _Skipped:
+    """A message that is still coming, and that this process has no memory for: only its header is kept."""
+
+    __slots__ = ("_header", "_left_bytes", "_sizes", "_taken", "files", "missing")
+
+    def __init__(self, sizes: Sequence[int], files: int, begun: bytes) -> None:
+        if sizes[0] > CHUNK_BYTES:
+            raise Malformed
+        self.files = files
+        self._sizes = sizes
+        self._header = begun[: sizes[0]]
+        self._taken = memoryview(bytearray(CHUNK_BYTES))
+        self._left_bytes = sum(sizes) - len(begun)
+        self.missing = self._taken[: self._left_bytes]
+
+    def received(self, nbytes: int) -> None:
+        self._header += self.missing[: min(nbytes, self._sizes[0] - len(self._header))]
+        self._left_bytes -= nbytes
+        self.missing = self._taken[: self._left_bytes]
+
+    def frames(self) -> Frames:
+        reason = os.strerror(errno.ENOMEM)
+        message = f"process {os.getpid()} has no room for a message of {sum(self._sizes)} bytes: {reason}"
+        return [self._header, OutOfHostMemory(message, reason=reason)]
 
 
 class _WithFiles:

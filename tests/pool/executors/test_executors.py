@@ -189,6 +189,17 @@ def test_replies_without_a_waiting_call_are_ignored() -> None:
     play(scenario)
 
 
+def test_outputs_that_the_pool_has_no_memory_for() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.say(ExecutorReply(1, RECORD), OutOfHostMemory("no room", reason="full"))
+        reply = await run
+        assert isinstance(reply.error, OutOfHostMemory)
+        assert reply.record == RECORD
+
+    play(scenario)
+
+
 # --- inputs
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.errors import OutOfHostMemory
 from kaas.wire.connections.connection import LARGE_BYTES
 from kaas.wire.connections.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, MessageStream
 from tests.open_files import memory_files
@@ -124,6 +125,44 @@ def test_files_that_the_receiver_does_not_take_are_not_kept(ends: Ends) -> None:
     with pytest.raises(Malformed):
         moved(one, other, 1)
     assert memory_files() == files_before
+
+
+def test_a_message_without_room_arrives_as_its_header(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    large = bytes(1 << 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "empty", full)
+        one.send(b"header" * 1000, [b"small", large])
+        one.send(b"second", [b"small"])
+        (header, error), second = moved(one, other, 2)
+    assert header == b"header" * 1000
+    assert isinstance(error, OutOfHostMemory)
+    assert f"{len(header) + 5 + len(large)} bytes" in error.message
+    assert second == [b"second", b"small"]
+
+
+@pytest.mark.parametrize("begun", [0, 3, 6, 1000])
+def test_the_header_of_a_message_without_room_may_arrive_in_parts(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = socket.socketpair()
+    end = MessageStream(far)
+    body = b"header" + bytes(CHUNK_BYTES)
+    near.send(pack("<I2Q", 2, 6, CHUNK_BYTES) + body[:begun])
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "empty", full)
+        assert end.read() == []
+    near.send(body[begun:10_000])
+    assert end.read() == []
+    near.send(body[10_000:] + pack("<IQ", 1, 4) + b"next")
+    ((header, error),) = end.read() or end.read()
+    assert header == b"header"
+    assert isinstance(error, OutOfHostMemory)
+    assert end.read() == [[b"next"]]
+    near.close()
+    end.close()
+
+
+def full(*_: object) -> None:
+    raise MemoryError
 
 
 def test_bytes_may_arrive_one_by_one() -> None:
