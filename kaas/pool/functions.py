@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,9 @@ from kaas.wire.packing import constant_key
 
 KNOWN_CONSTANTS = 1024
 """Number of tuples of constants, of one function, whose keys are cached."""
+
+UNUSED_BYTES = 16 << 20
+"""The kTasks of programs that have ended, which the pool keeps for later programs with the same functions."""
 
 REGISTRATION_LIMIT_S = 30.0
 """Longest wait of a request for the registration of its function or eTask, which is another message."""
@@ -130,10 +133,13 @@ class Registry:
         self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._lent: dict[str, list[str]] = {}  # names by key; a name occurs once for each `lend`
+        self._users: dict[str, set[str | None]] = {}  # sessions by the key of a function that they registered
+        self._unused: dict[str, None] = {}  # keys of functions that only ended sessions registered, the oldest first
         tasks = store.read(TASKS)
         for spec in map(specs.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
                 self._add(spec, KTask.from_msgpack(tasks[spec.task_key]), tasks[spec.task_key])
+                self._users[spec.key] = {None}
 
     def get(self, key: str) -> RegisteredFunction | None:
         """Return a function, or None if it is not registered."""
@@ -145,15 +151,21 @@ class Registry:
         known = self._functions.items()
         return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
 
-    def register(self, spec: bytes, task: bytes) -> None:
-        """Register a function, for later epochs of the pool too. A second call changes nothing.
+    def register(self, spec: bytes, task: bytes, session: str | None = None) -> None:
+        """Register a function, for later epochs of the pool too. A second call of a session changes nothing.
+
+        session: of the program that announces the function, each time it connects; None: the function stays.
 
         Raises:
             KaasError: these bytes are not the kTask of the function.
         """
         function = specs.decode_function(spec)
-        if function.key in self._functions:
-            return
+        if function.key not in self._functions:
+            self._register(function, spec, task)
+        self._users.setdefault(function.key, set()).add(session)
+        self._unused.pop(function.key, None)
+
+    def _register(self, function: specs.FunctionSpec, spec: bytes, task: bytes) -> None:
         decoded = KTask.from_msgpack(task)
         unknown = {binding.buffer for binding in function.bindings} - {buffer.name for buffer in decoded.inputs}
         if decoded.key != function.task_key or unknown:
@@ -164,6 +176,33 @@ class Registry:
         expected = self._expected.pop(function.key, None)
         if expected is not None:
             expected.set_result(registered)
+
+    def session_ended(self, session: str) -> None:
+        """Forget the functions that only ended sessions registered, the oldest first, beyond UNUSED_BYTES."""
+        for key, users in list(self._users.items()):
+            users.discard(session)
+            if not users:
+                del self._users[key]
+                self._unused[key] = None
+        unused_bytes = sum(len(self._functions[key].introduction[1]) for key in self._unused)
+        forgotten = []
+        while unused_bytes > UNUSED_BYTES:
+            key = next(iter(self._unused))
+            del self._unused[key]
+            unused_bytes -= len(self._functions[key].introduction[1])
+            forgotten.append(key)
+        if forgotten:
+            kept = {self._functions[key].spec.task_key for key in (*self._users, *self._unused)}
+            self._store.remove(FUNCTIONS, forgotten)
+            self._store.remove(TASKS, {self._functions[key].spec.task_key for key in forgotten} - kept)
+            self._forget(key for key in forgotten if key not in self._lent)
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            del self._functions[key]
+        gone = self._tasks.keys() - {function.spec.task_key for function in self._functions.values()}
+        for task_key in gone:
+            del self._tasks[task_key]
 
     def lend(self, spec: specs.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
         """Register a function of an owner, until `give_back` was called as often as `lend`.
@@ -180,9 +219,8 @@ class Registry:
         if self._lent[key]:
             return
         del self._lent[key]
-        task_key = self._functions.pop(key).spec.task_key
-        if not any(function.spec.task_key == task_key for function in self._functions.values()):
-            del self._tasks[task_key]
+        if key not in self._users and key not in self._unused:
+            self._forget([key])
 
     def _add(self, spec: specs.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
         data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask

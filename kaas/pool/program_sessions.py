@@ -185,7 +185,7 @@ class ProgramSessions:
                 if message.number not in session.open:
                     self._query(session, message, _came(frames))
             case AnnounceFunction():
-                self._service.registry.register(bytes(frames[0]), bytes(frames[1]))
+                self._service.registry.register(bytes(frames[0]), bytes(frames[1]), session.name)
             case Drop(keys):
                 self._objects.drop(session.name, keys)
 

@@ -172,6 +172,7 @@ class Service:
         self.program_sessions.session_ended(session)
         self.pool.session_ended(session)
         self._backend.objects.session_ended(session)
+        self.registry.session_ended(session)
 
     # --- caches
 

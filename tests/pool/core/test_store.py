@@ -79,9 +79,9 @@ def test_a_store_is_a_file_or_an_object(store: SqliteStore) -> None:
 # --- functions
 
 
-def register(known: Registry, task_key: str, task: bytes, *bindings: specs.Binding) -> str:
+def register(known: Registry, task_key: str, task: bytes, *bindings: specs.Binding, session: str | None = None) -> str:
     spec = specs.FunctionSpec(task_key, bindings)
-    known.register(specs.encode(spec), task)
+    known.register(specs.encode(spec), task, session)
     return spec.key
 
 
@@ -139,6 +139,45 @@ def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
     store.clear(TASKS)
     assert Registry(store).labels == ()
     assert len(store.read(FUNCTIONS)) == 1
+
+
+def test_functions_of_ended_sessions_are_forgotten(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, add, scale = Registry(store), add_task(), scale_task()
+    monkeypatch.setattr(functions, "UNUSED_BYTES", len(add.to_msgpack()))
+    plain = register(known, add.key, add.to_msgpack(), session="a")
+    bound = register(known, add.key, add.to_msgpack(), specs.Binding("a", 0), session="b")
+    other = register(known, scale.key, scale.to_msgpack(), session="a")
+    register(known, scale.key, scale.to_msgpack(), session="b")
+    known.session_ended("a")
+    assert [known.get(key) is not None for key in (plain, bound, other)] == [True] * 3
+    known.session_ended("b")
+    assert [known.get(key) is not None for key in (plain, bound, other)] == [False, False, True]
+    assert [*store.read(FUNCTIONS)] == [other]
+    assert [*store.read(TASKS)] == [scale.key]
+    register(known, add.key, add.to_msgpack(), session="c")
+    register(known, scale.key, scale.to_msgpack())
+    known.session_ended("c")
+    assert known.get(plain) is not None
+    assert register(known, add.key, add.to_msgpack(), session="c") == plain
+    monkeypatch.setattr(functions, "UNUSED_BYTES", 0)
+    known.session_ended("c")
+    assert known.get(plain) is None
+    assert Registry(reopened(store)).labels == (scale.label,)
+
+
+def test_a_lent_function_is_also_a_programs(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, add = Registry(store), add_task()
+    monkeypatch.setattr(functions, "UNUSED_BYTES", 0)
+    spec = specs.FunctionSpec(add.key)
+    known.lend(spec, add, add.to_msgpack(), "lent")
+    register(known, add.key, add.to_msgpack(), session="a")
+    known.give_back(spec.key, "lent")
+    assert known.get(spec.key) is not None
+    known.lend(spec, add, add.to_msgpack(), "lent")
+    known.session_ended("a")
+    assert known.get(spec.key) is not None
+    known.give_back(spec.key, "lent")
+    assert known.labels == ()
 
 
 # --- accounts
