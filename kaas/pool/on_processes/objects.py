@@ -131,13 +131,17 @@ class HeldObjects:
             frames[item.frame - 1] if isinstance(item, Framed) else self._inbox.view(item) for item in values.values()
         ]
         if sum(map(len, data)) <= AT_ONCE_BYTES:
-            copied = _Copied(self._outbox.put_all(data))
+            copied = self._copy(data)
         else:
-            copied = _Copied(await asyncio.to_thread(self._outbox.put_all, data))
+            copied = await asyncio.to_thread(self._copy, data)
         return {
             key: self._known.setdefault(key, HeldObject(key, [block], [copied]))
             for key, block in zip(values, copied.blocks, strict=True)
         }
+
+    def _copy(self, data: Sequence[Any]) -> _Copied:
+        """Return a copy of values, which releases its memory also if no task waits for this thread any more."""
+        return _Copied(self._outbox.put_all(data))
 
     def holds(self, key: bytes) -> bool:
         """Return True if there is an object with this key."""
@@ -149,9 +153,9 @@ class HeldObjects:
         if known is not None:
             return known
         if len(data) <= AT_ONCE_BYTES:
-            copied = _Copied(self._outbox.put(data))
+            copied = self._copy([data])
         else:
-            copied = _Copied(await asyncio.to_thread(self._outbox.put, data))
+            copied = await asyncio.to_thread(self._copy, [data])
         return self._known.setdefault(key, HeldObject(key, copied.blocks, [copied]))
 
     def together(self, parts: Sequence[HeldObject]) -> HeldObject:

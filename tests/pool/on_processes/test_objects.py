@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import resource
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +24,11 @@ from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, KeepObjec
 from kaas.pool.on_processes.process_pool import Machine
 from kaas.pool.on_ray.hosts import parts_of
 from kaas.wire.connections.router import Channel, Peer, Router
-from kaas.wire.connections.shared_memory import Inbox, Outbox
+from kaas.wire.connections.shared_memory import BlockLease, Inbox, Outbox
 from kaas.wire.messages import VERSION, Block, Framed, Named, PeerHello
 from kaas.worker.invocation_runner import Attachments, same
 from tests.limits import limited
+from tests.timeouts import TIMEOUT_S
 
 SMALL = b"small value"
 OTHER = b"another one"
@@ -135,6 +137,33 @@ def test_a_pool_without_room_for_an_object() -> None:
     with limited(resource.RLIMIT_FSIZE, len(LARGE) // 2), pytest.raises(OutOfHostMemory, match=f"{os.getpid()}"):
         keep(objects, "a", LARGE)
     assert values(objects, keep(objects, "a", LARGE)) == [LARGE]
+
+
+@pytest.mark.parametrize("by_program", [True, False])
+def test_a_copy_that_is_cancelled_leaves_no_memory_leased(by_program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, began, go = HeldObjects(Inbox()), threading.Event(), threading.Event()
+    put_all = objects._outbox.put_all
+
+    def waiting(data: Sequence[Any]) -> BlockLease:
+        began.set()
+        assert go.wait(TIMEOUT_S)
+        return put_all(data)
+
+    async def scenario() -> None:
+        key = key_of(LARGE)
+        frames = [encode_keep(KeepObjects([key])), LARGE]
+        copy = objects.keep("a", [Framed(2)], frames) if by_program else objects.hold(key, LARGE)
+        copying = asyncio.ensure_future(copy)
+        assert await asyncio.to_thread(began.wait, TIMEOUT_S)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        go.set()
+
+    monkeypatch.setattr(objects._outbox, "put_all", waiting)
+    asyncio.run(scenario())
+    gc.collect()
+    assert objects._outbox._leased == 0
 
 
 def test_an_object_that_no_client_holds_cannot_be_named() -> None:
