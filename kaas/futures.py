@@ -98,10 +98,10 @@ class PendingReply:
         The callbacks are dropped here, since they refer to futures that refer to this object.
         """
         self.frames, self.error, self.cancelled = frames, error, cancelled
-        self.ended = True
         for event in self.waiting:
             event.set()
         callbacks, self.callbacks = self.callbacks, []
+        self.ended = True  # last: an interrupted thread has not ended the call, or has its callbacks
         return callbacks
 
     def when_ended(self, callback: Callable[[], Any]) -> None:

@@ -267,6 +267,9 @@ class RpcClient:
 
     def _replied(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         leases: Sequence[BlockLease] = ()
+        call = self._half.open.get(number)
+        if call is not None:
+            call.pending.end(frames, error)  # first: a thread that is interrupted before it sends the call again
         with self.lock:
             if held:
                 call = self._half.held(number, lambda call: call.leases)
@@ -275,10 +278,8 @@ class RpcClient:
                 leases = abandoned or (call.leases if call is not None and call.attached else ())
             self._receiver.unwatch(number)
         _release(leases)
-        if call is not None:
-            if call.keys:
-                self._ref_leases.release(call.keys)
-            call.pending.end(frames, error)
+        if call is not None and call.keys:
+            self._ref_leases.release(call.keys)
 
     # --- the pool's epochs
 
@@ -326,7 +327,10 @@ class RpcClient:
         for leases in abandoned.values():  # requests that still use them are of an earlier epoch, and have no caller
             _release(leases)
         self._ref_leases.again(epoch.epoch)
-        self._post_again(epoch, pending)
+        for call in pending:
+            if call.pending.ended:  # the thread that took its reply was interrupted
+                self._replied(call.pending.number, (), None)
+        self._post_again(epoch, [call for call in pending if not call.pending.ended])
 
     def _welcomed_again(self, epoch: str) -> None:
         """Send calls again: the connection broke and is mended, so messages in between may be lost."""

@@ -94,11 +94,11 @@ class AsyncClient:
         call = prepare(calls, known, inputs, scalars, deadline_s, key, store, trace)
         room = calls.submit(call)
         if room is not None:
-            await self._room(room, call.nbytes, deadline_s)
-            calls.queue.submit(call)
+            await self._room(room, deadline_s)
+            calls.queue.submit(room, call)
         return await Future(call, call.make)
 
-    async def _room(self, room: PendingReply, nbytes: int, deadline_s: float | None) -> None:
+    async def _room(self, room: PendingReply, deadline_s: float | None) -> None:
         """Wait until credit has been taken for a call.
 
         Raises:
@@ -108,8 +108,7 @@ class AsyncClient:
             async with asyncio.timeout(deadline_s):
                 await Future(room, tuple)
         except BaseException as error:
-            if room.ended and not room.cancelled and room.error is None:
-                self._client.calls.queue.give(nbytes)  # credit was taken just as the wait ended
+            self._client.calls.queue.leave(room)
             if isinstance(error, TimeoutError) and error is not room.error:
                 raise DeadlineExceeded(
                     f"this client's open requests left no room within {deadline_s} s", deadline_s=deadline_s

@@ -18,7 +18,7 @@ from kaas.client.remote_calls import RemoteCalls
 from kaas.client.remote_function import RemoteFunction, RemoteObject, check_object_name
 from kaas.client.server_connection import CurveKeys
 from kaas.client.transfers import OnProgress, Transfers, UploadContent
-from kaas.errors import InvalidConfig, InvalidRequest, MissingContent, UnknownObject
+from kaas.errors import InvalidConfig, InvalidRequest, KaasError, MissingContent, UnknownObject
 from kaas.executor.device.host_arrays import on_host
 from kaas.futures import Future, running_loop
 from kaas.ktask.arguments import Buffer
@@ -185,13 +185,19 @@ class Client:
         """
         calls = self._calls
         call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
-        room = calls.submit(call)
-        if room is not None:
-            if running_loop() is not None:  # a loop must not wait: its other tasks receive replies meanwhile
-                calls.queue.submit_when(room, call)
-            else:
-                calls.queue.wait(room, deadline_s)
-                calls.queue.submit(call)
+        try:
+            room = calls.submit(call)
+            if room is not None:
+                if running_loop() is not None:  # a loop must not wait: its other tasks receive replies meanwhile
+                    calls.queue.submit_when(room, call)
+                else:
+                    calls.queue.wait(room, deadline_s)
+                    calls.queue.submit(room, call)
+        except KaasError:
+            raise
+        except BaseException:
+            calls.interrupted(call)
+            raise
         return Future(call, call.make)
 
     def known(self, function: Callee) -> RemoteFunction | None:

@@ -25,12 +25,12 @@ class CreditQueue:
         credit: Credit[PendingReply],
         receiver: ReplyReader[protocol.FromServer],
         timer: TimerThread,
-        enter: Callable[[OpenCall], None],
+        enter: Callable[[OpenCall, PendingReply], object],
         forget: Callable[[PendingReply], None],
     ) -> None:
         """Share the client's credit, which the receiver's lock guards.
 
-        `enter` sends a call for which credit has been taken; `forget` removes a call that no longer waits.
+        `enter` sends a call for which credit has been taken; `forget` has a call that no longer waits `Credit.leave`.
         """
         self._credit = credit
         self._receiver = receiver
@@ -59,7 +59,7 @@ class CreditQueue:
         if call.expires_s is not None:
             self._timer.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire(room, call))
 
-    def submit(self, call: OpenCall) -> None:
+    def submit(self, room: PendingReply, call: OpenCall) -> None:
         """Send a call, now that credit has been taken for it.
 
         Raises:
@@ -70,33 +70,43 @@ class CreditQueue:
             try:
                 call.check(limits)
             except RequestTooLarge:
-                self.give(call.nbytes)
+                self.leave(room)
                 raise
         call.begun_s = monotonic()
         call.renumber(call.number)
-        self._enter(call)
-
-    def give(self, nbytes: int) -> None:
-        """Give back credit that was taken and is not needed."""
-        with self._receiver.lock:
-            self._credit.give(nbytes)
-        self.grant()
+        self._enter(call, room)
 
     def grant(self) -> None:
         """Take credit for the waiting calls in their order, as far as the credit suffices."""
-        while self._credit.waiting:
+        while self._credit.waiting or self._credit.promised:
             with self._receiver.lock:
-                hopeless, granted = self._credit.hopeless(), self._credit.granted()
-                for room, _ in (*hopeless, *granted):
+                hopeless, _ = self._credit.hopeless(), self._credit.granted()
+                promised = [*self._credit.promised]  # a thread that was interrupted here has not ended all of them
+                for room in (*(room for room, _ in hopeless), *promised):
                     self._receiver.unwatch(room.number)
             for room, nbytes in hopeless:
                 room.end(error=too_large(nbytes, self._credit.limits))
-            declined = [nbytes for room, nbytes in granted if not room.end()]
+            for room in promised:
+                room.end()
+            declined = [room for room in promised if room.cancelled]
             if not declined:
                 return
             with self._receiver.lock:
-                for nbytes in declined:
-                    self._credit.give(nbytes)
+                for room in declined:
+                    self._credit.leave(room)
+
+    def leave(self, room: PendingReply) -> None:
+        """End a wait for credit that no caller needs any more, and give back the credit if it was taken already."""
+        room.end(cancelled=True)
+        self._forget(room)
+
+    def abandon(self, call: OpenCall) -> None:
+        """Have a call that was interrupted wait for credit no more."""
+        with self._receiver.lock:
+            rooms = [*(room for room, _ in self._credit.waiting), *self._credit.promised]
+        for room in rooms:
+            if room.number == -call.number:
+                self.leave(room)
 
     def _end(self, room: PendingReply) -> bool:
         """End a wait for credit. Return True if it had not ended before."""
@@ -111,10 +121,10 @@ class CreditQueue:
         if room.error is not None:
             call.end(error=room.error)
         elif call.ended:
-            self.give(call.nbytes)
+            self.leave(room)
         else:
             try:
-                self.submit(call)
+                self.submit(room, call)
             except RequestTooLarge as error:
                 call.end(error=error)
 

@@ -49,7 +49,7 @@ class RemoteCalls:
         self.lock = self._receiver.lock  # guards the fields below and the pending replies
         self._half: ClientHalf[OpenCall | OpenQuestion, int] = ClientHalf()  # abandoned calls hold bytes of credit
         self._credit: Credit[PendingReply] = Credit()
-        self.queue = CreditQueue(self._credit, self._receiver, self._timer, self._enter_granted, self.forget)
+        self.queue = CreditQueue(self._credit, self._receiver, self._timer, self._begin, self.forget)
         self._connection: ServerConnection | None = None
         self._epoch = ""  # of the server, at the newest connection
         self._connecting = self._draining = False
@@ -71,7 +71,7 @@ class RemoteCalls:
             if not call.number % TAKEN_EVERY:
                 self._receiver.take_all()
             return None
-        room = PendingReply(self, -next(self.numbers))
+        room = PendingReply(self, -call.number)  # `abandon` finds it by this number
         with self.lock:
             ended = self._ended
             if ended is None:
@@ -82,13 +82,19 @@ class RemoteCalls:
         self.queue.grant()
         return room
 
-    def _enter_granted(self, call: OpenCall) -> None:
-        self._begin(call, taken=True)
+    def interrupted(self, call: OpenCall) -> None:
+        """Lose the connection: a call that was interrupted on its way out is sent again, and credit is recounted."""
+        self.queue.abandon(call)
+        connection = self._connection
+        if connection is not None:
+            self._connection_lost(connection)
 
-    def _begin(self, call: OpenCall, *, taken: bool) -> bool:
-        """Send a call. Return False if there is no credit for it. taken: credit has been taken already."""
+    def _begin(self, call: OpenCall, room: PendingReply | None = None, *, taken: bool = True) -> bool:
+        """Send a call. Return False if there is no credit for it. room: its wait for credit. taken: it has credit."""
         due: tuple[int, ...] = ()
         with self.lock:
+            if room is not None:
+                self._credit.promised.pop(room, None)
             if not taken and not self._credit.take(call.nbytes):
                 return False
             ended, connection = self._ended, self._connection
@@ -103,7 +109,8 @@ class RemoteCalls:
         else:
             if due:
                 self._send(connection, protocol.Received(due))
-            self._send_call(connection, call)
+            if not self._draining:  # else the call is sent to the server's next epoch
+                self._send(connection, call.invoke, call.frames_out)
         return True
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> PendingReply:
@@ -135,14 +142,6 @@ class RemoteCalls:
         """Raise NotInitialized in a process that was forked from the one that made the calls."""
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one with a client: it needs a client of its own")
-
-    def _send_call(self, connection: ServerConnection, call: OpenCall) -> None:
-        if self._draining:  # the call is sent to the server's next epoch
-            return
-        try:
-            connection.send(call.invoke, call.frames_out)
-        except ConnectionLost:
-            self._connection_lost(connection)
 
     def _send(self, connection: ServerConnection, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
         try:
@@ -221,18 +220,18 @@ class RemoteCalls:
                 self._end_question(header, frames)
 
     def _end_question(self, header: Any, frames: Sequence[Any]) -> None:
-        with self.lock:
-            question = self._half.open.get(header.number)
-            if not isinstance(question, OpenQuestion):
-                return
-            self._half.replied(header.number)
-            self._receiver.unwatch(header.number)
+        question = self._half.open.get(header.number)
+        if not isinstance(question, OpenQuestion):
+            return
         if not isinstance(header, protocol.Failure):
             question.end((header, *frames))
         elif header.retry_s is None:
             question.end(error=error_of(header))
         else:
             question.end(error=TryAgain(error_of(header), header.retry_s))
+        with self.lock:
+            self._half.replied(header.number)  # last: a thread that is interrupted before loses the connection
+            self._receiver.unwatch(header.number)
 
     def _end_call(
         self,
@@ -243,40 +242,37 @@ class RemoteCalls:
         names: Sequence[str] = (),
     ) -> None:
         error = None if failure is None else error_of(failure)
-        callbacks: Sequence[Callable[[], Any]] = ()
         credit = self._credit
         with self.lock:
-            call, pause_s = self._reply(number, failure)
-            first = credit.replied(number, 0 if call is None else call.nbytes)
-            if call is not None and pause_s is None:
-                self._receiver.unwatch(call.number)
-                if not call.ended:
+            call = self._half.open.get(number)
+            if isinstance(call, OpenQuestion):
+                return  # a reply of this kind does not belong to a question
+            if call is not None and not call.ended:
+                pause_s = None if failure is None else call.retry_pause_s(failure, self._patience_s)
+                if pause_s is None:
                     call.traceparent = trace
-                    callbacks = call.settle((names, *frames) if call.named else frames, error)
+                    self._receiver.called_later += call.settle((names, *frames) if call.named else frames, error)
+                else:
+                    self._timer.after(pause_s, lambda: self._repeat(call))
+                    self._half.put_off(number, call.number)
+            first = credit.replied(number, 0 if call is None else call.nbytes)
+            self._replied(number)
         if first:
             self._timer.after(ACKNOWLEDGED_S, self._acknowledge)
-        if call is not None and pause_s is not None:
-            self._timer.after(pause_s, lambda: self._repeat(call))
-        elif callbacks:
-            self._receiver.call(callbacks)
         if credit.waiting:
             self.queue.grant()
 
-    def _reply(self, number: int, failure: protocol.Failure | None) -> tuple[OpenCall | None, float | None]:
-        """Return the call of a reply, and the pause in seconds before it is sent again, or None. Needs the lock."""
-        call = self._half.open.get(number)
-        if isinstance(call, OpenQuestion):
-            return None, None  # a reply of this kind does not belong to a question
-        pause_s = None if call is None or failure is None else call.retry_pause_s(failure, self._patience_s)
-        if call is not None and pause_s is not None:
-            self._half.put_off(number, call.number)
-            return call, pause_s
-        _, abandoned = self._half.replied(number)
-        if call is not None:
-            self._credit.give(call.nbytes)
-        elif abandoned is not None:
-            self._credit.give(abandoned)
-        return call, None
+    def _replied(self, number: int) -> None:
+        """Forget a call that has its reply. The caller holds the lock.
+
+        A thread that is interrupted before loses the connection, and the call is sent again.
+        """
+        call, nbytes = self._half.replied(number)
+        if isinstance(call, OpenCall):
+            nbytes = call.nbytes
+            self._receiver.unwatch(call.number)
+        if nbytes is not None:
+            self._credit.give(nbytes)
 
     def _repeat(self, call: OpenCall) -> None:
         number = next(self.numbers)
@@ -284,7 +280,7 @@ class RemoteCalls:
             if self._half.repeat(call.number, number) is None:
                 return
             call.renumber(number)
-        self._begin(call, taken=True)
+        self._begin(call)
 
     def _acknowledge(self) -> None:
         with self.lock:
@@ -334,8 +330,7 @@ class RemoteCalls:
             same, self._epoch = welcome.life == self._epoch, welcome.life
             self._credit.renew(welcome.limits)
             abandoned, unanswered = self._half.renewed()
-            for nbytes in abandoned.values():
-                self._credit.give(nbytes)
+            self._credit.recount([call.nbytes for call in self._half.calls() if isinstance(call, OpenCall)])
             self._connecting = self._draining = False
             if self._ended is None:
                 self._connection = connection
@@ -354,7 +349,8 @@ class RemoteCalls:
                 self._send(connection, call.header, call.frames_out)
                 continue
             call.renumber(call.invoke.number)
-            self._send_call(connection, call)
+            if not self._draining:
+                self._send(connection, call.invoke, call.frames_out)
             if call.ended:  # meanwhile: its Cancel may have been sent before the call
                 self._send(connection, protocol.Cancel(call.invoke.number))
 

@@ -17,7 +17,7 @@ import zmq.backend
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import protocol
-from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, AnyConnection, ConnectionLost, Frames
+from kaas.wire.connections.connection import CLOSED, INTERRUPTED, LARGE_BYTES, AnyConnection, ConnectionLost, Frames
 from kaas.wire.connections.zmq_connection import Socket, readable, receive_frames
 
 HEARTBEAT_S = 2.0
@@ -113,15 +113,19 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
         with self._using:
             if self._lost:
                 raise ConnectionLost(self._lost)
-            socket, left = self._socket, len(frames)
+            socket, left, encoded = self._socket, len(frames), protocol.encode(header)
             try:
-                _send(socket, protocol.encode(header), _AT_ONCE | _MORE if left else _AT_ONCE)
+                _send(socket, encoded, _AT_ONCE | _MORE if left else _AT_ONCE)
                 for frame in frames:
                     left -= 1
                     _send(socket, frame, _MORE if left else 0, len(frame) < LARGE_BYTES)
             except zmq.Again:
                 self._read_monitor()
                 raise ConnectionLost(self._lost or BROKEN) from None
+            except BaseException:
+                self._lost = INTERRUPTED
+                os.eventfd_write(self._wakeup_fd, 1)
+                raise
             if self._waiting and readable(self._socket):
                 os.eventfd_write(self._wakeup_fd, 1)  # sending may have consumed the notice of a received message
 
@@ -136,8 +140,9 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             noticed = False  # by the socket's file descriptor
             while True:
                 with self._using:
-                    if self._lost == CLOSED:
-                        raise ConnectionLost(CLOSED)
+                    if self._lost in (CLOSED, INTERRUPTED):
+                        raise ConnectionLost(self._lost)
+                    self.in_hand = True
                     if noticed or readable(self._socket):
                         try:
                             header, *frames = receive_frames(self._socket, _AT_ONCE)
@@ -150,6 +155,7 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                     if self._lost:
                         raise ConnectionLost(self._lost)
                     self._waiting = True
+                    self.in_hand = False
                 left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
                 ready = dict(self._poll.poll(left_ms))
                 self._waiting = False

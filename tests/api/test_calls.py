@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
+import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +13,14 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import InputFailed
+from kaas.api.rpc_client import RpcClient
+from kaas.errors import InputFailed, PoolStopped
 from kaas.wire import specs
 from kaas.wire.error_codec import encode_error
 from kaas.wire.messages import AnnounceFunction, CallFailure, CallResult, CancelCall, PoolQuery, Submit
 from tests.api.conftest import N, add_task, both_task, numbers
 from tests.api.fake_pool import FakePool, FakeSession, calls_of, pool, sent, session
+from tests.interrupted import interrupted
 from tests.timeouts import TIMEOUT_S
 
 __all__ = ["pool", "session"]
@@ -82,6 +86,28 @@ def test_a_query_of_the_pool_gets_its_reply(session: FakeSession, pool: FakePool
 
 
 # --- waiting
+
+
+def test_a_call_may_be_interrupted_anywhere(pool: FakePool) -> None:
+    def answer() -> None:
+        while (arrived := pool.arrived.get())[1] is not None:
+            pool._peer, header, _ = arrived
+            if isinstance(header, Submit):
+                pool.send(CallResult(header.number), numbers().tobytes())
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    session = FakeSession([pool] * 1000)
+    session.calls = RpcClient.connected(session)
+    for at in itertools.count(1):
+        place = interrupted(lambda: sent(session).result(TIMEOUT_S), at)
+        np.testing.assert_array_equal(sent(session).result(TIMEOUT_S), numbers(), place)
+        if not place:
+            break
+    assert len(session.epochs) < 1000, "some interrupts lost the connection"
+    pool.arrived.put((None, None, ()))
+    answering.join(TIMEOUT_S)
+    session.calls.end(PoolStopped("the test has ended"))
 
 
 def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) -> None:

@@ -25,6 +25,7 @@ PROBE_BYTES = 32
 
 ENDED = "the pool's process has ended"
 CLOSED = "this connection is closed"
+INTERRUPTED = "a thread was interrupted while it sent or received"
 
 Frames = list[Any]
 """The frames of a message behind its header: bytes, or from LARGE_BYTES on a read-only memoryview; of a file that
@@ -41,7 +42,16 @@ class ConnectionLost(Exception):
 
 
 class AnyConnection(ABC, Generic[Sent, Got]):
-    """A connection for messages. Any thread sends; one thread at a time receives, the others wait for their turn."""
+    """A connection for messages. Any thread sends; one thread at a time receives, the others wait for their turn.
+
+    A thread that is interrupted in `send`, by Ctrl-C, may have sent half a message: the connection is then lost.
+
+    Fields:
+        in_hand: `receive` has begun to read a message, or has returned one. The receiver clears it once the message is
+            taken; if the receiver is interrupted before that, the receiver has to give the connection up.
+    """
+
+    in_hand = False
 
     @abstractmethod
     def send(self, header: Sent, frames: Sequence[Any] = ()) -> None:
@@ -129,6 +139,7 @@ class Connection(AnyConnection[FromPeer, ToPeer]):
                     case (PoolWelcome() as welcome, _):
                         self.shares = welcome.shares
                         self._early.extend(early)
+                        self.in_hand = False
                         return
                     case (Refused(), [error]):
                         raise decode_error(error)

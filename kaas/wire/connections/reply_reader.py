@@ -42,7 +42,11 @@ class ReplyReader(Generic[Got]):
     """Receives replies.
 
     `take` is called with each message. `lost` is called when a connection has ended; it gives another, or ends the
-    calls.
+    calls. A thread may be interrupted anywhere, by Ctrl-C: if it has a message in hand, the connection is lost, and
+    what had no reply is sent again.
+
+    Fields:
+        called_later: callbacks that the receiving thread calls once it no longer receives.
     """
 
     def __init__(
@@ -53,8 +57,8 @@ class ReplyReader(Generic[Got]):
         self._lost = lost
         self._connection: AnyConnection[Any, Got] | None = None
         self._receiving: int | None = None  # the receiving thread
-        self._called_later: list[Callable[[], Any]] = []
-        self._turns: dict[threading.Event, None] = {}
+        self.called_later: list[Callable[[], Any]] = []
+        self._turns: dict[int, threading.Event] = {}  # by waiting thread
         self._watched = _WatchedCalls()
 
     def use(self, connection: AnyConnection[Any, Got] | None) -> None:
@@ -65,26 +69,40 @@ class ReplyReader(Generic[Got]):
     def wait(self, until: AwaitedReply, timeout_s: float | None) -> None:
         """Wait until a call has ended or the time is up; with 0, only take the messages that are there."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
-        while True:
-            with self.lock:
-                connection = self._connection if self._receiving is None else None
-                if until.ended:
-                    if self._turns:
-                        self._pass_on()
-                    return
+        thread = threading.get_ident()
+        try:
+            while True:
+                with self.lock:
+                    connection = self._connection if self._receiving is None else None
+                    if until.ended:
+                        if self._turns:
+                            self._pass_on()
+                        return
+                    if connection is not None:
+                        self._receiving = thread
+                    else:
+                        turn = self._turns[thread] = threading.Event()
+                        until.waiting.append(turn)
                 if connection is not None:
-                    self._receiving = threading.get_ident()
+                    self._receive(connection, until, end_s)
+                    time_left = not until.ended and (end_s is None or monotonic() < end_s)
                 else:
-                    turn = threading.Event()
-                    self._turns[turn] = None
-                    until.waiting.append(turn)
-            if connection is not None:
-                self._receive(connection, until, end_s)
-                time_left = not until.ended and (end_s is None or monotonic() < end_s)
-            else:
-                time_left = self._await_turn(turn, until, end_s)
-            if not time_left:
-                return
+                    time_left = self._await_turn(turn, until, end_s)
+                if not time_left:
+                    return
+        except BaseException:
+            self._leave(thread, until)
+            raise
+
+    def _leave(self, thread: int, until: AwaitedReply) -> None:
+        """Let the next thread receive in the place of one that was interrupted."""
+        with self.lock:
+            if self._receiving == thread:
+                self._receiving = None
+            turn = self._turns.pop(thread, None)
+            if turn in until.waiting:
+                until.waiting.remove(turn)
+            self._pass_on()
 
     def take_all(self) -> None:
         """Take the messages that are there."""
@@ -93,7 +111,7 @@ class ReplyReader(Generic[Got]):
     def _receive(self, connection: AnyConnection[Any, Got], until: AwaitedReply, end_s: float | None) -> None:
         left_s, late = None, 0
         try:
-            while not until.ended and not self._called_later and late < LATE_AT_MOST:
+            while not until.ended and not self.called_later and late < LATE_AT_MOST:
                 if end_s is not None:
                     left_s = max(0.0, end_s - monotonic())
                     late += not left_s
@@ -101,12 +119,17 @@ class ReplyReader(Generic[Got]):
                 if arrived is None:
                     return
                 self._take(*arrived)
+                connection.in_hand = False
         except ConnectionLost:
             self._lost(connection)
+        except BaseException:
+            if connection.in_hand:
+                self._lost(connection)
+            raise
         finally:
             with self.lock:
                 self._receiving = None
-                callbacks, self._called_later = self._called_later, []
+                callbacks, self.called_later = self.called_later, []
                 if self._turns:
                     self._pass_on()
             if callbacks:
@@ -115,7 +138,7 @@ class ReplyReader(Generic[Got]):
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Call these. The receiving thread does so only when it no longer receives: they may wait for replies too."""
         if self._receiving == threading.get_ident():
-            self._called_later += callbacks
+            self.called_later += callbacks
             return
         for callback in callbacks:
             try:
@@ -125,22 +148,18 @@ class ReplyReader(Generic[Got]):
 
     def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
         """Wait for the turn to receive; return True if there is time left. A turn not taken goes to the next thread."""
-        takes_it = False
-        try:
-            turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
-            time_left = end_s is None or monotonic() < end_s
-            takes_it = time_left and turn.is_set()
-        finally:
-            with self.lock:
-                del self._turns[turn]
-                until.waiting.remove(turn)
-                if not takes_it:
-                    self._pass_on()
+        turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
+        time_left = end_s is None or monotonic() < end_s
+        with self.lock:
+            del self._turns[threading.get_ident()]
+            until.waiting.remove(turn)
+            if not (time_left and turn.is_set()):
+                self._pass_on()
         return time_left
 
     def _pass_on(self) -> None:
         if self._turns and self._receiving is None and self._connection is not None:
-            next(iter(self._turns)).set()
+            next(iter(self._turns.values())).set()
 
     def wake(self) -> None:
         """Let the receiving thread look: a call has ended in another way."""
@@ -160,8 +179,9 @@ class ReplyReader(Generic[Got]):
         watched.numbers.add(number)
         watched.some.set()
         if watched.thread is None:
-            watched.thread = threading.Thread(target=self._attend, name="kaas-answers", daemon=True)
-            watched.thread.start()
+            thread = threading.Thread(target=self._attend, name="kaas-answers", daemon=True)
+            thread.start()
+            watched.thread = thread
 
     def unwatch(self, number: int) -> None:
         watched = self._watched

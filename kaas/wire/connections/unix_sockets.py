@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from kaas.wire import messages
 from kaas.wire.connections.adaptive_poll import AdaptivePoll
-from kaas.wire.connections.connection import CLOSED, ENDED, Connection, ConnectionLost, Frames, T
+from kaas.wire.connections.connection import CLOSED, ENDED, INTERRUPTED, Connection, ConnectionLost, Frames, T
 from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import Malformed, MessageStream, close_all
 from kaas.wire.messages import FromPeer, PeerHello, ToPeer
@@ -110,6 +110,7 @@ class UnixConnection(Connection):
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
             if self._early:
+                self.in_hand = True
                 return self._early.popleft()
             while not self._arrived:
                 if self._lost:
@@ -125,6 +126,7 @@ class UnixConnection(Connection):
                         return None
             if self._lost == CLOSED:
                 raise ConnectionLost(CLOSED)
+            self.in_hand = True
             header, *frames = self._arrived.popleft()
         return messages.decode_to_peer(header), frames
 
@@ -198,7 +200,7 @@ class UnixConnection(Connection):
 
     def _break(self) -> None:
         """Give the connection up: the number of bytes that were sent or received is not known."""
-        self._lost = self._lost or "a thread was interrupted while it sent or received"
+        self._lost = self._lost or INTERRUPTED
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

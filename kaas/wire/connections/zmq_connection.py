@@ -15,7 +15,7 @@ import zmq.backend
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.wire import messages
-from kaas.wire.connections.connection import CLOSED, LARGE_BYTES, Connection, ConnectionLost, Frames
+from kaas.wire.connections.connection import CLOSED, INTERRUPTED, LARGE_BYTES, Connection, ConnectionLost, Frames
 from kaas.wire.messages import Address, FromPeer, PeerHello, ToPeer
 
 HEARTBEAT_S = 5.0
@@ -66,12 +66,18 @@ class ZmqConnection(Connection):
         with self._sending:
             if self._lost:
                 raise ConnectionLost(self._lost)
-            send_message(self._out, header, frames)
+            try:
+                send_message(self._out, header, frames)
+            except BaseException:
+                self._lost = INTERRUPTED
+                os.eventfd_write(self._bell, 1)
+                raise
 
     def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
             if self._early:
+                self.in_hand = True
                 return self._early.popleft()
             while not self._lost:
                 left_ms = -1 if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
@@ -82,11 +88,13 @@ class ZmqConnection(Connection):
                     return self._next()
                 for waited, _ in ready:
                     if waited != self._bell:
+                        self.in_hand = True  # a message of the monitor
                         self._happened(waited)
+                        self.in_hand = False
                     elif os.eventfd_read(self._bell) and not self._lost:
                         return None
-            if self._lost == CLOSED:
-                raise ConnectionLost(CLOSED)
+            if self._lost in (CLOSED, INTERRUPTED):
+                raise ConnectionLost(self._lost)
             try:
                 return self._next()  # a message that came before the end
             except zmq.Again:
@@ -126,6 +134,7 @@ class ZmqConnection(Connection):
         return socket
 
     def _next(self) -> tuple[ToPeer, Frames]:
+        self.in_hand = True
         header, *frames = receive_frames(self._in, _AT_ONCE)
         return messages.decode_to_peer(header), frames
 

@@ -89,6 +89,10 @@ class ClientHalf(Generic[C, H]):
             return CallState.RESTING
         return CallState.ABANDONED if number in self.abandoned else CallState.ENDED
 
+    def calls(self) -> list[C]:
+        """Return the calls that are open or rest."""
+        return [*self.open.values(), *self.resting.values()]
+
     # --- one call
 
     def begin(self, number: int, call: C) -> None:
@@ -150,6 +154,6 @@ class ClientHalf(Generic[C, H]):
 
     def failed(self) -> tuple[list[C], list[H]]:
         """Return all calls that had no reply, and what abandoned ones held: nothing is left."""
-        calls, held = [*self.open.values(), *self.resting.values()], list(self.abandoned.values())
+        calls, held = self.calls(), list(self.abandoned.values())
         self.open, self.resting, self.abandoned = {}, {}, {}
         return calls, held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -22,12 +23,14 @@ class Credit(Generic[W]):
 
     Fields:
         limits: None until the server has sent them. requests, nbytes: in use. waiting: calls without room, in order.
+        promised: the bytes of calls that waited, have room now and are not open yet.
     """
 
     limits: Limits | None = None
     requests: int = 0
     nbytes: int = 0
     waiting: deque[tuple[W, int]] = field(default_factory=deque)
+    promised: dict[W, int] = field(default_factory=dict)
     _replied: list[int] = field(default_factory=list)
     _replied_bytes: int = 0
 
@@ -53,11 +56,18 @@ class Credit(Generic[W]):
         """Take room for requests that waited; return those that have room now."""
         granted = []
         while self.waiting and self.fits(self.waiting[0][1]):
-            room, nbytes = self.waiting.popleft()
+            room, nbytes = self.waiting[0]
             self.requests += 1
             self.nbytes += nbytes
+            self.promised[room] = nbytes
+            self.waiting.popleft()  # last: an interrupted thread loses no room
             granted.append((room, nbytes))
         return granted
+
+    def recount(self, others: Sequence[int]) -> None:
+        """Count what is in use again: promised room, and the bytes of each of the other requests."""
+        self.requests = len(others) + len(self.promised)
+        self.nbytes = sum(others) + sum(self.promised.values())
 
     def hopeless(self) -> list[tuple[W, int]]:
         """Remove waiting requests that are larger than the limit; return them."""
@@ -68,7 +78,10 @@ class Credit(Generic[W]):
         return hopeless
 
     def leave(self, room: W) -> None:
-        """Remove a waiting request."""
+        """Remove a waiting request, or give back the room that was promised to it."""
+        nbytes = self.promised.pop(room, None)
+        if nbytes is not None:
+            self.give(nbytes)
         self.waiting = deque(entry for entry in self.waiting if entry[0] is not room)
 
     def renew(self, limits: Limits) -> None:

@@ -61,6 +61,28 @@ def echo(pool: Running) -> None:
     pool.on_receive = reply
 
 
+def test_a_connection_that_is_interrupted_between_two_frames_is_lost(
+    open_pool: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the frames of the next message would count as those of this one."""
+    connection = open_pool.connect(node="elsewhere")
+    assert not connection.in_hand, "the welcome is taken"
+    send = zmq.Socket.send
+
+    def interrupt(socket: zmq.Socket[bytes], data: Any, flags: int = 0, **options: Any) -> Any:
+        send(socket, data, flags, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zmq.Socket, "send", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            connection.send(Submit(1), [b"frame"])
+    for use in (lambda: connection.send(CancelCall(1)), connection.receive):
+        with pytest.raises(ConnectionLost, match="interrupted"):
+            use()
+    connection.close()
+
+
 def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running) -> None:
     echo(open_pool)
     connection = open_pool.connect(node="elsewhere")

@@ -114,3 +114,13 @@ def test_the_credit_in_use_never_exceeds_the_limits(moves: list[tuple[str, int]]
         assert (found.requests, found.nbytes) == (len(held), sum(held))
         assert found.requests <= LIMITS.requests
         assert found.nbytes <= LIMITS.credit_bytes
+
+
+def test_credit_is_counted_anew_from_what_is_open_and_what_is_promised() -> None:
+    found = Credit[str](LIMITS)
+    found.waiting.extend([("first", 20), ("second", 30)])
+    assert [room for room, _ in found.granted()] == ["first", "second"]
+    found.recount([5, 6])
+    assert (found.requests, found.nbytes) == (4, 61)
+    found.leave("second")
+    assert (found.requests, found.nbytes, found.promised) == (3, 31, {"first": 20})
