@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -141,10 +142,7 @@ class Client:
         keys = function.keys if isinstance(function, RemoteFunction) else (function,)
         self._known = {known: entry for known, entry in self._known.items() if known != function and function != entry}
         for key in keys:
-            self._unregister(key)
-
-    def _unregister(self, key: str) -> None:
-        self._request(lambda number: protocol.Unregister(number, key))
+            self._retried(self._transfers.removal(partial(protocol.Unregister, function=key)))
 
     # --- calls
 
@@ -274,7 +272,7 @@ class Client:
             Unreachable: the server does not reply. UnknownObject: there is no such object.
         """
         unwanted = _object_name(name)
-        self._request(lambda number: protocol.Delete(number, unwanted))
+        self._retried(self._transfers.removal(partial(protocol.Delete, name=unwanted)))
 
     def objects(self) -> list[dict[str, Any]]:
         """Return the server's description of each object that this client has put."""

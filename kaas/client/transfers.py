@@ -12,7 +12,7 @@ from msgspec import structs
 
 from kaas.client.open_calls import TryAgain
 from kaas.client.remote_calls import RemoteCalls
-from kaas.errors import KaasError
+from kaas.errors import KaasError, UnknownFunction, UnknownObject, Unreachable
 from kaas.futures import PendingReply
 from kaas.wire import protocol
 
@@ -58,6 +58,26 @@ class Transfers:
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Any:
         """Send a request, and return the header of its reply. make: returns the message for a number."""
         return self.reply(self._calls.ask(make, frames))[0]
+
+    def removal(self, make: Callable[[int], Any]) -> Callable[[], None]:
+        """Return a function that sends a Delete or Unregister, and may be repeated after TryAgain.
+
+        A server that knows nothing of the name has removed it already, if an earlier attempt lost its connection.
+        """
+        lost = False
+
+        def remove() -> None:
+            nonlocal lost
+            try:
+                self.ask(make)
+            except TryAgain as again:
+                lost = lost or isinstance(again.error, Unreachable)
+                raise
+            except (UnknownFunction, UnknownObject):
+                if not lost:
+                    raise
+
+        return remove
 
     def upload(self, contents: Sequence[UploadContent], progress: OnProgress | None) -> None:
         """Upload the contents that the server does not have yet, and report progress."""

@@ -26,7 +26,7 @@ class FakeServer:
 
     Fields:
         messages: those that arrived, in order. silent: Invokes get no reply. lacking: until so many bytes of an
-            upload have come the connection breaks.
+            upload have come the connection breaks. breaks_before_done: likewise once, instead of the next Done.
     """
 
     def __init__(self, limits: protocol.Limits = LIMITS) -> None:
@@ -36,6 +36,7 @@ class FakeServer:
         self.failing: list[protocol.Failure] = []  # one for each of the next Invokes
         self.putting: list[bytes] = []  # values that replace an object after its next Gets
         self.breaks_after: int | None = None  # bytes of an upload
+        self.breaks_before_done = False
         self.uploads: dict[str, bytearray] = {}
         self.objects: dict[str, tuple[protocol.Put, bytes]] = {}
         self.registered: dict[str, protocol.Registered] = {}
@@ -208,6 +209,10 @@ class FakeServer:
                 self._send(identity, value, [data[offset : offset + nbytes]])
                 if self.putting:
                     self.objects[name] = (put, self.putting.pop(0))
+            case protocol.Delete(name=name):
+                self._done(identity, number, self.objects.pop(name, None), "UnknownObject")
+            case protocol.Unregister(function=key):
+                self._done(identity, number, self.registered.pop(key, None), "UnknownFunction")
             case protocol.Objects():
                 entries = [
                     {"name": name, "dtype": put.dtype, "shape": put.shape, "bytes": len(data)}
@@ -218,6 +223,16 @@ class FakeServer:
                 self._send(identity, protocol.Reply(number, {"asked": what}))
             case _:
                 self._send(identity, protocol.Failure(number, "InvalidRequest", "not of this server"))
+
+    def _done(self, identity: bytes, number: int, removed: object, error: str) -> None:
+        if removed is None:
+            self._send(identity, protocol.Failure(number, error, "there is none"))
+        elif self.breaks_before_done:
+            self.breaks_before_done = False
+            self._unbind()
+            self._bind()
+        else:
+            self._send(identity, protocol.Done(number))
 
     def _register(self, message: protocol.Register, data: bytes) -> protocol.Registered:
         content = decode_task(data).content

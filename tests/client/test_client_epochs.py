@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import kaas
 from kaas.client import timer_thread
 from kaas.client.open_calls import OpenCall
 from kaas.client.remote_calls import RemoteCalls
-from kaas.errors import DeadlineExceeded, NotInitialized, Unreachable
+from kaas.errors import DeadlineExceeded, NotInitialized, UnknownFunction, UnknownObject, Unreachable
 from kaas.wire import protocol
 from kaas.wire.connections import reply_reader
 from tests.client.client_setting import ONES, TASK, client, server, wait_for_invokes
@@ -84,6 +85,22 @@ def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeSe
     server.failing = [protocol.Failure(0, "UnknownSession", "who is there?")]
     assert (client.call(function, {"x": ONES}).result(TIMEOUT_S) == 2).all()
     assert len(server.of(protocol.Hello)) == 2
+
+
+def test_what_was_removed_before_its_connection_broke_is_removed(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    client.put("x", ONES)
+    removals: list[tuple[Callable[[], None], type[kaas.KaasError]]] = [
+        (lambda: client.delete("x"), UnknownObject),
+        (lambda: client.unregister(function), UnknownFunction),
+    ]
+    for remove, error in removals:
+        server.breaks_before_done = True
+        remove()
+        with pytest.raises(error):
+            remove()
+    assert (server.objects, server.registered) == ({}, {})
+    assert len(server.of(protocol.Delete)) == len(server.of(protocol.Unregister)) == 3
 
 
 def test_a_call_without_a_reachable_server_fails(server: FakeServer) -> None:

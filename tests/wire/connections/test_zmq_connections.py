@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from kaas.wire import messages
+from kaas.wire.connections import zmq_connection
 from kaas.wire.connections.connect import connect
 from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, ConnectionLost
 from kaas.wire.connections.shared_memory import Outbox
@@ -67,14 +68,13 @@ def test_a_connection_that_is_interrupted_between_two_frames_is_lost(
     """Else the frames of the next message would count as those of this one."""
     connection = open_pool.connect(node="elsewhere")
     assert not connection.in_hand, "the welcome is taken"
-    send = zmq.Socket.send
 
-    def interrupt(socket: zmq.Socket[bytes], data: Any, flags: int = 0, **options: Any) -> Any:
-        send(socket, data, flags, **options)
+    def interrupt(socket: zmq.Socket[bytes], header: Any, _: Any) -> None:
+        socket.send(messages.encode(header), zmq.SNDMORE)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(zmq.Socket, "send", interrupt)
+        patched.setattr(zmq_connection, "send_message", interrupt)
         with pytest.raises(KeyboardInterrupt):
             connection.send(Submit(1), [b"frame"])
     for use in (lambda: connection.send(CancelCall(1)), connection.receive):
