@@ -24,7 +24,7 @@ from tenacity import (
 from tenacity.stop import stop_base
 
 from kaas import errors
-from kaas.client.server_connection import HUNG_UP, REFUSED, WRONG_PEER, CurveKeys, ServerConnection
+from kaas.client.server_connection import HUNG_UP, MALFORMED, REFUSED, WRONG_PEER, CurveKeys, ServerConnection
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, Unreachable, declared
 from kaas.wire import protocol
 from kaas.wire.connections.connection import ConnectionLost
@@ -144,7 +144,7 @@ class ServerEndpoint:
             return connection, _welcome(connection)
         except BaseException as error:
             connection.close()
-            if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, WRONG_PEER):
+            if isinstance(error, ConnectionLost) and str(error) not in (REFUSED, WRONG_PEER, MALFORMED):
                 raise _Missed(str(error)) from None
             raise
 

@@ -14,7 +14,7 @@ from typing import Any
 from kaas.client.connecting import ServerEndpoint, error_of
 from kaas.client.credit_queue import CreditQueue
 from kaas.client.open_calls import OpenCall, OpenQuestion, TryAgain
-from kaas.client.server_connection import ServerConnection
+from kaas.client.server_connection import BROKEN, MALFORMED, ServerConnection
 from kaas.client.timer_thread import TimerThread
 from kaas.errors import KaasError, NotInitialized, Unreachable
 from kaas.futures import PendingReply
@@ -223,12 +223,11 @@ class RemoteCalls:
         question = self._half.open.get(header.number)
         if not isinstance(question, OpenQuestion):
             return
-        if not isinstance(header, protocol.Failure):
-            question.end((header, *frames))
-        elif header.retry_s is None:
-            question.end(error=error_of(header))
+        if isinstance(header, protocol.Failure):
+            error = error_of(header)
+            question.end(error=error if header.retry_s is None else TryAgain(error, header.retry_s))
         else:
-            question.end(error=TryAgain(error_of(header), header.retry_s))
+            question.end((header, *frames))
         with self.lock:
             self._half.replied(header.number)  # last: a thread that is interrupted before loses the connection
             self._receiver.unwatch(header.number)
@@ -263,10 +262,7 @@ class RemoteCalls:
             self.queue.grant()
 
     def _replied(self, number: int) -> None:
-        """Forget a call that has its reply. The caller holds the lock.
-
-        A thread that is interrupted before loses the connection, and the call is sent again.
-        """
+        """Forget a call that has its reply; last, since an interrupted thread sends it again. Needs the lock."""
         call, nbytes = self._half.replied(number)
         if isinstance(call, OpenCall):
             nbytes = call.nbytes
@@ -300,8 +296,10 @@ class RemoteCalls:
 
     def _connection_lost(self, connection: AnyConnection[Any, protocol.FromServer]) -> None:
         with self.lock:
-            if self._connection is not connection:
+            lost = self._connection
+            if lost is None or lost is not connection:
                 return
+            self._connecting = malformed = lost.malformed  # then no thread connects before `_fail`
             self._connection = None
             self._receiver.use(None)
             questions = self._half.lost()
@@ -309,10 +307,13 @@ class RemoteCalls:
             for question in questions:
                 self._receiver.unwatch(question.number)
         connection.close()
-        broken = Unreachable("the connection to the server broke", address=self._endpoint.address, reason="it broke")
+        reason = MALFORMED if malformed else BROKEN
+        error = Unreachable(reason, address=self._endpoint.address, reason=reason)
         for question in questions:
-            question.end(error=TryAgain(broken))
-        if wanted:
+            question.end(error=error if malformed else TryAgain(error))
+        if malformed:
+            self._fail(error)
+        elif wanted:
             self._connect()
 
     def _reconnect(self) -> None:

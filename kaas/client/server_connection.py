@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.backend
 from zmq.utils.monitor import parse_monitor_message
@@ -51,6 +52,7 @@ WRONG_PEER = (
     "the peer at this address does not have this server's key, or does not speak this protocol. A server with keys "
     "requires the client's keys: kaas.Client(address, keys=...)"
 )
+MALFORMED = "the server sent bytes that are no message of this protocol"
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _REFUSED_EVENT = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
@@ -146,10 +148,11 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
                     if noticed or readable(self._socket):
                         try:
                             header, *frames = receive_frames(self._socket, _AT_ONCE)
+                            return protocol.decode_from_server(header), frames
                         except zmq.Again:
                             pass  # the notice was not of a message
-                        else:
-                            return protocol.decode_from_server(header), frames
+                        except msgspec.MsgspecError:
+                            self._lost = MALFORMED
                     if not (self._lost or self._monitor_read):
                         self._read_monitor()
                     if self._lost:
@@ -198,6 +201,11 @@ class ServerConnection(AnyConnection[protocol.FromClient, protocol.FromServer]):
             self._monitor.close(linger=0)
             self._socket.close(linger=0 if broken else int(LINGER_S * 1000))
             os.close(self._wakeup_fd)
+
+    @property
+    def malformed(self) -> bool:
+        """True after bytes that are no message: another connection to this server would bring the same."""
+        return self._lost == MALFORMED
 
     def _clear_wakeup(self) -> bool:
         """Clear the wake-up. Return True if it came from `wake`, False if the receiver only has to look again."""

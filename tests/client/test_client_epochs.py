@@ -103,6 +103,19 @@ def test_what_was_removed_before_its_connection_broke_is_removed(server: FakeSer
     assert len(server.of(protocol.Delete)) == len(server.of(protocol.Unregister)) == 3
 
 
+def test_bytes_that_are_no_message_end_all_calls(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    futures = [client.call(function, {"x": ONES}) for _ in range(2)]
+    wait_for_invokes(server, 2)
+    server.send(1)
+    for future in futures:
+        with pytest.raises(Unreachable, match="no message"):
+            future.result(TIMEOUT_S)
+    server.silent = False
+    assert (client.call(function, {"x": ONES}).result(TIMEOUT_S) == 2).all()
+
+
 def test_a_call_without_a_reachable_server_fails(server: FakeServer) -> None:
     server.stop()
     with kaas.Client(server.address, patience_s=0.1) as client:
