@@ -63,7 +63,8 @@ class PendingReply:
 
     Fields:
         number: that of the call. ended: True once there are frames or an error, or the call was cancelled.
-        waiting: events of the waiting threads, which are set at the end.
+        waiting: locks of the waiting threads, which are released at the end. An Event's own lock could stay locked
+            if a thread is interrupted in the Event.
     """
 
     __slots__ = ("__weakref__", "callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
@@ -78,7 +79,7 @@ class PendingReply:
         self.frames: Sequence[Any] = ()
         self.error: BaseException | None = None
         self.callbacks: list[Callable[[], Any]] = []
-        self.waiting: list[threading.Event] = []
+        self.waiting: list[threading.Lock] = []
 
     def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
         """End the call with frames, an error or a cancellation. Return True if it had not ended before."""
@@ -98,8 +99,9 @@ class PendingReply:
         The callbacks are dropped here, since they refer to futures that refer to this object.
         """
         self.frames, self.error, self.cancelled = frames, error, cancelled
-        for event in self.waiting:
-            event.set()
+        for turn in self.waiting:
+            if turn.locked():
+                turn.release()
         callbacks, self.callbacks = self.callbacks, []
         self.ended = True  # last: an interrupted thread has not ended the call, or has its callbacks
         return callbacks

@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 class AwaitedReply(Protocol):
     """The reply that a thread waits for.
 
-    `waiting` is set when the reply is there, or when it is this thread's turn to receive. The receiver's lock guards
-    both.
+    A lock in `waiting` is released when the reply is there, or when it is its thread's turn to receive. The receiver's
+    lock guards both.
     """
 
-    waiting: list[threading.Event]
+    waiting: list[threading.Lock]
 
     @property
     def ended(self) -> bool: ...
@@ -58,7 +58,7 @@ class ReplyReader(Generic[Got]):
         self._connection: AnyConnection[Any, Got] | None = None
         self._receiving: int | None = None  # the receiving thread
         self.called_later: list[Callable[[], Any]] = []
-        self._turns: dict[int, threading.Event] = {}  # by waiting thread
+        self._turns: dict[int, threading.Lock] = {}  # by waiting thread
         self._watched = _WatchedCalls()
 
     def use(self, connection: AnyConnection[Any, Got] | None) -> None:
@@ -81,7 +81,9 @@ class ReplyReader(Generic[Got]):
                     if connection is not None:
                         self._receiving = thread
                     else:
-                        turn = self._turns[thread] = threading.Event()
+                        turn = threading.Lock()
+                        turn.acquire()
+                        self._turns[thread] = turn
                         until.waiting.append(turn)
                 if connection is not None:
                     self._receive(connection, until, end_s)
@@ -100,7 +102,7 @@ class ReplyReader(Generic[Got]):
             if self._receiving == thread:
                 self._receiving = None
             turn = self._turns.pop(thread, None)
-            if turn in until.waiting:
+            if turn is not None and turn in until.waiting:
                 until.waiting.remove(turn)
             self._pass_on()
 
@@ -146,20 +148,20 @@ class ReplyReader(Generic[Got]):
             except Exception:  # noqa: BLE001 - the error is that callback's; the others are called too
                 _log.exception("a callback of a kaas.Future raised")
 
-    def _await_turn(self, turn: threading.Event, until: AwaitedReply, end_s: float | None) -> bool:
+    def _await_turn(self, turn: threading.Lock, until: AwaitedReply, end_s: float | None) -> bool:
         """Wait for the turn to receive; return True if there is time left. A turn not taken goes to the next thread."""
-        turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
+        came = turn.acquire(timeout=-1 if end_s is None else min(max(0.0, end_s - monotonic()), threading.TIMEOUT_MAX))
         time_left = end_s is None or monotonic() < end_s
         with self.lock:
             del self._turns[threading.get_ident()]
             until.waiting.remove(turn)
-            if not (time_left and turn.is_set()):
+            if not (time_left and came):
                 self._pass_on()
         return time_left
 
     def _pass_on(self) -> None:
         if self._turns and self._receiving is None and self._connection is not None:
-            next(iter(self._turns.values())).set()
+            _release(next(iter(self._turns.values())))
 
     def wake(self) -> None:
         """Let the receiving thread look: a call has ended in another way."""
@@ -213,7 +215,7 @@ class _WatchedCalls:
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
-        self.waiting: list[threading.Event] = []
+        self.waiting: list[threading.Lock] = []
         self.some = threading.Event()
         self.closed = False
         self.thread: threading.Thread | None = None
@@ -225,11 +227,16 @@ class _WatchedCalls:
     def let_go(self) -> None:
         """Let the thread wait for a turn, which may never come."""
         for turn in self.waiting:
-            turn.set()
+            _release(turn)
+
+
+def _release(turn: threading.Lock) -> None:
+    if turn.locked():
+        turn.release()
 
 
 class _Never:
     ended = False
 
     def __init__(self) -> None:
-        self.waiting: list[threading.Event] = []
+        self.waiting: list[threading.Lock] = []
