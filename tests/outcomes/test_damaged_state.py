@@ -16,8 +16,10 @@ import kaas
 from kaas.errors import KaasError
 from kaas.server.state.mending import MENDED, damage
 from kaas.server.state.state_folder import CLIENTS
+from kaas.server.state.wal import WAL
 from kaas.server.usage.metering import Meter
-from kaas.server.usage.usage_file import NAME, SEGMENT
+from kaas.server.usage.usage import FlowUsage
+from kaas.server.usage.usage_file import NAME, SEGMENT, Changes, UsageFile
 from kaas.wire import protocol
 from tests.api.conftest import add_task
 from tests.server.conftest import Serve
@@ -125,6 +127,46 @@ def test_a_file_that_is_missing(folder: Path) -> None:
     assert (values, functions) == (0, 0)
     assert stories
     assert aside
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+async def killed(folder: Path, to: Path) -> None:
+    """Write the data of a client, and copy it as a killed server leaves it."""
+    async with Had(folder) as had:
+        for name, value in VALUES.items():
+            await had.put("ada", name, value)
+        shutil.copytree(folder, to)
+
+
+@pytest.mark.parametrize("at", [20, 200, PAGE + 2000, -PAGE + 10])
+def test_a_flipped_bit_in_the_log_of_a_killed_server(tmp_path: Path, at: int) -> None:
+    asyncio.run(killed(tmp_path / "made", folder := tmp_path / "state"))
+    uploads = {path.name for path in (folder / "contents").glob("*/*")}
+    flip(folder / (CLIENTS + WAL), at % (folder / (CLIENTS + WAL)).stat().st_size)
+    values, _, stories, aside = serve_twice(folder)
+    assert values >= 11  # but for one page, all of them
+    assert stories
+    kept = {path.name for path in (folder / "contents").glob("*/*")}
+    assert all(name in kept or any(name in each for each in aside) for name in uploads)  # nothing is thrown away
+
+
+def test_an_upload_that_had_just_begun_leaves_nothing(tmp_path: Path) -> None:
+    async def restart_scenario() -> None:
+        async with Had(tmp_path) as had:
+            await had.uploads.offer("ada", protocol.Upload(1, "0" * 64, 1 << 20, "value"))
+            part = had.uploads.blobs.find("ada", "0" * 64).part  # type: ignore[union-attr]
+            part.touch()
+        async with Had(tmp_path) as had:
+            assert had.uploads.blobs.find("ada", "0" * 64) is None
+            assert not part.exists()
+            assert not had.state.damaged
+
+    asyncio.run(restart_scenario())
 
 
 def test_an_interrupted_repair_is_done_after_a_restart(folder: Path) -> None:
@@ -245,6 +287,25 @@ def test_stray_files_next_to_the_journal_change_no_usage(tmp_path: Path) -> None
     (tmp_path / "made" / f"{SEGMENT}bak").write_text("an operator's copy")
     (tmp_path / "made" / f"{SEGMENT}7").mkdir()
     assert asyncio.run(usage(tmp_path / "made"))[0] == 600
+
+
+def test_a_flipped_bit_in_the_log_of_the_usage_of_a_killed_server(tmp_path: Path) -> None:
+    asyncio.run(killed_usage(tmp_path / "made", folder := tmp_path / "state"))
+    flip(folder / (NAME + WAL), 200)
+    requests, stories = asyncio.run(usage(folder))
+    assert stories
+    assert requests == 40
+
+
+async def killed_usage(folder: Path, to: Path) -> None:
+    """Charge 40 requests and write them into the file, and copy it as a killed server leaves it."""
+    file = UsageFile(folder)
+    file.open()
+    for number in range(1, 41):
+        flow = FlowUsage("ada", "f", number, {"succeeded": number}, 0, 0, 0, 0, 0)
+        file.apply(Changes(number, [flow]))
+    shutil.copytree(folder, to)
+    file.close()
 
 
 # --- a server

@@ -126,7 +126,7 @@ class BlobStore:
         self._clients: dict[str, _ClientBlobs] = {}
 
     def open(self) -> None:
-        """Load the uploads of earlier epochs. Damaged ones are set aside; files without an entry are removed."""
+        """Load the uploads of earlier epochs. Damaged ones, and files without an entry, are set aside."""
         set_aside = self._state.set_aside
         known: set[Path] = set()
         for row in self._state.read(KIND, _decode):
@@ -140,24 +140,21 @@ class BlobStore:
             if content.complete or content.have > 0:
                 known.add(content.path if content.complete else content.part)
                 self._add(content)
-            else:
+            else:  # the server ended when the upload began, or while it was removed
+                content.part.unlink(missing_ok=True)
                 self._state.remove(KIND, row.client, row.hash)
         for folder in (self._state.folder / CONTENTS).glob("*"):
             self._tidy(folder, known)
 
     def _tidy(self, folder: Path, known: Set[Path]) -> None:
-        """Remove files without an entry. In a damaged state set them aside: a lost entry may have used them."""
+        """Set files without an entry aside: an entry is written before its file and removed after it, so it is lost."""
         set_aside = self._state.set_aside
         if folder.is_symlink() or not folder.is_dir():
             set_aside.file(folder, "it is no folder of a client's")
             return
         for path in set(folder.iterdir()) - known:
-            if not _OWN.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-                set_aside.file(path, "it is no client's upload")
-            elif self._state.damaged:
-                set_aside.file(path, "nothing that is left of the state refers to it")
-            else:
-                path.unlink()
+            own = _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+            set_aside.file(path, "its entry is lost" if own else "it is no client's upload")
 
     def damaged(self, content: Blob, why: str) -> None:
         """Set the file of a damaged upload aside, so that it can be uploaded again.

@@ -10,8 +10,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kaas.server.state.set_aside import SetAside
+from kaas.server.state.wal import SHARED, WAL, mend_log
 
-WAL, SHARED = "-wal", "-shm"
 BUILDING, MENDED = ".building", ".mended"
 """Suffixes of a new file until it has all its rows, and then until the damaged file has been set aside."""
 MOST_TRIED = 1 << 20
@@ -39,6 +39,7 @@ def mend(path: Path, schema: str, tables: Sequence[str], set_aside: SetAside) ->
         os.replace(mended, path)
         return True
     _remove(building)
+    mend_log(path, set_aside)
     why = damage(path)
     if not why:
         return False
@@ -84,7 +85,7 @@ def _save(path: Path, building: Path, schema: str, tables: Sequence[str]) -> int
     os.close(os.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(building, isolation_level=None)) as new:
         new.executescript(schema)
-        with _readable(path, schema) as old:
+        with _readable(path, schema, tables) as old:
             new.execute("BEGIN")
             for table in tables:
                 for row in _rows(old, table):
@@ -100,14 +101,15 @@ def _copy_of(path: Path) -> Path:
     return path.with_name(path.name + ".copy")
 
 
-def _readable(path: Path, schema: str) -> closing[sqlite3.Connection]:
-    """Open a copy of a damaged file. Its first page, without which no row can be read, is replaced if it is damaged:
-    all other pages hold only rows."""
+def _readable(path: Path, schema: str, tables: Sequence[str]) -> closing[sqlite3.Connection]:
+    """Open a copy of a damaged file. Its first page, without which no row can be read, is replaced if it does not lead
+    to all tables: all other pages hold only rows."""
     copy = _copy_of(path)
     _copy(path, copy)
     connection = sqlite3.connect(copy, isolation_level=None)
     try:
-        connection.execute("SELECT name FROM sqlite_master").fetchall()
+        for table in tables:
+            connection.execute(f"SELECT * FROM {table} LIMIT 0")
     except sqlite3.DatabaseError:
         connection.close()
         _copy(path, copy)

@@ -20,6 +20,7 @@ from kaas.server.clients.allow import HASH
 from kaas.server.state import blob_store, client_functions, durable_replies, object_store
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.state.wal import WAL, log_damage
 from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, names_segment, read_usage
 
 KINDS: dict[str, Any] = {
@@ -84,7 +85,9 @@ def _read_only(path: Path) -> closing[sqlite3.Connection]:
 
 
 def _whole(path: Path, findings: list[Finding]) -> bool:
-    """Return True if SQLite finds no damage in a file."""
+    """Return True if SQLite finds no damage in a file. Its log is read twice: a server may write it meanwhile."""
+    if log_damage(path) and (found := log_damage(path)):
+        findings.append(Finding(path.name + WAL, found))
     try:
         with _read_only(path) as connection:
             rows = [str(row) for (row,) in connection.execute("PRAGMA integrity_check(10)")]
