@@ -17,9 +17,10 @@ from kaas.errors import KaasError
 from kaas.server.state.mending import MENDED, damage
 from kaas.server.state.state_folder import CLIENTS
 from kaas.server.state.wal import WAL
+from kaas.server.usage.journal import SEGMENT
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage import FlowUsage
-from kaas.server.usage.usage_file import NAME, SEGMENT, Changes, UsageFile
+from kaas.server.usage.usage_file import NAME, Changes, UsageFile
 from kaas.wire import protocol
 from tests.api.conftest import add_task
 from tests.server.conftest import Serve

@@ -15,8 +15,8 @@ import kaas
 from kaas.errors import KaasError
 from kaas.server.state import reserve
 from kaas.server.state.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
+from kaas.server.usage.journal import Journal
 from kaas.server.usage.metering import Meter
-from kaas.server.usage.usage_file import Journal
 from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
 from tests.server.servers import WIDTH, Server, scaled
 from tests.server.state.states import Had

@@ -15,7 +15,8 @@ import kaas
 from kaas.cli.main import app
 from kaas.errors import KaasError
 from kaas.server.state.state_folder import CLIENTS
-from kaas.server.usage.usage_file import NAME, SEGMENT
+from kaas.server.usage.journal import SEGMENT
+from kaas.server.usage.usage_file import NAME
 from tests.api.conftest import add_task
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, scaled

@@ -21,7 +21,8 @@ from kaas.server.state import blob_store, client_functions, durable_replies, obj
 from kaas.server.state.set_aside import FOLDER, STORY
 from kaas.server.state.state_folder import CLIENTS, CONTENTS, digest_of, unsealed
 from kaas.server.state.wal import WAL, log_damage
-from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, names_segment, read_usage
+from kaas.server.usage.journal import SEGMENT, Gap, charges, names_segment
+from kaas.server.usage.usage_file import NAME, read_usage
 
 KINDS: dict[str, Any] = {
     blob_store.KIND: blob_store.BlobRow,

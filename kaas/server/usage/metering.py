@@ -21,10 +21,11 @@ from pathlib import Path
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.server.state.reserve import Reserve, is_full
+from kaas.server.usage.journal import Journal
 from kaas.server.usage.quotas import Allowance, Quotas
 from kaas.server.usage.stored_bytes import StoredBytes, StoredKind
 from kaas.server.usage.usage import ASK_AGAIN, Charge, Totals, Usage
-from kaas.server.usage.usage_file import Changes, Journal, UsageFile
+from kaas.server.usage.usage_file import Changes, UsageFile
 from kaas.wire.specs import RunRecord
 
 WRITE_EVERY_S = 1.0

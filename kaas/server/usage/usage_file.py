@@ -8,36 +8,26 @@ once, wherever the process ends: a segment whose number is in the file is not re
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import sqlite3
-import struct
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from kaas.errors import UsageUnavailable
 from kaas.server.state.mending import mend
 from kaas.server.state.set_aside import SetAside
+from kaas.server.usage.journal import MODE, SEGMENT, Gap, charges, names_segment, segments
 from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByClient, Totals, Usage
 
 NAME = "usage.sqlite"
-SEGMENT = "usage.journal."
-MOST_SEGMENTS = 1 << 62
-"""No segment has this number or a larger one: a server begins one in a second, and SQLite keeps numbers below 2**63."""
 READS = 5
 """The most attempts of another process to read files that the server changes meanwhile."""
-MODE = 0o600
-_HEAD = struct.Struct("<II")
-"""Precedes each charge in the journal: its length and its checksum."""
-LONGEST_CHARGE_BYTES = 64 << 10
-"""A charge has names and a key, each of bounded length, and seven numbers."""
 TABLES = ("folded", "flows", "holdings", "keys", "recent")
 
 _SCHEMA = """
@@ -56,93 +46,9 @@ CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT);
 
 T = TypeVar("T")
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Charge).decode
 _seconds = msgspec.json.Decoder(list[tuple[int, int]]).decode
 _outcomes = msgspec.json.Decoder(dict[str, int]).decode
 _json = msgspec.json.Encoder(order="deterministic").encode
-
-
-class Gap(NamedTuple):
-    """A damaged part of a segment."""
-
-    begin: int
-    end: int
-
-
-class Journal:
-    """The newest segment, to which charges are added."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        """Make the file of the segment.
-
-        Raises:
-            OSError
-        """
-        self.path = folder / f"{SEGMENT}{number}"
-        self.number = number
-        self.size_bytes = 0
-        self.torn = False
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, MODE)
-
-    def write(self, charge: Charge) -> None:
-        """Append a charge.
-
-        Raises:
-            OSError: the charge is not in the file; a full disk is reported too if only a part of the charge fits. While
-                `torn`, later charges would be lost as well.
-        """
-        payload = _encode(charge)
-        data = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        try:
-            written = os.write(self._fd, data)
-            if written != len(data):
-                reason = f"{os.strerror(errno.ENOSPC)} after {written} of {len(data)} bytes"
-                raise OSError(errno.ENOSPC, reason, str(self.path))
-        except OSError:
-            self.torn = True
-            os.ftruncate(self._fd, self.size_bytes)
-            self.torn = False
-            raise
-        self.size_bytes += written
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-
-def charges(segment: bytes) -> Iterator[Charge | Gap]:
-    """Yield the charges of a segment, and the damaged parts between them. A charge that is cut off at the end never had
-    a reply."""
-    at = 0
-    while at + _HEAD.size <= len(segment):
-        charge, end = _charge_at(segment, at)
-        if charge is None:
-            found = next((place for place in range(at + 1, len(segment)) if _charge_at(segment, place)[0]), None)
-            if found is None:
-                return
-            yield Gap(at, found)
-            at = found
-        else:
-            yield charge
-            at = end
-
-
-def _charge_at(segment: bytes, at: int) -> tuple[Charge | None, int]:
-    """Return the charge at a place, and the place of the next one."""
-    if at + _HEAD.size > len(segment):
-        return None, at
-    size, checksum = _HEAD.unpack_from(segment, at)
-    end = at + _HEAD.size + size
-    if not 0 < size <= LONGEST_CHARGE_BYTES or end > len(segment):
-        return None, at
-    payload = segment[at + _HEAD.size : end]
-    if zlib.crc32(payload) != checksum:
-        return None, at
-    try:
-        return _decode(payload), end
-    except msgspec.MsgspecError:
-        return None, at
 
 
 TAKEN = "another server has it"
@@ -245,7 +151,7 @@ class UsageFile:
             connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
-        for number, path in _segments(self._folder):
+        for number, path in segments(self._folder):
             if number <= changes.segment:
                 path.unlink()
 
@@ -292,7 +198,7 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
     Raises:
         sqlite3.Error, OSError
     """
-    segments = _segments(folder)  # first: a segment that is deleted later is in the file, or missing below
+    made = segments(folder)  # first: a segment that is deleted later is in the file, or missing below
     rows = _TableRows(connection)
     connection.execute("BEGIN")  # one consistent view
     try:
@@ -307,7 +213,7 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
         recent = dict(rows.read("recent", lambda row: (_text(row[0]), _seconds(row[1]))))
     finally:
         connection.execute("COMMIT")
-    unfolded = [(number, path) for number, path in segments if number > segment]
+    unfolded = [(number, path) for number, path in made if number > segment]
     journal: list[Charge] = []
     for _, path in unfolded:
         for found in charges(path.read_bytes()):
@@ -315,7 +221,7 @@ def _kept(connection: sqlite3.Connection, folder: Path) -> KeptUsage:
                 rows.damaged.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
             else:
                 journal.append(found)
-    newest = max([segment, *(number for number, _ in segments)])
+    newest = max([segment, *(number for number, _ in made)])
     held = [KeptByClient(*each) for each in holdings]
     return KeptUsage(totals, held, recent, journal, newest, rows.damaged)
 
@@ -358,17 +264,6 @@ def _key(row: Sequence[Any]) -> tuple[str, str]:
 
 def _text(value: Any) -> str:
     return msgspec.convert(value, str)
-
-
-def _segments(folder: Path) -> list[tuple[int, Path]]:
-    found = [path for path in folder.glob(SEGMENT + "*") if names_segment(path) and path.is_file()]
-    return sorted((int(path.name.removeprefix(SEGMENT)), path) for path in found)
-
-
-def names_segment(path: Path) -> bool:
-    """Return True if a path is that of a segment of the journal."""
-    number = path.name.removeprefix(SEGMENT)
-    return number.isascii() and number.isdigit() and int(number) < MOST_SEGMENTS
 
 
 def read_usage(folder: Path) -> Usage:

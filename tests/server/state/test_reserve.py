@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kaas.server.state.reserve import Reserve
+from kaas.server.usage.journal import Journal
 from kaas.server.usage.usage import Charge
-from kaas.server.usage.usage_file import Journal
 
 CHARGE = Charge("alice", "double", "key", "succeeded", 1, 2, 3, 4, 5)
 

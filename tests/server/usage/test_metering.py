@@ -23,10 +23,11 @@ from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.executor.cache.tiers import TierUse
 from kaas.pool.observing.ledger import OTHERS
 from kaas.server.usage import usage, usage_file
+from kaas.server.usage.journal import SEGMENT, Gap, Journal, charges
 from kaas.server.usage.metering import Meter
 from kaas.server.usage.quotas import Quotas
 from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, KeptByClient, Usage
-from kaas.server.usage.usage_file import SEGMENT, Gap, Journal, charges, read_usage
+from kaas.server.usage.usage_file import read_usage
 from kaas.wire.specs import RunRecord
 from tests.lanes import spread
 from tests.timeouts import TIMEOUT_S
