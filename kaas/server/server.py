@@ -153,9 +153,7 @@ class Server:
             # a scrape in progress needs this loop
             closing.push_async_callback(loop.run_in_executor, None, metrics.close)
         self._meter.open()  # first: it fails if another server uses this folder
-        closing.callback(self._meter.reserve.close)
         closing.push_async_callback(self._meter.close)
-        self._meter.reserve.open()
         await self._steps.open()
         closing.callback(self._stores.close)
         await self._stores.open()

@@ -15,6 +15,7 @@ import pytest
 import kaas
 from kaas.errors import KaasError
 from kaas.server.state.mending import MENDED, damage
+from kaas.server.state.reserve import Reserve
 from kaas.server.state.state_folder import CLIENTS
 from kaas.server.state.wal import WAL
 from kaas.server.usage.journal import SEGMENT
@@ -300,7 +301,7 @@ def test_a_flipped_bit_in_the_log_of_the_usage_of_a_killed_server(tmp_path: Path
 
 async def killed_usage(folder: Path, to: Path) -> None:
     """Charge 40 requests and write them into the file, and copy it as a killed server leaves it."""
-    file = UsageFile(folder)
+    file = UsageFile(folder, Reserve(folder))
     file.open()
     for number in range(1, 41):
         flow = FlowUsage("ada", "f", number, {"succeeded": number}, 0, 0, 0, 0, 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import KaasError
+from kaas.errors import KaasError, UsageUnavailable
 from kaas.server.state import reserve
 from kaas.server.state.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
-from kaas.server.usage.journal import Journal
+from kaas.server.state.state_folder import State
+from kaas.server.usage import usage_file
+from kaas.server.usage.journal import SEGMENT, Journal
 from kaas.server.usage.metering import Meter
+from kaas.store import SqliteStore
 from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
 from tests.server.servers import WIDTH, Server, scaled
 from tests.server.state.states import Had
@@ -68,6 +73,7 @@ def test_a_server_with_a_full_disk_still_serves_and_charges(tmp_path: Path) -> N
             alice.put("small", ONES)
             assert bob.call("f", {"x": ONES}).result()[0] == 2
             assert sum(flow["requests"] for flow in bob.usage()["flows"]) == charged + 1
+            fill(seen / "another programs")
         server.terminate()
         assert server.wait() == 0
     finally:
@@ -107,6 +113,14 @@ def test_a_reserve_is_smaller_on_a_disk_without_room_for_all_of_it(
     kept.close()
 
 
+def in_loop(test: Callable[..., Any]) -> Callable[..., Any]:
+    def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asyncio.run(test(tmp_path, monkeypatch))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
 def test_charges_are_written_in_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(charge_on_a_full_disk(tmp_path, monkeypatch))
 
@@ -114,7 +128,6 @@ def test_charges_are_written_in_the_reserve(tmp_path: Path, monkeypatch: pytest.
 async def charge_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(tmp_path)
     meter.open()
-    meter.reserve.open()
     write = Journal.write
 
     def limited(journal: Journal, charge: Any) -> None:
@@ -137,7 +150,60 @@ async def charge_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not meter.reserve.full()
     assert meter.able()  # though no request has been charged since
     await meter.close()
-    meter.reserve.close()
+
+
+@in_loop
+async def test_usage_is_opened_and_closed_in_the_reserve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter(folder)
+    write = usage_file._write
+
+    def limited(connection: sqlite3.Connection, changes: usage_file.Changes) -> None:
+        write(connection, changes)
+        if meter.reserve.held:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    monkeypatch.setattr(usage_file, "_write", limited)
+    meter.open()
+    assert meter.reserve.used
+    assert not meter.reserve.full()
+    meter.admit("a")
+    assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
+    await meter.close()
+    assert [flow.requests for flow in usage_file.read_usage(folder).flows] == [1]
+    assert not list(folder.glob(SEGMENT + "*"))
+
+
+def test_a_limit_on_the_size_of_files_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "posix_fallocate", too_large)
+    with pytest.raises(UsageUnavailable, match="File too large"):
+        Meter(tmp_path).open()
+    monkeypatch.undo()
+    meter = Meter(tmp_path)
+    meter.open()  # the lock was given back
+    asyncio.run(meter.close())
+
+
+def test_clients_state_is_opened_in_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Reserve(tmp_path)
+    room.open()
+    open_file = SqliteStore.open
+
+    def limited(store: SqliteStore) -> None:
+        if room.held:
+            no_room()
+        open_file(store)
+
+    monkeypatch.setattr(SqliteStore, "open", limited)
+    state = State(tmp_path, room)
+    state.open()
+    state.put("kind", "ada", "x", b"x")
+    state.close()
+    room.close()
 
 
 def test_an_upload_that_finds_the_disk_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class State:
                 raise InvalidConfig(f"{self.folder} is open to other users", field="state")
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._open_store()
+            self.reserve.with_room(self._open_store)
         except BlockingIOError as error:
             self.close()
             raise InvalidConfig(f"another server uses {self.folder}", field="state") from error

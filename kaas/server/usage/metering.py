@@ -20,7 +20,7 @@ from math import floor
 from pathlib import Path
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
-from kaas.server.state.reserve import Reserve, is_full
+from kaas.server.state.reserve import Reserve
 from kaas.server.usage.journal import Journal
 from kaas.server.usage.quotas import Allowance, Quotas
 from kaas.server.usage.stored_bytes import StoredBytes, StoredKind
@@ -51,11 +51,11 @@ class Meter:
         self._clock = clock
         self._wall = wall
         self._wall_offset_s = 0.0
-        self._file = UsageFile(folder)
+        self.reserve = Reserve(folder)
+        """Room on the disk, from `open` to `close`."""
+        self._file = UsageFile(folder, self.reserve)
         self.set_aside = self._file.set_aside
         """Damaged parts of earlier epochs."""
-        self.reserve = Reserve(folder)
-        """Room on the disk. The server opens it."""
         self.unable = ""
         """Why requests cannot be charged; "" if they can."""
         self._journal: Journal | None = None
@@ -357,8 +357,6 @@ class Meter:
             _log.info("usage reaches its SQLite file again", extra={"path": str(self._folder)})
         self.trouble = trouble
         if error is not None:
-            if is_full(error):
-                self.reserve.release()
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
             self._new_keys = dict.fromkeys(changes.keys) | self._new_keys
             self._old_keys |= changes.old_keys

@@ -21,6 +21,7 @@ import msgspec
 
 from kaas.errors import UsageUnavailable
 from kaas.server.state.mending import mend
+from kaas.server.state.reserve import Reserve
 from kaas.server.state.set_aside import SetAside
 from kaas.server.usage.journal import MODE, SEGMENT, Gap, charges, names_segment, segments
 from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, KeptByClient, Totals, Usage
@@ -97,8 +98,9 @@ class UsageFile:
         set_aside: damaged parts.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, reserve: Reserve) -> None:
+        """reserve: room on the disk, which is opened and closed with the file."""
+        self._folder, self._reserve = folder, reserve
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
         self.set_aside = SetAside(folder)
@@ -115,18 +117,10 @@ class UsageFile:
             lost = lock.exists() and not (path.exists() and path.stat().st_size)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, MODE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not mend(path, _SCHEMA, TABLES, self.set_aside) and lost:
+            self._reserve.open()
+            kept, mended = self._reserve.with_room(lambda: self._load(path))
+            if lost and not mended:
                 self.set_aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
-            for stray in self._folder.glob(SEGMENT + "*"):
-                if not (names_segment(stray) and stray.is_file()):
-                    self.set_aside.file(stray, "it is no part of the journal")
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let other users read it
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._connection = connection
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # because the segment is deleted then
-            connection.executescript(_SCHEMA)
-            kept = _kept(connection, self._folder)
             for story in kept.damaged:
                 self.set_aside.story(story)
             return kept
@@ -136,21 +130,43 @@ class UsageFile:
             message = f"the usage of clients cannot be kept in {self._folder}: {reason}"
             raise UsageUnavailable(message, path=str(self._folder), reason=reason) from error
 
-    def apply(self, changes: Changes) -> None:
-        """Write all changes, or none; then delete the journal up to their segment.
+    def _load(self, path: Path) -> tuple[KeptUsage, bool]:
+        """Open the file. Return the usage so far, and True if a damaged file was set aside.
 
         Raises:
             sqlite3.Error, OSError
         """
+        mended = mend(path, _SCHEMA, TABLES, self.set_aside)
+        for stray in self._folder.glob(SEGMENT + "*"):
+            if not (names_segment(stray) and stray.is_file()):
+                self.set_aside.file(stray, "it is no part of the journal")
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let other users read it
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # because the segment is deleted then
+        connection.executescript(_SCHEMA)
+        return _kept(connection, self._folder), mended
+
+    def apply(self, changes: Changes) -> None:
+        """Write all changes, or none; then delete the journal up to their segment. A full disk has room in the reserve.
+
+        Raises:
+            sqlite3.Error, OSError
+        """
+        self._reserve.with_room(lambda: self._apply(changes))
+
+    def _apply(self, changes: Changes) -> None:
         assert self._connection is not None, "open comes first"
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
             _write(connection, changes)
+            connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # a full disk has ended it
+                connection.execute("ROLLBACK")
             raise
-        connection.execute("COMMIT")
         for number, path in segments(self._folder):
             if number <= changes.segment:
                 path.unlink()
@@ -160,6 +176,7 @@ class UsageFile:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._reserve.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
