@@ -472,6 +472,16 @@ class QuotaExceeded(KaasError):
     retry_s: float
 
 
+class StateUnavailable(KaasError):
+    """A server's disk is full, or its files of clients' data cannot be written for another reason.
+
+    Fields:
+        retry_s: the seconds after which it may be tried again; absent if the operator must make room first.
+    """
+
+    retry_s: float
+
+
 class UsageUnavailable(KaasError):
     """The file of clients' usage at `path` cannot be read, or cannot be written; then no request is served either."""
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, StateUnavailable, UsageUnavailable
 from kaas.ktask.request import check_deadline
 from kaas.pool.core.requests import Request
 from kaas.pool.executors.transport import WorkerCall
@@ -33,6 +33,10 @@ from kaas.wire.trace_context import continued
 
 SUCCEEDED = "succeeded"
 CANCELLED = "all callers of the request have cancelled it"
+UNWRITTEN = (StateUnavailable, UsageUnavailable)
+"""Errors that pass once the server can write again."""
+WRITE_AGAIN_S = 1.0
+"""Seconds after which a request with such an error may be sent again."""
 BEFORE, AFTER = "before", "after"
 """Names of the stages of steps."""
 
@@ -367,3 +371,6 @@ class Invocations:
 
 def _fail(run: ClientRun, error: Exception) -> None:
     run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)
+    if isinstance(error, UNWRITTEN):  # an eTask is not run again, because it may have had an effect
+        pure = run.remote is None or run.remote.etask is None
+        run.failure = msgspec.structs.replace(run.failure, retry_s=WRITE_AGAIN_S if pure else None)

@@ -21,6 +21,7 @@ from kaas.errors import (
     Quarantined,
     QueueFull,
     ResultLost,
+    StateUnavailable,
     StepFailed,
     UsageUnavailable,
 )
@@ -42,6 +43,7 @@ FOREIGN_ERRORS = (
     PolicyError,
     Quarantined,
     ResultLost,
+    StateUnavailable,
     StepFailed,
     UsageUnavailable,
 )

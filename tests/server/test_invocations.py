@@ -4,15 +4,18 @@ ran, and no key leads to another's answer."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from kaas.errors import DeviceUnavailable, UnknownObject
+from kaas.errors import DeviceUnavailable, StateUnavailable, UnknownObject
 from kaas.pool.core.requests import Request, RequestState
 from kaas.pool.executors.transport import WorkerCall
 from kaas.pool.immediate_future import ImmediateFuture
@@ -23,6 +26,7 @@ from kaas.server.session_manager import KeptLimits, SessionManager
 from kaas.server.sessions import FAILURE_BYTES
 from kaas.server.state.durable_replies import ANSWERS
 from kaas.server.state.object_store import NewObject
+from kaas.server.usage.journal import Journal
 from kaas.server.usage.metering import Meter
 from kaas.wire import protocol
 from kaas.wire.specs import RunRecord
@@ -57,7 +61,7 @@ class FakeServer:
 
     Fields:
         requests: submitted to the pool. held: those in flight after their reply. stored: new objects by name.
-        answers: keys of durable replies. disk: set while outputs are stored at once.
+        answers: keys of durable replies. disk: set while outputs are stored at once. disk_error: instead of storing.
     """
 
     def __init__(self, meter: Meter, keeping: KeptLimits) -> None:
@@ -65,6 +69,7 @@ class FakeServer:
         self.held: list[Request] = []
         self.stored: dict[str, NewObject] = {}
         self.answers: set[str] = set()
+        self.disk_error: Exception | None = None
         self.disk = asyncio.Event()
         self.disk.set()
         self.meter = meter
@@ -88,6 +93,8 @@ class FakeServer:
 
     async def _store(self, _: str, named: Sequence[NewObject], entries: Mapping[str, Mapping[str, bytes]]) -> None:
         await self.disk.wait()
+        if self.disk_error is not None:
+            raise self.disk_error
         self.stored |= {each.name: each for each in named}
         self.answers |= entries.get(ANSWERS, {}).keys()
 
@@ -133,6 +140,55 @@ def test_a_request_that_succeeds_as_its_device_is_lost_is_stored_and_charged(tmp
         assert program.answers() == [(protocol.Result(1), [])]
         assert server.stored["there"].value == VALUE
         assert server.charged() == [(1, 250_000_000, {"succeeded": 1})]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("etask", [False, True])
+def test_an_error_of_a_full_disk_is_not_remembered(tmp_path: Path, etask: bool) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        message = protocol.Invoke(1, "f", store={"y": "there"}, key="k")
+        server.deliver(program, message)
+        server.disk_error = StateUnavailable("the server's disk is full")
+        if etask:
+            cast(Any, server.manager.clients["alice"].runs["k"].remote).etask = object()
+        server.ran(server.requests[0])
+        await settle()
+        server.disk_error = None
+        server.deliver(program, msgspec.structs.replace(message, number=2))
+        (failure, _), *others = program.answers()
+        assert isinstance(failure, protocol.Failure)
+        assert failure.error == "StateUnavailable"
+        if etask:  # it may have had an effect
+            assert failure.retry_s is None
+            assert [answer.error for answer, _ in others if isinstance(answer, protocol.Failure)] == [failure.error]
+            return
+        assert failure.retry_s is not None
+        server.ran(server.requests[1])
+        await settle()
+        assert program.answers()[1:] == [(protocol.Result(2), [])]
+        assert server.stored["there"].value == VALUE
+
+    play(tmp_path, scenario)
+
+
+def test_an_error_of_unwritten_usage_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.deliver(program, protocol.Invoke(1, "f", key="k"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "write", no_room)
+            server.ran(server.requests[0])
+        server.deliver(program, protocol.Invoke(2, "f", key="k"))
+        server.ran(server.requests[1])
+        (failure, _), result = program.answers()
+        assert isinstance(failure, protocol.Failure)
+        assert (failure.error, failure.retry_s is None) == ("UsageUnavailable", False)
+        assert result == (protocol.Result(2, ("y",)), [VALUE])
 
     play(tmp_path, scenario)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
+from kaas.errors import InvalidRequest, MissingContent, QueueFull, StateUnavailable, WrongContent
 from kaas.ktask.library import Library
 from kaas.server.clients.allow import HASH, Allowed
 from kaas.server.state.blob_store import KINDS, LIBRARY, Blob, BlobStore, Changed, LimitsOf, no_paths
@@ -136,7 +136,7 @@ class Uploads:
         at_once = len(data) <= AT_ONCE_BYTES and content.nbytes <= AT_ONCE_BYTES
         if self.blobs.full():
             self.blobs.remove(content)
-            raise KaasError("the server's disk is full")
+            raise StateUnavailable("the server's disk is full")
         try:
             if at_once:
                 _write(content, data)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kaas.errors import KaasError, QuotaExceeded
+from kaas.errors import QuotaExceeded, StateUnavailable
 from kaas.server.state.state_folder import CONTENTS, State
 
 LIBRARY, VALUE = "library", "value"
@@ -193,14 +193,14 @@ class BlobStore:
         """Begin a new, empty upload. Unused uploads may be removed for it.
 
         Raises:
-            QuotaExceeded, KaasError
+            QuotaExceeded, StateUnavailable
         """
         content = self._content(client, sha256, nbytes, kind, signature)
         self.make_room(client, kind, content.counted_bytes, 1)
         with no_paths():
             content.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._state.reserve.full():
-            raise KaasError("the server's disk is full")
+            raise StateUnavailable("the server's disk is full")
         self.keep(content)
         self._add(content)
         return content
@@ -238,7 +238,7 @@ class BlobStore:
         """Remove all uploads of a client.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         known = self._clients.get(client)
         for content in list(known.blobs.values()) if known is not None else ():
@@ -325,14 +325,14 @@ def too_many(client: str, what: str, limit: int, used: int) -> QuotaExceeded:
 
 
 class no_paths:  # noqa: N801 - used as a statement
-    """A context that raises an OSError as a KaasError without paths, because clients see its text."""
+    """A context that raises an OSError as a StateUnavailable without paths, because clients see its text."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, OSError):
-            raise KaasError(f"the server could not use its disk: {error.strerror}") from None
+            raise StateUnavailable(f"the server could not use its disk: {error.strerror}") from None
 
 
 def _size(path: Path) -> int:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from kaas.errors import InvalidConfig, KaasError
+from kaas.errors import InvalidConfig, StateUnavailable
 from kaas.server.state.mending import mend
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.set_aside import SetAside
@@ -95,7 +95,7 @@ class State:
         """Return the entries of a kind, in the order of their writing. Undecodable ones are set aside.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         found = []
         for key, value in self._store.read(kind).items():
@@ -109,7 +109,7 @@ class State:
         """Set an entry aside that can be decoded, but not used.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         self._set_aside(kind, _key(client, name), entry, why)
 
@@ -123,7 +123,7 @@ class State:
         """Write an entry.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         self.put_all(client, {kind: {name: entry}})
 
@@ -131,7 +131,7 @@ class State:
         """Write entries of a client by kind and name: all of them, or none.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         with _write_errors():
             self._store.put_all(
@@ -145,7 +145,7 @@ class State:
         """Remove all entries of a client of a kind.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         begin = _key(client, "")
         with _write_errors():
@@ -155,7 +155,7 @@ class State:
         """Remove an entry.
 
         Raises:
-            KaasError
+            StateUnavailable
         """
         with _write_errors():
             self._remove(kind, [_key(client, name)])
@@ -210,7 +210,7 @@ def _write_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise KaasError(f"the server could not write its state: {_words(error)}") from error
+        raise StateUnavailable(f"the server could not write its state: {_words(error)}") from error
 
 
 def _words(error: Exception) -> str:
