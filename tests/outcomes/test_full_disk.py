@@ -153,6 +153,38 @@ async def charge_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @in_loop
+async def test_a_server_that_cannot_write_for_another_reason_is_not_able(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(folder)
+    meter.open()
+    open_file = os.open
+
+    def refused(path: Any, flags: int, *more: Any) -> int:
+        if SEGMENT in str(path):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        return open_file(path, flags, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        meter.admit("a")
+        with pytest.raises(UsageUnavailable):
+            meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
+        assert not meter.able()
+        assert not meter.able()
+    assert meter.able()
+    meter.admit("a")
+    assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
+    meter.unable = "the last charge could not be written"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", no_room)
+        assert not meter.able()
+    assert meter.able()
+    await meter.close()
+    assert [flow.requests for flow in usage_file.read_usage(folder).flows] == [1]
+
+
+@in_loop
 async def test_usage_is_opened_and_closed_in_the_reserve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(folder)
     write = usage_file._write

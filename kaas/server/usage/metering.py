@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import floor
 from pathlib import Path
 
@@ -235,9 +236,11 @@ class Meter:
             raise
 
     def able(self) -> bool:
-        """Return True if the last charge could be written, or if the disk has room again since."""
+        """Return True if the last charge could be written, or if one can be written again since."""
         if self.unable and self.reserve.held:
-            self.unable = ""
+            with suppress(OSError):
+                (self._journal or self._begin()).probe()
+                self.unable = ""
         return not self.unable
 
     def delivered(self, client: str, key: str) -> None:
