@@ -319,7 +319,7 @@ class Invocations:
         except Exception as error:  # noqa: BLE001 - the error becomes the reply
             outcome = type(error).__name__
             _fail(run, error)
-        self._settle(run, request, "cancelled" if run.cancelled else outcome)
+        charged = self._settle(run, request, "cancelled" if run.cancelled else outcome)
         if run.failure is None and run.waits and (run.store or remote.etask is not None):
             run.committed = True  # other requests may read what is stored, so its reply has to be kept with it
             named = [NewObject(stored, *found[name].kept()) for name, stored in run.store.items()]
@@ -328,6 +328,8 @@ class Invocations:
             except Exception as error:  # noqa: BLE001 - the error becomes the reply
                 run.durable = False
                 _fail(run, error)
+                if charged:
+                    self._meter.failed(run.client.name, run.label, run.charge_key, outcome, type(error).__name__)
         self._tracker.end(run)
 
     def _durable_reply(self, run: ClientRun) -> dict[str, dict[str, bytes]]:
@@ -342,15 +344,16 @@ class Invocations:
 
     def _settle(
         self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object] = unanswered
-    ) -> None:
-        """Charge for a request, then call `answer`, which sends the reply."""
+    ) -> bool:
+        """Charge for a request, then call `answer`, which sends the reply. Return True if it was charged."""
         try:
             if self.closed and outcome != "cancelled":  # so is the usage: it runs again after the restart
                 raise PoolStopped(ENDED)
-            self._charge(run, request, outcome, answer)
+            return self._charge(run, request, outcome, answer)
         except (PoolStopped, UsageUnavailable) as error:  # a result without a charge is not sent
             _fail(run, error)
             answer()
+            return False
 
     def _charge_late(self, run: ClientRun, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
@@ -358,15 +361,15 @@ class Invocations:
         with suppress(UsageUnavailable):  # the reply is sent, and the meter reports the error to the next request
             self._charge(run, request, outcome, unanswered)
 
-    def _charge(self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object]) -> None:
-        """Write the charge of a request.
+    def _charge(self, run: ClientRun, request: Request, outcome: str, answer: Callable[[], object]) -> bool:
+        """Write the charge of a request. Return True if it was charged, and not known as charged before.
 
         Raises:
             UsageUnavailable
         """
         client, moved_bytes, record = run.client.name, run.moved_bytes, request.record
         nbytes = (run.input_bytes, run.nbytes, moved_bytes)
-        self._meter.ended(client, run.label, run.charge_key, outcome, *nbytes, record, answer)
+        return self._meter.ended(client, run.label, run.charge_key, outcome, *nbytes, record, answer)
 
 
 def _fail(run: ClientRun, error: Exception) -> None:

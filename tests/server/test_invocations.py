@@ -155,6 +155,7 @@ def test_an_error_of_a_full_disk_is_not_remembered(tmp_path: Path, etask: bool) 
             cast(Any, server.manager.clients["alice"].runs["k"].remote).etask = object()
         server.ran(server.requests[0])
         await settle()
+        assert server.charged() == [(0, 250_000_000, {"StateUnavailable": 1})]
         server.disk_error = None
         server.deliver(program, msgspec.structs.replace(message, number=2))
         (failure, _), *others = program.answers()
@@ -169,6 +170,7 @@ def test_an_error_of_a_full_disk_is_not_remembered(tmp_path: Path, etask: bool) 
         await settle()
         assert program.answers()[1:] == [(protocol.Result(2), [])]
         assert server.stored["there"].value == VALUE
+        assert server.charged() == [(1, 500_000_000, {"StateUnavailable": 1, "succeeded": 1})]
 
     play(tmp_path, scenario)
 

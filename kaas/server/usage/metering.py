@@ -49,8 +49,7 @@ class Meter:
     ) -> None:
         """folder: the server's state."""
         self._folder = folder
-        self._clock = clock
-        self._wall = wall
+        self._clock, self._wall = clock, wall
         self._wall_offset_s = 0.0
         self.reserve = Reserve(folder)
         """Room on the disk, from `open` to `close`."""
@@ -252,20 +251,26 @@ class Meter:
         """Note that the reply to the request charged under this key was received: another run, after the reply is
         forgotten, counts as another request."""
         self._totals.forget(client, key)
-        name = (client, key)
+        self._forget_key((client, key))
+
+    def forget_keys(self, client: str) -> None:
+        """Forget the idempotency keys of a client, because another client gets its name."""
+        for key in self._totals.forget_all(client):
+            self._forget_key((client, key))
+
+    def _forget_key(self, name: tuple[str, str]) -> None:
         if name in self._new_keys:
             del self._new_keys[name]
         else:
             self._old_keys.add(name)
 
-    def forget_keys(self, client: str) -> None:
-        """Forget the idempotency keys of a client, because another client gets its name."""
-        for key in self._totals.forget_all(client):
-            name = (client, key)
-            if name in self._new_keys:
-                del self._new_keys[name]
-            else:
-                self._old_keys.add(name)
+    def failed(self, client: str, function: str, key: str, outcome: str, other: str) -> None:
+        """Count a charged request with another outcome: it failed after its charge. Another run of it is charged."""
+        name, flow = self._totals.flow(client, function)
+        flow.change_outcome(outcome, other)
+        self._changes(name)
+        if key:
+            self.received(client, key)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """Count a request that ended without a run. admitted: True if `admit` was called for it."""
@@ -318,11 +323,7 @@ class Meter:
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Return the number of requests by client and outcome."""
-        counts: dict[tuple[str, str], int] = {}
-        for (client, _), flow in self._totals.flows.items():
-            for outcome, count in flow.outcomes.items():
-                counts[client, outcome] = counts.get((client, outcome), 0) + count
-        return counts
+        return self._totals.outcomes()
 
     # --- into the SQLite file
 

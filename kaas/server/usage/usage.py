@@ -12,7 +12,16 @@ from kaas.pool.observing.ledger import FUNCTIONS_PER_CLIENT, OTHERS
 KEYS_PER_CLIENT = 1 << 14
 """Idempotency keys that are remembered for repeats after a restart: more than a client can have open."""
 ASK_AGAIN = frozenset(
-    ("cancelled", "Cancelled", "DeviceUnavailable", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable")
+    (
+        "cancelled",
+        "Cancelled",
+        "DeviceUnavailable",
+        "PoolStopped",
+        "QueueFull",
+        "QuotaExceeded",
+        "StateUnavailable",
+        "UsageUnavailable",
+    )
 )
 """Outcomes without a charge: a repeat with the same key runs again."""
 
@@ -126,6 +135,14 @@ class FlowCounts:
         self.bytes_out += charge.bytes_out
         self.bytes_copied += charge.bytes_copied
 
+    def change_outcome(self, outcome: str, other: str) -> None:
+        """Count a request that is counted under an outcome under another one."""
+        self.requests += (other not in ASK_AGAIN) - (outcome not in ASK_AGAIN)
+        self.outcomes[outcome] -= 1
+        if not self.outcomes[outcome]:
+            del self.outcomes[outcome]
+        self.outcomes[other] = self.outcomes.get(other, 0) + 1
+
     def merge(self, other: FlowUsage) -> None:
         """Add the counts of another usage."""
         self.requests += other.requests
@@ -164,6 +181,14 @@ class Totals:
             self._functions[client] = count + 1
         found = self.flows[name] = FlowCounts()
         return name, found
+
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """Return the number of requests by client and outcome."""
+        counts: dict[tuple[str, str], int] = {}
+        for (client, _), flow in self.flows.items():
+            for outcome, count in flow.outcomes.items():
+                counts[client, outcome] = counts.get((client, outcome), 0) + count
+        return counts
 
     def charged(self, client: str, key: str) -> bool:
         """Return True if a request with this key was charged and no reply to it was sent."""
