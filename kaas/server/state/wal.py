@@ -82,6 +82,8 @@ def mend_log(path: Path, set_aside: SetAside) -> None:
         OSError
     """
     log_path = path.with_name(path.name + WAL)
+    if not log_path.exists():
+        return
     if not path.exists() or not path.stat().st_size:
         set_aside.file(log_path, "the file that it belongs to is missing or empty")
         return
