@@ -41,13 +41,14 @@ class Admin:
         administrator: Callable[[str], bool],
         drain: Callable[[str], None],
         meter: Meter,
+        gone: Callable[[], bool],
         set_aside: Sequence[SetAside] = (),
     ) -> None:
-        """administrator: returns True for an administrator. drain: starts draining, with a reason. set_aside: the
-        damaged parts of the state."""
+        """administrator: returns True for an administrator. drain: starts draining, with a reason. gone: returns True
+        if the state's files are gone. set_aside: the damaged parts of the state."""
         self.draining = self.opened = False
         self._service, self._is_administrator = service, administrator
-        self._drain, self._meter, self._set_aside = drain, meter, set_aside
+        self._drain, self._meter, self._gone, self._set_aside = drain, meter, gone, set_aside
         self._turns: dict[str | None, asyncio.Lock] = {}
         self._canary: asyncio.Task[float] | None = None
 
@@ -118,6 +119,8 @@ class Admin:
                 trouble.append(f"device {device.index} is {device.state}{why}")
         if status.broken is not None:
             trouble.append(f"its pool is broken: {without_paths(status.broken)}" if causes else "its pool is broken")
+        gone = self._gone()
+        trouble += ["the files of its state were removed or renamed"] if gone else []
         full = self._meter.reserve.full()
         trouble += ["its disk is full"] if full else []
         able = self._meter.able()
@@ -125,7 +128,7 @@ class Admin:
             trouble.append("usage cannot be written down, so that no request is answered")
         if causes and (why := self._meter.unable or self._meter.trouble):
             trouble.append(f"usage is not written down: {without_paths(why)}")
-        ready = up and able and self.opened and not self.draining and status.broken is None
+        ready = up and able and not gone and self.opened and not self.draining and status.broken is None
         return {"live": True, "ready": ready, "disk_full": full, "trouble": trouble}
 
     async def _health_by_canary(self, causes: bool) -> dict[str, Any]:

@@ -84,7 +84,12 @@ class Server:
         slow_s = settings.log.slow_request_s
         self._manager = SessionManager(service, self._stores, self._meter, steps, self._limits, keeping, slow_s)
         self._admin = self._manager.admin = Admin(
-            service, self._administrator, self.drain, self._meter, (self._meter.set_aside, self._stores.set_aside)
+            service,
+            self._administrator,
+            self.drain,
+            self._meter,
+            self._stores.gone,
+            (self._meter.set_aside, self._stores.set_aside),
         )
 
     def _limits(self, client: str) -> protocol.Limits:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import KaasError
+from kaas.errors import KaasError, StateUnavailable
 from kaas.server.state.mending import MENDED, damage
 from kaas.server.state.reserve import Reserve
 from kaas.server.state.state_folder import CLIENTS
@@ -337,3 +337,23 @@ def test_a_server_with_its_whole_state_damaged_serves(serve: Serve) -> None:
 
 def client(server: Server, name: str) -> kaas.Client:
     return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=TIMEOUT_S)
+
+
+@pytest.mark.processes
+def test_a_server_whose_state_is_renamed_is_not_ready(serve: Serve) -> None:
+    server = serve()
+    state, elsewhere = server.folder / "state", server.folder / "elsewhere"
+    with client(server, "alice") as alice:
+        assert alice.health()["ready"]
+        state.rename(elsewhere)
+        health = alice.health()
+        assert not health["ready"]
+        assert "the files of its state were removed or renamed" in health["trouble"]
+        with pytest.raises(StateUnavailable):
+            alice.put("x", np.ones(WIDTH, np.float32))
+        assert not state.exists()
+        elsewhere.rename(state)
+        assert alice.health()["ready"]
+        alice.put("x", np.ones(WIDTH, np.float32))
+    server.terminate()
+    assert server.wait() == 0

@@ -198,7 +198,8 @@ class BlobStore:
         content = self._content(client, sha256, nbytes, kind, signature)
         self.make_room(client, kind, content.counted_bytes, 1)
         with no_paths():
-            content.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (content.path.parent.parent, content.path.parent):  # the state's folder is not made again
+                folder.mkdir(mode=0o700, exist_ok=True)
         if self._state.reserve.full():
             raise StateUnavailable("the server's disk is full")
         self.keep(content)

@@ -84,6 +84,10 @@ class ClientStore:
         self.functions.close()
         self._state.close()
 
+    def gone(self) -> bool:
+        """Return True if the files of the state were removed or renamed since they were opened."""
+        return self._state.gone()
+
     def has(self, client: str) -> bool:
         """Return True if a client has uploads or functions here."""
         return self._uploads.blobs.has(client) or self.functions.has(client)

@@ -47,6 +47,7 @@ class State:
         self.set_aside = SetAside(folder)
         self._store = SqliteStore(str(folder / CLIENTS))
         self._lock = -1
+        self._opened: os.stat_result | None = None
 
     def open(self) -> None:
         """Lock the folder and open its database.
@@ -62,6 +63,7 @@ class State:
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.reserve.with_room(self._open_store)
+            self._opened = (self.folder / CLIENTS).stat()
         except BlockingIOError as error:
             self.close()
             raise InvalidConfig(f"another server uses {self.folder}", field="state") from error
@@ -75,14 +77,27 @@ class State:
         mended = mend(path, SCHEMA, TABLES, self.set_aside)
         if begins and not mended and any(folder.is_dir() for folder in (self.folder / CONTENTS).glob("*")):
             self.set_aside.story(f"{CLIENTS} is missing or empty, though clients have left something here")
+        contents = self.folder / CONTENTS
+        if contents.is_file():
+            self.set_aside.file(contents, "it is no folder")
         self._store.open()
 
     def close(self) -> None:
         """Close the database and unlock the folder."""
+        self._opened = None
         self._store.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def gone(self) -> bool:
+        """Return True if the folder, or its database, was removed or renamed since it was opened."""
+        if self._opened is None:
+            return False
+        try:
+            return not os.path.samestat(self._opened, (self.folder / CLIENTS).stat())
+        except FileNotFoundError:
+            return True
 
     @property
     def damaged(self) -> bool:
