@@ -55,8 +55,9 @@ class Store(Protocol):
 class SqliteStore:
     """A Store in one file, which `open` makes if there is none. Stores of the same file are equal."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, locked_s: float = 5.0) -> None:
+        """locked_s: how long a change waits while another process locks the file."""
+        self.path, self.locked_s = path, locked_s
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
@@ -72,6 +73,7 @@ class SqliteStore:
         # with NORMAL a loss of power may cost the newest changes, and damages nothing
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(SCHEMA)
+        connection.execute(f"PRAGMA busy_timeout = {round(self.locked_s * 1000)}")
         self._connection = connection
 
     def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
@@ -120,8 +122,8 @@ class SqliteStore:
                 connection.execute("ROLLBACK")
             raise
 
-    def __reduce__(self) -> tuple[type[SqliteStore], tuple[str]]:
-        return SqliteStore, (self.path,)
+    def __reduce__(self) -> tuple[type[SqliteStore], tuple[str, float]]:
+        return SqliteStore, (self.path, self.locked_s)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SqliteStore) and other.path == self.path

@@ -25,6 +25,10 @@ from kaas.store import SCHEMA, TABLES, SqliteStore
 
 CLIENTS = "clients.sqlite"
 CONTENTS = "contents"
+LOCKED_S = 0.05
+"""How long a change waits while another process locks the database: the event loop waits too."""
+LOCKED_AGAIN_S = 1.0
+"""Seconds after which a change may be tried again that found the database locked."""
 _DIGEST = 32
 """Hex digits of the digest that stands for a client in paths, since its name could be a path."""
 _SEAL = struct.Struct("<cI")
@@ -45,7 +49,7 @@ class State:
         self.folder = folder
         self.reserve = reserve or Reserve(folder)
         self.set_aside = SetAside(folder)
-        self._store = SqliteStore(str(folder / CLIENTS))
+        self._store = SqliteStore(str(folder / CLIENTS), LOCKED_S)
         self._lock = -1
         self._opened: os.stat_result | None = None
 
@@ -225,7 +229,12 @@ def _write_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise StateUnavailable(f"the server could not write its state: {_words(error)}") from error
+        again = {"retry_s": LOCKED_AGAIN_S} if _is_locked(error) else {}
+        raise StateUnavailable(f"the server could not write its state: {_words(error)}", **again) from error
+
+
+def _is_locked(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _words(error: Exception) -> str:

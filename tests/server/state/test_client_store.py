@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from kaas.errors import StateUnavailable
 from kaas.server.state.client_store import ClientStore
 from kaas.server.state.object_store import NewObject
-from kaas.server.state.state_folder import CLIENTS
+from kaas.server.state.state_folder import CLIENTS, LOCKED_AGAIN_S
 from kaas.wire import protocol
 from tests.server.state.states import ANY, Had
 
@@ -65,5 +67,19 @@ def test_a_file_in_the_place_of_the_uploads_is_set_aside(tmp_path: Path) -> None
             await had.put("ada", "x", np.ones(4, np.uint8))
             shutil.rmtree(tmp_path / "state" / "contents")
             await had.put("ada", "x", np.zeros(4, np.uint8))
+
+    asyncio.run(scenario())
+
+
+def test_a_change_can_be_repeated_when_another_process_has_locked_the_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Had(tmp_path / "state") as had:
+            with closing(sqlite3.connect(tmp_path / "state" / CLIENTS, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                with pytest.raises(StateUnavailable, match="locked") as raised:
+                    await had.put("ada", "x", np.ones(4, np.uint8))
+                assert raised.value.retry_s == LOCKED_AGAIN_S
+                other.execute("ROLLBACK")
+            await had.put("ada", "x", np.ones(4, np.uint8))
 
     asyncio.run(scenario())
