@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import kaas
 from kaas.cli.main import app
 from kaas.errors import KaasError
+from kaas.server.state import state_check
 from kaas.server.state.state_folder import CLIENTS
 from kaas.server.usage.journal import SEGMENT
 from kaas.server.usage.usage_file import NAME
@@ -105,6 +107,29 @@ def test_a_journal_that_a_server_has_folded_meanwhile_is_no_finding(
     code, output = state_command("check", folder)
     assert code == 0, output
     assert not (folder / f"{SEGMENT}7").exists()
+
+
+def test_an_upload_that_a_server_has_removed_meanwhile_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state"
+    asyncio.run(left(folder))
+    uploads = state_check._uploads
+
+    def removed(*arguments: Any) -> list[int]:
+        """Remove an upload after the check has read the entries."""
+        with closing(sqlite3.connect(folder / CLIENTS)) as connection:
+            ((value, row),) = connection.execute(
+                "SELECT key, id FROM entries WHERE kind = 'contents' ORDER BY id LIMIT 1"
+            ).fetchall()
+            connection.execute("DELETE FROM entries WHERE id = ?", (row,))
+            connection.commit()
+        (folder / "contents" / value).unlink()
+        return uploads(*arguments)
+
+    monkeypatch.setattr(state_check, "_uploads", removed)
+    code, output = state_command("check", folder)
+    assert code == 0, output
 
 
 async def left(folder: Path) -> None:

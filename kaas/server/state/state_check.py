@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +73,16 @@ def check(folder: Path) -> CheckedState:
         raise InvalidConfig(message, field="state")
     findings: list[Finding] = []
     found = list(_entries(folder / CLIENTS, findings))
-    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.BlobRow)}
+    uploads = _rows_of_uploads(found)
     sizes = _uploads(folder, uploads, findings)
     _references(found, set(uploads), findings)
     requests = _usage(folder, findings)
     aside = sum(not path.name.endswith(STORY) for path in (folder / FOLDER).glob("*"))
     return CheckedState(len(found), len(sizes), sum(sizes), requests, aside, tuple(findings))
+
+
+def _rows_of_uploads(entries: Iterable[Any]) -> dict[tuple[str, str], blob_store.BlobRow]:
+    return {(each.client, each.hash): each for each in entries if isinstance(each, blob_store.BlobRow)}
 
 
 def _read_only(path: Path) -> closing[sqlite3.Connection]:
@@ -147,10 +151,12 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], fin
                 findings.append(Finding(place, wrong))
             else:
                 sizes.append(row.nbytes)
+    missing = [key for key, row in known.items() if _missing(folder, row)]
+    left = _rows_of_uploads(_entries(folder / CLIENTS, [])) if missing else {}  # a running server may have removed them
     findings.extend(
-        Finding(f"{CLIENTS}: upload {row.hash} of {row.client!r}", "its file is not there")
-        for row in known.values()
-        if _missing(folder, row)
+        Finding(f"{CLIENTS}: upload {sha256} of {client!r}", "its file is not there")
+        for client, sha256 in missing
+        if (client, sha256) in left
     )
     findings.extend(
         Finding(str(path.relative_to(folder)), "it is no folder of a client's")
