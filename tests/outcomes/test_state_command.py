@@ -132,6 +132,22 @@ def test_an_upload_that_a_server_has_removed_meanwhile_is_no_finding(
     assert code == 0, output
 
 
+def test_an_upload_that_a_server_has_added_meanwhile_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state"
+    asyncio.run(left(folder))
+    uploads = state_check._uploads
+
+    def without_one(of: Path, known: dict[tuple[str, str], Any], findings: list[Any]) -> list[int]:
+        """Leave an upload out, as if it was added after the check has read the entries."""
+        return uploads(of, dict(list(known.items())[1:]), findings)
+
+    monkeypatch.setattr(state_check, "_uploads", without_one)
+    code, output = state_command("check", folder)
+    assert code == 0, output
+
+
 async def left(folder: Path) -> None:
     async with Had(folder) as had:
         await had.put("ada", "x", ONES)

@@ -132,7 +132,8 @@ def _text(data: bytes) -> str:
 def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], findings: list[Finding]) -> list[int]:
     """Return the sizes of the complete and right uploads."""
     expected = {(digest_of(client), sha256): row for (client, sha256), row in known.items()}
-    sizes = []
+    sizes: list[int] = []
+    unnamed: list[Path] = []
     for path in sorted((folder / CONTENTS).glob("*/*")):
         place = str(path.relative_to(folder))
         row = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
@@ -141,7 +142,7 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], fin
         if path.is_symlink() or not path.is_file() or not (HASH.fullmatch(path.name) or _PART.fullmatch(path.name)):
             findings.append(Finding(place, "it is no client's upload"))
         elif row is None:
-            findings.append(Finding(place, "no entry refers to it"))
+            unnamed.append(path)
         elif HASH.fullmatch(path.name):
             try:
                 wrong = _wrong(path, row)
@@ -152,7 +153,14 @@ def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.BlobRow], fin
             else:
                 sizes.append(row.nbytes)
     missing = [key for key, row in known.items() if _missing(folder, row)]
-    left = _rows_of_uploads(_entries(folder / CLIENTS, [])) if missing else {}  # a running server may have removed them
+    # a running server may have changed both meanwhile
+    left = _rows_of_uploads(_entries(folder / CLIENTS, [])) if missing or unnamed else {}
+    named = {(digest_of(client), sha256) for client, sha256 in left}
+    findings.extend(
+        Finding(str(path.relative_to(folder)), "no entry refers to it")
+        for path in unnamed
+        if (path.parent.name, path.name.removesuffix(blob_store.PART)) not in named and path.exists()
+    )
     findings.extend(
         Finding(f"{CLIENTS}: upload {sha256} of {client!r}", "its file is not there")
         for client, sha256 in missing
