@@ -71,7 +71,7 @@ def compare(
         labels = {"policy": told["name"]} | ({option: told[option]} if option in told else {})
         rows.append({**labels, **spreads(measured[place * seeds : (place + 1) * seeds])})
     if plot is not None:
-        numeric = option is not None and all(isinstance(value, int | float) for value in values)
+        numeric = option is not None and all(type(value) in {int, float} for value in values)
         draw_rows(rows, plot, along=option if numeric else None)
     if json:
         print(msgspec.json.encode(rows).decode())
