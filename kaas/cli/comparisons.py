@@ -31,6 +31,7 @@ COLUMNS = {
     "mean_latency_s": "mean latency (s)",
     "p50_latency_s": "p50 (s)",
     "p99_latency_s": "p99 (s)",
+    "rejected_ratio": "rejected",
     "miss_ratio": "misses",
     "false_miss_ratio": "false misses",
     "cold_ratio": "cold",

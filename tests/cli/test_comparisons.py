@@ -72,6 +72,18 @@ def test_the_table_shows_each_figure_with_its_spread(scenario: str) -> None:
     assert "±" in next(line for line in ended.stdout.splitlines() if "sjf" in line)
 
 
+def test_the_table_and_the_rows_show_how_many_requests_were_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "deadlines.json"
+    late = {"functions": {"A": {"run_s": 1}}, "requests": [{"function": "A", "deadline_s": 1.5}] * 4}
+    path.write_text(json.dumps(late))
+    (found,) = rows(str(path), "--seeds", "1")
+    assert found["rejected_ratio"] == [0.75, 0]
+    ended = runner.invoke(app, ["simulate", str(path), "--seeds", "1"])
+    head, row = (line.split() for line in ended.stdout.splitlines() if "rejected" in line or "0.75" in line)
+    assert "rejected" in head
+    assert "0.75" in row
+
+
 def test_a_plot_is_a_png(scenario: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for more in ((), ("--sweep", "limit=0,5")):

@@ -11,6 +11,7 @@ from kaas.bench.report import check_matplotlib
 PANELS = {
     "mean_latency_s": "mean latency, s",
     "p99_latency_s": "99th percentile of latency, s",
+    "rejected_ratio": "rejected requests",
     "miss_ratio": "misses",
     "function_variance": "variance of functions' means, s²",
 }

@@ -28,9 +28,10 @@ class PolicyFigures:
     """The figures by which policies are compared. Latencies last from arrival to end; ratios are parts of 1.
 
     Fields:
-        latency_sd: standard deviation of all requests' latencies, in seconds. miss_ratio: dispatches whose function was
-            not on the device. false_miss_ratio: those of the misses for which another device had it. cold_ratio:
-            dispatches for which a worker started, or whose memory came from the store.
+        latency_sd: standard deviation of the completed requests' latencies, in seconds. rejected_ratio: requests that
+            were rejected, or missed their deadlines, of all requests. miss_ratio: dispatches whose function was not on
+            the device. false_miss_ratio: those of the misses for which another device had it. cold_ratio: dispatches
+            for which a worker started, or whose memory came from the store.
         duplicates: devices that hold the memory of the function with most requests: the mean over time.
         function_variance, client_variance: of the mean latencies of functions, and of clients, in square seconds.
         jain: Jain's index of what clients got while their requests waited, over what their weights entitle them to.
@@ -41,6 +42,7 @@ class PolicyFigures:
     p50_latency_s: float
     p99_latency_s: float
     latency_sd: float
+    rejected_ratio: float
     miss_ratio: float
     false_miss_ratio: float
     cold_ratio: float
@@ -183,11 +185,13 @@ class RunObserver:
         cold = summary.fetches + summary.colds
         misses = summary.loads + cold
         dispatches = summary.hits + misses
+        requests = sum(client.requests for client in summary.per_client.values())
         return PolicyFigures(
             mean_latency_s=summary.mean_latency_s,
             p50_latency_s=summary.p50_latency_s,
             p99_latency_s=summary.p99_latency_s,
             latency_sd=self.latency.sd,
+            rejected_ratio=_ratio(summary.rejected, requests),
             miss_ratio=_ratio(misses, dispatches),
             false_miss_ratio=_ratio(summary.false_misses, misses),
             cold_ratio=_ratio(cold, dispatches),

@@ -37,6 +37,13 @@ def test_latencies_by_request_function_and_client() -> None:
     assert found.utilisation == 1
 
 
+def test_rejected_requests_are_a_part_of_all_and_have_no_latency() -> None:
+    """The second and the third request wait for the first, and miss their deadlines; the fourth does not."""
+    told = [*({"at_s": 0, "function": "A", "deadline_s": 1.5} for _ in range(3)), {"at_s": 5, "function": "A"}]
+    found = figures(functions={"A": function()}, requests=told)
+    assert (found.rejected_ratio, found.mean_latency_s) == (0.5, 1)
+
+
 def test_jain_is_of_what_clients_get_while_they_wait_over_what_they_are_entitled_to() -> None:
     """Client a waits until 1, and b until 3. From 0 to 1 each is entitled to a half, then b to all: 0.5 and 2.5 s.
 
