@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.cli.observe import print_whole
 from kaas.cli.policies import Json, PolicyName, RecordFile, fail_different, find_policy
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from kaas.scheduling.explaining import Explanation
 
 console = Console(emoji=False)
+HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")
+"""In the names under which policies know functions: of the kTask, and of the constants. Eight digits are shown."""
 
 
 def explain(
@@ -45,7 +49,7 @@ def explain(
     for line in _story(found):
         console.print(escape(line), soft_wrap=True)
     for table in _tables(found, found.why, rows) if found.why is not None else ():
-        console.print(table)
+        print_whole(table)
 
 
 def _story(found: Explanation) -> Iterator[str]:
@@ -53,7 +57,7 @@ def _story(found: Explanation) -> Iterator[str]:
     where = f"epoch {found.epoch}, {found.policy}"
     if found.attempts > 1:
         where = f"attempt {found.attempt}, {where}"
-    yield f"request {found.request} of {found.client} for {found.function}: {where}"
+    yield f"request {found.request} of {found.client} for {_short(found.function)}: {where}"
     ends = {
         "dispatched": f"went to worker {found.worker} on device {found.device}",
         "rejected": f"was rejected: {found.reason}",
@@ -104,7 +108,8 @@ def _candidates(all_of_them: Sequence[Candidate], shown: Sequence[Candidate], fo
         marked = ">" if each.request == found.request else ""
         values = {**each.scores, **each.figures}
         cells = [_number(name, values[name]) if name in values else "" for name in columns]
-        table.add_row(marked, str(each.request), escape(each.client), escape(each.function), *cells, escape(each.held))
+        names = (escape(each.client), escape(_short(each.function)))
+        table.add_row(marked, str(each.request), *names, *cells, escape(each.held))
     return table
 
 
@@ -133,6 +138,11 @@ def _caption(equal: list[str], rows: Sequence[Mapping[str, float]]) -> str | Non
     values = {name: value for row in rows for name, value in row.items()}
     told = ", ".join(f"{_header(name)} {_number(name, values[name])}" for name in equal)
     return f"the same for all: {told}" if told else None
+
+
+def _short(function: str) -> str:
+    """Return a function's name with the first digits of each hash, which labels of kTasks have, too."""
+    return HASH.sub(r"\1", function)
 
 
 def _header(name: str) -> str:

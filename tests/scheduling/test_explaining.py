@@ -95,6 +95,16 @@ def test_a_user_sees_why_the_short_request_went_first(tmp_path: Path) -> None:
     assert "the same for all: priority (most first) 0" in told.stdout
 
 
+def test_figures_are_whole_and_hashes_short_on_a_narrow_console(tmp_path: Path) -> None:
+    world = Recorded(POLICIES["cfs_affinity"], path=tmp_path / "r")
+    request = world.arrive("a client with a long name", f"{'102fb1ca':a<64}@{'35e4d9ed':b<56}")
+    narrow = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["explain", str(tmp_path / "r"), str(request)])
+    assert "for 102fb1ca@35e4d9ed: epoch 1" in narrow.stdout
+    (row,) = [line for line in narrow.stdout.splitlines() if "> " in line]
+    assert all(f" {cell} " in row for cell in ("a client with a long name", "102fb1ca@35e4d9ed"))
+    assert "…" not in narrow.stdout
+
+
 def test_for_programs(tmp_path: Path) -> None:
     backlog(tmp_path / "r")
     told = json.loads(run(tmp_path / "r", 3, "--json").stdout)
