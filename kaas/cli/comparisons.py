@@ -38,7 +38,7 @@ COLUMNS = {
     "duplicates": "copies of the hottest",
     "function_variance": "variance by function",
     "client_variance": "variance by client",
-    "jain": "jain",
+    "waiting_jain": "jain while waiting",
     "utilisation": "utilisation",
 }
 

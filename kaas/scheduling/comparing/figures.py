@@ -34,7 +34,8 @@ class PolicyFigures:
             for which a worker started, or whose memory came from the store.
         duplicates: devices that hold the memory of the function with most requests: the mean over time.
         function_variance, client_variance: of the mean latencies of functions, and of clients, in square seconds.
-        jain: Jain's index of what clients got while their requests waited, over what their weights entitle them to.
+        waiting_jain: Jain's index of what clients got while their requests waited, over what their weights entitle them
+            to; `Summary.jain` is another figure, of all that clients were charged.
         utilisation: of all slots' time, up to the last event.
     """
 
@@ -49,7 +50,7 @@ class PolicyFigures:
     duplicates: float
     function_variance: float
     client_variance: float
-    jain: float
+    waiting_jain: float
     utilisation: float
 
 
@@ -198,7 +199,7 @@ class RunObserver:
             duplicates=self._duplicates(),
             function_variance=_variance(self._functions),
             client_variance=_variance(self._clients),
-            jain=jain([share for client in self._backlogs if (share := self._share(client)) is not None]),
+            waiting_jain=jain([share for client in self._backlogs if (share := self._share(client)) is not None]),
             utilisation=_ratio(sum(summary.device_busy_s), slots * self._now_s),
         )
 

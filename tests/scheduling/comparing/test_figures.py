@@ -51,13 +51,13 @@ def test_jain_is_of_what_clients_get_while_they_wait_over_what_they_are_entitled
     """
     functions = {"A": function("a"), "B": function("b")}
     found = figures(functions=functions, requests=requests((0, "A"), (0, "A"), (0, "B"), (0, "B")))
-    assert found.jain == pytest.approx(2.8**2 / (2 * (2**2 + 0.8**2)))
+    assert found.waiting_jain == pytest.approx(2.8**2 / (2 * (2**2 + 0.8**2)))
 
 
-def test_clients_whose_requests_never_wait_do_not_count_for_jain() -> None:
+def test_clients_whose_requests_never_wait_do_not_count_for_waiting_jain() -> None:
     functions = {"A": function("a"), "B": function("b", run_s=0.1)}
     found = figures(devices=[{}, {}], functions=functions, requests=requests((0, "A"), (0, "B"), (5, "B")))
-    assert found.jain == 1
+    assert found.waiting_jain == 1
 
 
 def test_misses_false_misses_and_copies() -> None:
@@ -86,7 +86,7 @@ def test_workers_that_start_for_a_function_are_cold_starts() -> None:
 
 def test_nothing_happens_without_requests() -> None:
     found = figures()
-    assert (found.mean_latency_s, found.duplicates, found.utilisation, found.jain) == (0, 0, 0, 1)
+    assert (found.mean_latency_s, found.duplicates, found.utilisation, found.waiting_jain) == (0, 0, 0, 1)
 
 
 def test_a_request_that_runs_again_after_a_failure_counts_from_its_arrival() -> None:
@@ -113,4 +113,4 @@ def test_figures_of_any_scenario_agree_with_its_summary(policy: str, data: st.Da
     assert observer.latency.count == len(scenario.requests) - result.summary.rejected
     assert all(0 <= ratio <= 1 for ratio in (found.miss_ratio, found.false_miss_ratio, found.cold_ratio))
     assert 0 <= found.duplicates <= len(scenario.devices)
-    assert 0 < found.jain <= 1 + 1e-9
+    assert 0 < found.waiting_jain <= 1 + 1e-9
