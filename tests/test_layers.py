@@ -95,10 +95,10 @@ ALLOWED_IMPORTERS = {
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
 DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.decisions", "kaas.scheduling.candidates",
-            "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.simulation",
-            "kaas.scheduling.comparing.figures", "kaas.executor.cache.cache", "kaas.executor.cache.ranges",
-            "kaas.executor.cache.reservation", "kaas.executor.cache.tiers", "kaas.executor.cache.eviction",
-            "kaas.executor.plan.arena")  # fmt: skip
+            "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.raised_at",
+            "kaas.scheduling.simulation", "kaas.scheduling.comparing.figures", "kaas.executor.cache.cache",
+            "kaas.executor.cache.ranges", "kaas.executor.cache.reservation", "kaas.executor.cache.tiers",
+            "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
 """Modules that decide: values in, values out. No clock, no chance, no environment, no event loop, no device."""
 
 SEEDED = {"kaas.scheduling.simulation.draws"}

@@ -40,6 +40,7 @@ from kaas.scheduling.events import (
     WorkerKind,
     WorkerReady,
 )
+from kaas.scheduling.raised_at import raised_at
 
 STORY_LENGTH = 30
 
@@ -124,7 +125,7 @@ class CheckedPolicy:
         try:
             decisions = list(self.policy.handle(event))  # it may be a generator
         except Exception as error:
-            raise self._error(f"raised {type(error).__name__}: {error}") from error
+            raise self._error(f"raised {type(error).__name__}: {error} ({raised_at(error)})") from error
         try:
             for decision in decisions:
                 self._story.append(decision)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kaas.errors import InvalidConfig, PolicyError
+from kaas.errors import InvalidConfig, KaasError, PolicyError
 from kaas.import_target import check_target, find_target
 from kaas.scheduling.checks import CheckedPolicy
 from kaas.scheduling.decisions import PolicyFactory
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.raised_at import raised_at
 
 
 def choose_policy(field: str, given: str | Mapping[str, Any]) -> str | PolicyFactory:
@@ -55,5 +56,7 @@ def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) 
     try:
         policy = factory(chosen)(devices)
     except Exception as error:
-        raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
+        where = "" if isinstance(error, KaasError) else f" ({raised_at(error)})"
+        message = f"policy {name!r} cannot be made: {type(error).__name__}: {error}{where}"
+        raise PolicyError(message, policy=name) from error
     return CheckedPolicy(policy, devices, name=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,8 @@ from kaas.scheduling.events import (
     WorkerReady,
 )
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.orders import PriorityOrder
+from kaas.scheduling.policies.scheduler import Scheduler
 
 DEVICES = [PhysicalDevice(0, "software", None), PhysicalDevice(1, "gpu", 1 << 30)]
 EXECUTOR = WorkerKind.EXECUTOR
@@ -208,10 +211,29 @@ def test_an_error_of_the_policy_has_the_last_events() -> None:
     checked = CheckedPolicy(Failing(), DEVICES)
     for time_s in range(99):
         checked.handle(Tick(time_s))
-    with pytest.raises(PolicyError, match="raised ZeroDivisionError: boom") as caught:
+    line = Failing.handle.__code__.co_firstlineno + 3
+    with pytest.raises(PolicyError, match=rf"boom \(test_checks\.py:{line}, in handle\)") as caught:
         checked.handle(Tick(99))
     assert len(caught.value.story) == STORY_LENGTH
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_wrong_order_in_a_scheduler_of_ones_own_is_named_by_its_line() -> None:
+    """The frames of KaaS that called the order, and those that the order called, are not the user's."""
+
+    class Wrong(PriorityOrder):
+        compares = ("x",)
+
+        def place(self, queue: Any) -> tuple[float, ...]:
+            return (queue.shares.foo,)
+
+    class Mine(Scheduler):
+        def order(self, serves: Any) -> Any:  # noqa: ARG002 - one order for all workers
+            return Wrong(self.suited)
+
+    line = Wrong.place.__code__.co_firstlineno + 1
+    with pytest.raises(PolicyError, match=rf"raised AttributeError: .* \(test_checks\.py:{line}, in place\)"):
+        CheckedPolicy(Mine(DEVICES), DEVICES).handle(RequestArrived(0.0, 0, "a", "f"))
 
 
 class Machine:

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, PolicyError
 from kaas.scheduling.events import PhysicalDevice
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
-from kaas.scheduling.policy_choice import choose_policy
+from kaas.scheduling.policy_choice import choose_policy, make_policy
 
 DEVICES = [PhysicalDevice(0, "software", None)]
 
@@ -33,6 +33,21 @@ def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
     made = choose_policy("policy", {"name": f"{__name__}:Mine", "patience_s": 2.5})
     assert isinstance(made, partial)
     assert made(DEVICES).patience_s == 2.5
+
+
+class Wrong:
+    """A policy that cannot be made."""
+
+    def __init__(self, devices: list[PhysicalDevice]) -> None:
+        self.first = devices[9]
+
+
+def test_a_policy_that_cannot_be_made_is_named_by_its_line() -> None:
+    line = Wrong.__init__.__code__.co_firstlineno + 1
+    with pytest.raises(PolicyError, match=rf"IndexError: .* \(test_policy_choice\.py:{line}, in __init__\)"):
+        make_policy(Wrong, DEVICES)  # type: ignore[arg-type]  # it has no handle
+    with pytest.raises(PolicyError, match=r"not 7$"):
+        make_policy(choose_policy("policy", {"name": "static", "shares": 7}), DEVICES)
 
 
 def test_options_are_the_policy_s_own() -> None:
