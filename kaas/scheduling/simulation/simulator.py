@@ -129,7 +129,8 @@ class _Simulation:
         clock.finish()
         if self._open:
             waiting = sorted(request.index for request in self._open.values() if not request.replied)
-            raise self._error(f"left requests {waiting[:10]} waiting with nothing more to come")
+            shown = f"the first 10 of {len(waiting)}, " if len(waiting) > 10 else ""
+            raise self._error(f"left requests {waiting[:10]} waiting, {shown}with nothing more to come")
         return self._figures.result([device.busy_ps for device in self._devices], self._scenario.weights())
 
     def _begin(self) -> None:

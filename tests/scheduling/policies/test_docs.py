@@ -73,9 +73,11 @@ class Stubborn:
 
 
 def test_the_simulator_names_the_policy_that_went_wrong() -> None:
-    with pytest.raises(PolicyError, match="'Stubborn' left requests") as caught:
+    with pytest.raises(PolicyError, match=r"'Stubborn' left requests \[0, 1, 2\] waiting, with nothing") as caught:
         simulate(read(SCENARIO), Stubborn)  # type: ignore[arg-type]
     assert caught.value.policy == "Stubborn"
+    with pytest.raises(PolicyError, match="9] waiting, the first 10 of 12, with nothing more to come"):
+        simulate(read(SCENARIO | {"requests": [{"function": "f"}] * 12}), Stubborn)  # type: ignore[arg-type]
 
 
 def test_the_page_shows_the_plot_of_each_policy_that_was_measured() -> None:
