@@ -45,5 +45,5 @@ def find_target(field: str, target: str) -> Any:
         raise InvalidConfig(f"{field} is {target!r}: {error}", field=field) from error
     function = getattr(loaded, name, None)
     if not callable(function):
-        raise InvalidConfig(f"{field} is {target!r}: module {module!r} has no function {name!r}", field=field)
+        raise InvalidConfig(f"{field} is {target!r}: module {module!r} has no function or class {name!r}", field=field)
     return function

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -166,7 +165,7 @@ def _variants(
 ) -> Iterator[dict[str, Any]]:
     """Yield each policy's name and options. The scenario's policy keeps its options; others have their defaults."""
     from kaas.scheduling.policies import factory
-    from kaas.scheduling.policy_choice import choose_policy
+    from kaas.scheduling.policy_choice import choose_policy, options_of
 
     own = scenario.policy
     names = [own.name] if policies is None else [name.strip() for name in policies.split(",")]
@@ -177,7 +176,7 @@ def _variants(
         options = dict(own.options) if name == own.name else {}
         with modules_here():
             made = factory(choose_policy("policies", name))
-        if option is None or option not in inspect.signature(made).parameters or option == "devices":
+        if option not in options_of(made):
             yield {"name": name, **options}
             continue
         found = True

@@ -38,12 +38,19 @@ def choose_policy(field: str, given: str | Mapping[str, Any]) -> str | PolicyFac
         message = f"{field}: no policy {name!r}; there are {', '.join(POLICIES)}, and module:Class of your own"
         raise InvalidConfig(message, field=field)
     made = factory(found)
-    known = [key for key in inspect.signature(made).parameters if key != "devices"]
+    known = options_of(made)
     for option in options:
         if option not in known:
             message = f"{field}: {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
             raise InvalidConfig(message, field=f"{field}.{option}")
     return partial(made, **options) if options else found
+
+
+def options_of(made: PolicyFactory) -> list[str]:
+    """Return the names of a policy's options; those behind *args and **kwargs are not known."""
+    parameters = inspect.signature(made).parameters.values()
+    named = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    return [name for name in named if name != "devices"]
 
 
 def make_policy(chosen: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> CheckedPolicy:

@@ -128,7 +128,7 @@ def test_a_python_function_that_makes_none(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     words = "mine:text returns a kTask or a CompiledModel or a kaas.Function, not a str"
     assert words in bench_by_itself("mine:text").stderr
-    assert "module 'mine' has no function 'nothing'" in bench_by_itself("mine:nothing").stderr
+    assert "module 'mine' has no function or class 'nothing'" in bench_by_itself("mine:nothing").stderr
 
 
 @pytest.mark.full

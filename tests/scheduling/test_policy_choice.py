@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,13 @@ def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
     assert made(DEVICES).patience_s == 2.5
 
 
+class Patient(Mine):
+    """A policy that passes on whatever it gets."""
+
+    def __init__(self, *devices: Any, patience_s: float = 2.0, **others: Any) -> None:
+        super().__init__(*devices, patience_s=patience_s, **others)
+
+
 class Wrong:
     """A policy that cannot be made."""
 
@@ -64,7 +72,9 @@ def test_options_are_the_policy_s_own() -> None:
         ({"penalty": 5}, "pool.policy", "its name"),
         ({"name": "fcfs", "penalty": 5}, "pool.policy.penalty", "fcfs has no option 'penalty'; it has none"),
         ("nowhere_at_all:Mine", "pool.policy", "nowhere_at_all"),
-        (f"{__name__}:Yours", "pool.policy", "Yours"),
+        (f"{__name__}:Yours", "pool.policy", "no function or class 'Yours'"),
+        ({"name": f"{__name__}:Mine", "patients_s": 1}, "pool.policy.patients_s", "it has patience_s$"),
+        ({"name": f"{__name__}:Patient", "patience": 1}, "pool.policy.patience", "it has patience_s$"),
         (f"{__name__}:", "pool.policy", "module:function"),
     ],
 )

@@ -225,12 +225,12 @@ def test_a_step_is_a_function_of_a_module() -> None:
         (
             "tests.server.steps.functions:nothing",
             "steps.bad",
-            "module 'tests.server.steps.functions' has no function 'nothing'",
+            "module 'tests.server.steps.functions' has no function or class 'nothing'",
         ),
         (
             "tests.server.steps.functions:NOTHING",
             "steps.bad",
-            "module 'tests.server.steps.functions' has no function 'NOTHING'",
+            "module 'tests.server.steps.functions' has no function or class 'NOTHING'",
         ),
         ("tests.server.steps.broken:f", "steps.bad", "LookupError: as it must be"),
         ("tests.server.steps.leaving:f", "steps", "exit status 3"),
@@ -255,7 +255,7 @@ def test_a_server_with_a_missing_step_reports_it_and_does_not_start(tmp_path: Pa
     said = refused(tmp_path, {"steps": {"bad": "tests.server.steps.functions:nothing"}, "log": {"level": "error"}})
     assert said == (
         "InvalidConfig: steps.bad is 'tests.server.steps.functions:nothing': "
-        "module 'tests.server.steps.functions' has no function 'nothing'\n"
+        "module 'tests.server.steps.functions' has no function or class 'nothing'\n"
     )
 
 
