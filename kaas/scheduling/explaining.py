@@ -104,7 +104,7 @@ def explain(
     Args:
         path: of the record.
         request: its number.
-        policy: replaces the recorded one; needed if that has no name.
+        policy: replaces the recorded one; needed if that is the user's own.
         epoch: number of the epoch, from 1: each counts requests anew. None: the last one that has the request.
         attempt: of the request, from 1; None: the last one.
 
@@ -112,7 +112,7 @@ def explain(
         The explanation; or the first difference, if the policy decides otherwise before that.
 
     Raises:
-        InvalidRecord: the file is no record, or its policy has no name.
+        InvalidRecord: the file is no record, or its policy is one of the user's own.
         NotRecorded: there is no such request, epoch or attempt.
     """
     attempts = _attempts(Path(path), request, epoch)

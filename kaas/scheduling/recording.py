@@ -27,17 +27,25 @@ VERSION = 2
 """Of the records that are written. Records of version 1 have fewer events, and events with fewer fields."""
 EPOCH = b'{"version"'
 """The beginning of an epoch's line."""
+OWN = "module:Class"
+"""Stands for a policy of the user's own that has no module."""
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolEpoch:
-    """The first line of an epoch. policy: its name, None for one of the user's own; options: those of the policy."""
+    """The first line of an epoch.
+
+    Fields:
+        policy: its name, None for one of the user's own. options: those of a policy with a name. own: module:Class of
+            the user's own, "" if it has no module: for errors, since no record makes a reader import code.
+    """
 
     version: int
     policy: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[PhysicalDevice, ...] = ()
+    own: str = ""
 
 
 class Typed(NamedTuple):
@@ -81,9 +89,9 @@ class Recorder:
         recorder = cls(path, file)
         if file.tell():
             recorder._write(b"")  # the last line of an earlier epoch may have no end
-        name, options = _name(policy)
+        name, options, own = _name(policy)
         try:
-            epoch = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices)))
+            epoch = recorder._encode(PoolEpoch(VERSION, name, options, tuple(devices), own))
         except TypeError as error:
             raise InvalidConfig(f"record: it cannot hold the policy's options: {error}", field="record") from error
         recorder._write(epoch)
@@ -116,16 +124,19 @@ def _typed(value: Event | Decision) -> Typed:
     return Typed(type(value).__name__, value)
 
 
-def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any]]:
-    """Return a policy's name and options for a record; (None, {}) for one that no name is known of."""
+def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any], str]:
+    """Return a policy's name and options for a record, and ""; for one without a name None, {} and its module:Class."""
     if isinstance(policy, str):
-        return policy, {}
+        return policy, {}, ""
     options: dict[str, Any] = {}
     while isinstance(policy, partial) and not policy.args:
         options = policy.keywords | options
         policy = policy.func
     names = [name for name, made in POLICIES.items() if made is policy]
-    return (names[0], options) if names else (None, {})
+    if names:
+        return names[0], options, ""
+    module, name = getattr(policy, "__module__", "__main__"), getattr(policy, "__qualname__", "")
+    return None, {}, "" if module == "__main__" or not name.isidentifier() else f"{module}:{name}"
 
 
 # --- replay
@@ -156,10 +167,10 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
 
     Args:
         path: of the record.
-        policy: replaces the recorded one; needed if that has no name.
+        policy: replaces the recorded one; needed if that is the user's own.
 
     Raises:
-        InvalidRecord: the file is no record, or its policy has no name.
+        InvalidRecord: the file is no record, or its policy is one of the user's own.
     """
     epochs = events = decisions = 0
     replaying: CheckedPolicy | None = None
@@ -212,12 +223,13 @@ def new_policy(path: str | Path, line: int, epoch: PoolEpoch, policy: str | Poli
     """Return a new policy for an epoch of a record. policy: replaces the recorded one.
 
     Raises:
-        InvalidRecord: the recorded policy has no name, or cannot be made.
+        InvalidRecord: the recorded policy is one of the user's own, or cannot be made.
     """
     if policy is not None:
         return CheckedPolicy(factory(policy)(epoch.devices), epoch.devices)
     if epoch.policy is None:
-        raise InvalidRecord(f"{path}: it was a policy without a name: name one", path=str(path), line=line)
+        message = f"{path}: the policy was one of your own, and no record brings it: --policy {epoch.own or OWN} does"
+        raise InvalidRecord(message, path=str(path), line=line)
     try:
         return CheckedPolicy(factory(epoch.policy)(epoch.devices, **epoch.options), epoch.devices)
     except (KaasError, TypeError, ValueError, LookupError) as error:

@@ -292,7 +292,7 @@ def test_a_policy_that_does_not_explain_itself(tmp_path: Path) -> None:
     told = run(tmp_path / "r", 1, "--policy", f"{__name__}:Own")
     assert "The policy does not say why." in told.stdout
     assert "line 10: RequestDone" in told.stdout
-    with pytest.raises(InvalidRecord, match="without a name"):
+    with pytest.raises(InvalidRecord, match=f"--policy {__name__}:Own"):
         explain(tmp_path / "r", 1)
 
 

@@ -204,11 +204,22 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, monkeypatch: py
     assert "expected: (Dispatch(request=0, worker=0, slot=0" in ended.stdout
 
 
-def test_a_policy_without_a_name_has_to_be_given_for_a_replay(tmp_path: Path) -> None:
-    record(tmp_path / "r", *EVENTS, policy=Other, make=Other)
-    with pytest.raises(InvalidRecord, match="without a name"):
+def test_a_policy_of_ones_own_has_to_be_given_for_a_replay(tmp_path: Path) -> None:
+    record(tmp_path / "r", *EVENTS, policy=partial(Other), make=Other)
+    with pytest.raises(InvalidRecord, match=f"one of your own, .*: --policy {__name__}:Other does"):
         replay(tmp_path / "r")
     assert replay(tmp_path / "r", Other).difference is None
+    ended = CliRunner().invoke(app, ["replay", str(tmp_path / "r"), "--policy", f"{__name__}:Other"])
+    assert "identical" in ended.stdout
+
+
+def test_a_policy_without_a_module_has_to_be_given_too(tmp_path: Path) -> None:
+    class Local(Other):
+        pass
+
+    record(tmp_path / "r", *EVENTS, policy=Local, make=Local)
+    with pytest.raises(InvalidRecord, match="--policy module:Class does"):
+        replay(tmp_path / "r")
 
 
 class Options(FirstComeFirstServed):
