@@ -21,6 +21,7 @@ SOFTWARE_GPUS = 2
 SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
+POLICY_FORMS = "a policy is a name, or a callable, with options functools.partial(Class, option=value)"
 POLICY_NAMES = (
     "fcfs",
     "cfs_affinity",
@@ -219,7 +220,7 @@ class Config:
         if self.devices is not None:
             object.__setattr__(self, "devices", _devices(self.devices))
         if not callable(self.policy) and not isinstance(self.policy, str):
-            raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
+            raise InvalidConfig(f"{POLICY_FORMS}, not {self.policy!r}", field="policy")
         # a text that is no plain name is a policy's code as a running pool describes it
         if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
             there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair"

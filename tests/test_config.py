@@ -59,6 +59,11 @@ def test_refused(make: Any, field: str) -> None:
     assert caught.value.field == field
 
 
+def test_a_policy_in_the_form_of_a_server_s_file_is_refused_with_the_form_of_a_program() -> None:
+    with pytest.raises(InvalidConfig, match=r"functools\.partial\(Class, option=value\), not {'name': 'mqfq_sticky'"):
+        Config(policy={"name": "mqfq_sticky", "T": 5})  # type: ignore[arg-type]
+
+
 def test_devices_by_default_are_the_gpus_or_else_software() -> None:
     assert Config().resolved(gpus=3).devices == (Device("gpu"),) * 3
     software = Config().resolved(gpus=0).devices
