@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,19 @@ def test_the_order_of_the_documentation_prefers_the_client_that_runs_fewest() ->
     policy = policy_of_the_page("FewestRunning")
     result = simulate(read(told), lambda devices: CheckedPolicy(policy(devices), devices))
     assert [each.request for each in result.dispatches] == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize(("weighted", "order"), [(False, [0, 2, 1, 4, 3]), (True, [0, 2, 1, 3, 4])])
+def test_the_option_of_the_documentation_counts_weights(*, weighted: bool, order: list[int]) -> None:
+    """Four slots: when a, of weight 4, runs two requests and b one, a runs fewer for its weight."""
+    told = {
+        "devices": [{"slots": 4, "busy_until_s": 1}],
+        "clients": {"a": {"weight": 4}, "b": {}},
+        "functions": {"A": {"client": "a", "run_s": 2}, "B": {"client": "b", "run_s": 2}},
+        "requests": [{"function": name} for name in "AABAB"],
+    }
+    policy: Any = policy_of_the_page("FewestRunning")
+    assert [each.request for each in simulate(read(told), partial(policy, weighted=weighted)).dispatches] == order
 
 
 class Stubborn:
