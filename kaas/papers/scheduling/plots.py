@@ -35,14 +35,15 @@ def draw_rows(rows: Sequence[Mapping[str, Any]], file: Path, *, along: str | Non
 
 
 def figure_of(rows: Sequence[Mapping[str, Any]], along: str | None = None) -> Any:
-    """Return the matplotlib Figure that `draw_rows` saves."""
+    """Return the matplotlib Figure that `draw_rows` saves. A figure that is 0 in all rows has no panel."""
     from matplotlib.figure import Figure
 
     names = _names(rows, along)
     height = 3.2 if along is not None else 0.8 + 0.28 * len(rows)
-    figure = Figure(figsize=(4 * len(PANELS), height), layout="constrained")
-    panels = figure.subplots(1, len(PANELS), sharey=along is None)
-    for axes, (figure_name, title) in zip(panels, PANELS.items(), strict=True):
+    shown = {name: title for name, title in PANELS.items() if any(row[name][0] for row in rows)} or PANELS
+    figure = Figure(figsize=(4 * len(shown), height), layout="constrained")
+    panels = figure.subplots(1, len(shown), sharey=along is None, squeeze=False)[0]
+    for axes, (figure_name, title) in zip(panels, shown.items(), strict=True):
         axes.set_title(title, fontsize="medium")
         if along is None:
             _bars(axes, rows, names, figure_name)
@@ -90,6 +91,7 @@ def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str], fi
 def _lines(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str], figure_name: str, along: str) -> None:
     """Draw a line for each name, and a level line for each row without the label of the axis."""
     axes.set_xlabel(along)
+    axes.locator_params("x", integer=all(isinstance(row.get(along, 0), int) for row in rows))
     for name, colour in _colours(names).items():
         own = [row for row, named in zip(rows, names, strict=True) if named == name]
         points = sorted((row[along], *row[figure_name]) for row in own if along in row)

@@ -26,6 +26,14 @@ def test_each_row_has_a_bar_with_its_name_and_value() -> None:
     assert names == ["fcfs", "mqfq_sticky, order=paper", "mqfq_sticky, order=longest"]
 
 
+def test_a_figure_that_is_0_in_all_rows_has_no_panel() -> None:
+    figure = figure_of([row(2.0, policy=name) | {"rejected_ratio": (0.0, 0.0)} for name in ("fcfs", "lalb")])
+    assert [axes.get_title() for axes in figure.axes] == [
+        title for name, title in PANELS.items() if name != "rejected_ratio"
+    ]
+    assert len(figure_of([row(0.0, policy="fcfs")]).axes) == len(PANELS)
+
+
 def test_labels_that_are_the_same_in_all_rows_are_left_out() -> None:
     rows = [row(1.0, policy="fcfs", working_set=24, devices=devices) for devices in ("CPU", "1 GPU")]
     names = [label.get_text() for label in figure_of(rows).axes[0].get_yticklabels()]
