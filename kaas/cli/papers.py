@@ -105,19 +105,21 @@ def kaas(
             write_whole(report, page(results, testbed).encode())
             tell(f"the page is {report}")
         if left := missing(figures, results):
-            tell(f"stopped; left to measure: {left}. The same command goes on")
+            tell(f"left to measure: {left}. The same command goes on with them")
     if plots:
         drawn = draw(results, folder)
         tell(f"plots: {', '.join(map(str, drawn)) or 'none, Table 1 and Figure 8 are tables'}")
-    rows = [{"cell": _title(cell), **_figures(cell, results, testbed)} for cell in cells]
+    rows = [{"cell": cell.title, **_figures(cell, results, testbed)} for cell in cells]
     found_bars = bars(results, testbed)
     if json:
         found: dict[str, Any] = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows}
         found |= {"table1": results.properties} if "table1" in figures else {}
         found |= {"figure8": results.breakdowns} if "8" in figures else {}
         print(msgspec.json.encode(found).decode())
-        return
-    _show(rows, found_bars)
+    else:
+        _show(rows, found_bars)
+    if left:
+        raise typer.Exit(1)
 
 
 Zipf = Annotated[float | None, typer.Option(help="exponent of the functions' popularity, if not the paper's")]
@@ -219,19 +221,12 @@ def _testbed(scale: Scale) -> Testbed:
     return SMALL
 
 
-def _title(cell: Cell) -> str:
-    load = "offline"
-    if cell.online:
-        load = "online" if cell.peak is None else f"online at the rate of {cell.peak.value}"
-    return f"{cell.workload}, {cell.side.value}, {cell.replicas} replicas, {load}"
-
-
 def _line(kept: ResultLine) -> str:
     from kaas.papers.breakdown import Breakdown, Properties
 
     match kept:
         case cell, found:
-            return f"{_title(cell)}: {found.rate_per_s:.4g} requests/s, {found.state.value}"
+            return f"{cell.title}: {found.rate_per_s:.4g} requests/s, {found.state.value}"
         case Breakdown():
             return f"micro-benchmark, {kept.task}, {kept.start.value}: {kept.total_s * 1e3:.3g} ms"
         case Properties():
@@ -243,7 +238,9 @@ def _line(kept: ResultLine) -> str:
 def _figures(cell: Cell, results: Results, testbed: Testbed) -> dict[str, Any]:
     from kaas.papers.experiments import efficiency
 
-    found = results.found[cell]
+    found = results.found.get(cell)
+    if found is None:
+        return {"state": "no figure"}
     return {
         "state": found.state.value,
         "rate_per_s": found.rate_per_s,
@@ -260,9 +257,9 @@ def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
 
     table = Table("cell", "n", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
     for row in rows:
-        figures = (row[name] for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
+        figures = (row.get(name) for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
         numbers = ("-" if figure is None else f"{figure:.3g}" for figure in figures)
-        table.add_row(row["cell"], str(row["requests"]), *numbers, row["state"])
+        table.add_row(row["cell"], str(row.get("requests", "-")), *numbers, row["state"])
     if rows:
         print_whole(table)
     for name, bar in bars.items():

@@ -14,7 +14,7 @@ from kaas.bench.arrivals import poisson_of
 from kaas.bench.load import Load
 from kaas.bench.measure import PERCENTILES, Measurement, complete, measure
 from kaas.bench.windows import STABLE_WINDOWS, Stability
-from kaas.errors import WrongAnswer
+from kaas.errors import DeadlineExceeded, WrongAnswer
 from kaas.papers.experiment_server import SLOTS
 from kaas.papers.workloads import WORKLOADS
 
@@ -83,6 +83,14 @@ class Cell(msgspec.Struct, frozen=True):
         """The cell whose rate an online cell's is a share of."""
         return Cell(self.workload, self.peak or self.side, self.replicas)
 
+    @property
+    def title(self) -> str:
+        """The cell in words."""
+        load = "offline"
+        if self.online:
+            load = "online" if self.peak is None else f"online at the rate of {self.peak.value}"
+        return f"{self.workload}, {self.side.value}, {self.replicas} replicas, {load}"
+
 
 class Found(msgspec.Struct, frozen=True):
     """The figures that the clients of a cell saw.
@@ -132,6 +140,7 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
 
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
+        DeadlineExceeded: no request has a result in the cell's time, so that there is no figure.
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
     # an exclusive policy has a process on each device, and ends it for the next replica's
@@ -171,9 +180,12 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
         lost = sum(each is not None and not isinstance(each, CancelledError) for each in errors) + load.outstanding
     if found.errors or lost:
         raise WrongAnswer(f"{cell}: {found.errors or 'no request'} in time and {lost} at the end have no right result")
-    latencies = found.latencies
+    latencies, rate_per_s = found.latencies, _rate_per_s(cell, found)
+    if not latencies.count or not rate_per_s:
+        message = f"no result within {limit_s:.3g} s: this machine is too slow, or too busy"
+        raise DeadlineExceeded(message, deadline_s=limit_s)
     seconds = sum(each.seconds for each in found.windows)
-    return Found(_rate_per_s(cell, found), found.stability, latencies.count, latencies.cdf, seconds, offered_per_s)
+    return Found(rate_per_s, found.stability, latencies.count, latencies.cdf, seconds, offered_per_s)
 
 
 def _rate_per_s(cell: Cell, found: Measurement) -> float:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kaas.bench.arrivals import poisson_of
 from kaas.bench.measure import Measurement
 from kaas.bench.windows import MeasurementWindow, Stability
-from kaas.errors import WrongAnswer
+from kaas.errors import DeadlineExceeded, WrongAnswer
 from kaas.papers import cells
 from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.small.testbed import SMALL
@@ -113,6 +113,11 @@ def test_a_wrong_result_ends_the_experiment(cell: Cell) -> None:
 def test_requests_without_a_result_end_the_experiment() -> None:
     with pytest.raises(WrongAnswer, match="have no right result"):
         measured(ONLINE, StandReplicas(silent_every=20), SMALL, PEAK_PER_S)  # type: ignore[arg-type]
+
+
+def test_a_cell_without_a_result_in_its_time_has_no_figure() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"no result within [\d.]+ s: this machine is too slow, or too busy"):
+        measured(OFFLINE, StandReplicas(silent_every=1), SMALL, None)  # type: ignore[arg-type]
 
 
 def test_the_first_results_of_the_devices_count_for_nothing() -> None:

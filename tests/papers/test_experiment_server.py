@@ -59,5 +59,5 @@ def test_an_experiment_whose_terminal_closes_says_what_is_left(tmp_path: Path) -
         experiment.send_signal(signal.SIGHUP)
         rest = experiment.stdout.read()
     (left,) = re.findall(r"^to measure into .*: (\d+);", started)
-    assert f"stopped; left to measure: {left}. The same command goes on" in rest
+    assert f"left to measure: {left}. The same command goes on with them" in rest
     assert experiment.returncode == 128 + signal.SIGHUP

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from kaas.bench.windows import Stability
 from kaas.cli.main import app
-from kaas.errors import InvalidRecord, InvalidRequest
+from kaas.errors import DeadlineExceeded, InvalidRecord, InvalidRequest
 from kaas.papers import experiments
 from kaas.papers.breakdown import TABLE, Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found, Side, callers
-from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, run
+from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
 from kaas.papers.results import Hardware, Results, write_whole
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.testbed import Testbed
@@ -65,6 +65,7 @@ class Stand:
         self.cells: list[Cell] = []
         self.peaks: list[float | None] = []
         self.stops_at: Cell | None = None
+        self.silent_at: Cell | None = None
         monkeypatch.setattr(experiments, "serve", self.serve)
         monkeypatch.setattr(experiments, "measured", self.measured)
         monkeypatch.setattr(experiments, "breakdowns", self.breakdowns)
@@ -88,6 +89,8 @@ class Stand:
         assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
             raise KeyboardInterrupt
+        if cell == self.silent_at:
+            raise DeadlineExceeded("no result within 5 s")
         self.cells.append(cell)
         self.peaks.append(peak_per_s)
         return found(cell.replicas, offered_per_s=1.0 if cell.online else 0.0)
@@ -137,6 +140,33 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_pat
     whole, read = Results(tmp_path / "all"), Results(tmp_path / "results")
     assert results.found == read.found == whole.found
     assert results.breakdowns == read.breakdowns == whole.breakdowns
+
+
+def test_a_cell_without_a_result_is_left_out_and_measured_by_the_next_run(stand: Stand, tmp_path: Path) -> None:
+    told: list[str] = []
+    online = Cell("bert", Side.ETASK_EXCLUSIVE, 5, online=True)
+    at_its_rate = Cell("bert", Side.KTASK, 5, online=True, peak=Side.ETASK_EXCLUSIVE)
+    stand.silent_at = online.offline
+    results = Results(tmp_path / "results")
+    run(["11"], results, SMALL, told.append, nothing)
+    assert {*cells_of(["11"])} - {*results.found} == {online.offline, online, at_its_rate}
+    assert f"{online.offline.title}: no figure, no result within 5 s" in told
+    assert f"{online.title}: no figure, since the rate is a share of that of {online.offline.title}" in told
+    assert missing(["11"], results) == 3
+    stand.silent_at = None
+    run(["11"], results, SMALL, nothing, nothing)
+    assert missing(["11"], results) == 0
+
+
+@pytest.mark.processes  # git, for the commit
+def test_the_command_names_a_cell_without_a_figure(stand: Stand, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    stand.silent_at = Cell("bert", Side.KTASK, 16, online=True)
+    arguments = ["papers", "kaas", "--figure", "11", "--folder", str(tmp_path)]
+    outcome = CliRunner().invoke(app, arguments)
+    assert (outcome.exit_code, outcome.exception.__class__) == (1, SystemExit)
+    assert f"{stand.silent_at.title}: no figure, no result within 5 s" in outcome.stdout
+    assert "left to measure: 1. The same command goes on with them" in outcome.stdout
 
 
 def test_single_requests_of_which_a_killed_run_kept_some_are_measured_once(stand: Stand, tmp_path: Path) -> None:
