@@ -166,7 +166,13 @@ def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator
     environment = {**os.environ, **testbed.prepare(folder), "RAY_AUTH_MODE": "token"}  # of its workers too
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, preexec_fn=_end_with_parent
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            preexec_fn=_end_with_parent,
+            start_new_session=True,  # a signal to the whole group would end Ray first, and the server would wait for it
         )
     try:
         assert process.stdout is not None, "it is a pipe"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kaas.errors import DeadlineExceeded, InvalidRequest
 from kaas.papers.breakdown import BREAKDOWNS, TABLE, Breakdown, Properties, breakdowns, properties
 from kaas.papers.cells import Cell, Side, measured
-from kaas.papers.experiment_server import serve
+from kaas.papers.experiment_server import STOP_S, serve
 from kaas.papers.workloads import MOST_REPLICAS, WORKLOADS
 
 if TYPE_CHECKING:
@@ -182,7 +182,11 @@ def _server(policy: str, testbed: Testbed, tell: Callable[[str], object]) -> Ite
         tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
         serve(Path(folder), policy, testbed, MOST_REPLICAS) as server,
     ):
-        yield server
+        try:
+            yield server
+        except BaseException:
+            tell(f"the server ends first, which takes up to {STOP_S:g} s")
+            raise
 
 
 def bars(results: Results, testbed: Testbed) -> dict[str, Bar]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,23 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     message = "the server did not start: InvalidConfig: .*no_such_policy"
     with pytest.raises(DeviceUnavailable, match=message), serve(tmp_path, "no_such_policy", SmallTestbed(devices=1), 1):
         pass
+
+
+def test_a_signal_to_the_experiments_group_leaves_the_server_to_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[tuple[int, int]] = []
+
+    class NotedProcess(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            groups.append((self.pid, os.getpgid(self.pid)))
+
+    monkeypatch.setattr(subprocess, "Popen", NotedProcess)
+    with pytest.raises(DeviceUnavailable), serve(tmp_path, "no_such_policy", SmallTestbed(devices=1), 1):
+        pass
+    ((server, group),) = groups
+    assert server == group
 
 
 def test_a_server_ends_with_an_experiment_that_is_killed() -> None:
