@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from shlex import quote
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 from kaas.cli.serve import SERVER_CONFIG
 from kaas.errors import InvalidRequest, MissingPackage, NotInitialized
@@ -83,9 +84,51 @@ def _show(tables: Iterable[Shown]) -> None:
 
 
 def print_whole(table: Table) -> None:
-    """Print a table in full width, since a truncated figure is wrong."""
-    needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
-    Console(width=max(console.width, needed), emoji=False).print(table)
+    """Print a table without a cut in a figure.
+
+    In a terminal that is too narrow, a cell goes on in its next line, between words. Columns for which there is still
+    no room follow as a table below, with the first column again. A file or a pipe gets the full width.
+    """
+    if not console.is_terminal:
+        Console(width=max(console.width, _span(table).maximum), emoji=False).print(table)
+        return
+    first, *left = range(len(table.columns))
+    while True:
+        taken = max(1, len(left))
+        while taken > 1 and _span(_part(table, [first, *left[:taken]])).minimum > console.width:
+            taken -= 1
+        part = _part(table, [first, *left[:taken]])
+        _widen(part, console.width)
+        Console(width=max(console.width, _span(part).maximum), emoji=False).print(part)
+        left = left[taken:]
+        if not left:
+            return
+
+
+def _span(table: Table) -> Measurement:
+    """Return the width of a table: at least, so that no word is cut, and at most."""
+    return console.measure(table, options=console.options.update(max_width=sys.maxsize))
+
+
+def _part(table: Table, places: Sequence[int]) -> Table:
+    """Return some columns of a table as a table."""
+    columns = [table.columns[place] for place in places]
+    heads = (Column(each.header, justify=each.justify) for each in columns)
+    part = Table(*heads, title=table.title, title_justify=table.title_justify, caption=table.caption)
+    for cells in zip(*(each.cells for each in columns), strict=True):
+        part.add_row(*cells)
+    return part
+
+
+def _widen(table: Table, width: int) -> None:
+    """Give each column the width of its longest word, and share the rest, first among the columns that need little."""
+    spans = [_span(_part(table, [place])) for place in range(len(table.columns))]
+    rest, edges = max(0, width - _span(table).minimum), 4  # lines and blanks on both sides of a cell
+    by_need = sorted(range(len(spans)), key=lambda place: spans[place].span)
+    for before, place in enumerate(by_need):
+        more = min(spans[place].span, rest // (len(by_need) - before))
+        table.columns[place].width = spans[place].minimum - edges + more
+        rest -= more
 
 
 def trace(

@@ -20,6 +20,7 @@ from kaas.cli.observe import print_whole
 
 if TYPE_CHECKING:
     from kaas.papers.cells import Cell
+    from kaas.papers.page import Section
     from kaas.papers.results import ResultLine, Results
     from kaas.papers.testbed import Testbed
 
@@ -65,11 +66,13 @@ def kaas(
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
-    from kaas.papers.page import page
+    from kaas.papers.page import page, sections
     from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results, write_whole
 
     check_ray()
+    if report is not None and not report.parent.is_dir():
+        raise InvalidRequest(f"--report {report}: there is no folder {report.parent}")
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
     cells = cells_of(figures)
     for ending in (signal.SIGTERM, signal.SIGHUP):
@@ -109,15 +112,17 @@ def kaas(
     if plots:
         drawn = draw(results, folder)
         tell(f"plots: {', '.join(map(str, drawn)) or 'none, Table 1 and Figure 8 are tables'}")
-    rows = [{"cell": cell.title, **_figures(cell, results, testbed)} for cell in cells]
-    found_bars = bars(results, testbed)
     if json:
-        found: dict[str, Any] = {"benchmark": "papers kaas", "bars": found_bars, "detail": rows}
+        rows = [{"cell": cell.title, **_figures(cell, results, testbed)} for cell in cells]
+        found: dict[str, Any] = {"benchmark": "papers kaas", "bars": bars(results, testbed), "detail": rows}
         found |= {"table1": results.properties} if "table1" in figures else {}
         found |= {"figure8": results.breakdowns} if "8" in figures else {}
         print(msgspec.json.encode(found).decode())
     else:
-        _show(rows, found_bars)
+        for section in sections(results, testbed, figures):
+            _show(section)
+        if report is None:
+            tell("--report FILE writes these tables with their explanations, and all others of the folder")
     if left:
         raise typer.Exit(1)
 
@@ -221,6 +226,17 @@ def _testbed(scale: Scale) -> Testbed:
     return SMALL
 
 
+def _show(section: Section) -> None:
+    """Print a table of results; the long texts of the column REASONS are for the page only."""
+    from kaas.papers.page import REASONS
+
+    shown = [place for place, name in enumerate(section.head) if name != REASONS]
+    table = Table(*(escape(section.head[place]) for place in shown), title=section.title, title_justify="left")
+    for row in section.rows:
+        table.add_row(*(escape(row[place]) for place in shown))
+    print_whole(table)
+
+
 def _line(kept: ResultLine) -> str:
     from kaas.papers.breakdown import Breakdown, Properties
 
@@ -250,19 +266,3 @@ def _figures(cell: Cell, results: Results, testbed: Testbed) -> dict[str, Any]:
         "requests": found.requests,
         "offered_per_s": found.offered_per_s,
     }
-
-
-def _show(rows: list[dict[str, Any]], bars: dict[str, Any]) -> None:
-    from kaas.papers.experiments import is_met
-
-    table = Table("cell", "n", "requests/s", "of the kernels' rate", "p50 ms", "p90 ms", "state")
-    for row in rows:
-        figures = (row.get(name) for name in ("rate_per_s", "efficiency", "p50_ms", "p90_ms"))
-        numbers = ("-" if figure is None else f"{figure:.3g}" for figure in figures)
-        table.add_row(row["cell"], str(row.get("requests", "-")), *numbers, row["state"])
-    if rows:
-        print_whole(table)
-    for name, bar in bars.items():
-        value, comparison, limit = bar
-        shown = value if isinstance(value, str) else f"{value:.3g}"
-        print(f"{name}: {shown} ({comparison} {limit:g}){'' if is_met(bar) else ', missed'}")

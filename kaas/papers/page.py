@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple
 
 from kaas.papers.breakdown import OVERHEADS, PARTS
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.claims import NONE, claim_rows, marked
-from kaas.papers.experiments import FIGURES, bars, efficiency, is_met
+from kaas.papers.experiments import FIGURES, bars, cells_of, efficiency, is_met
 from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -33,22 +34,42 @@ another step (the paper's Figure 9). Every result is checked.
 """
 PERCENTS = (10, 50, 90, 99)
 """Of the distributions of Figure 11."""
+REASONS = "why they differ"
+"""The column of long texts."""
+
+
+class Section(NamedTuple):
+    """A table of the page. text: explains the table, in Markdown; "" if nothing is to be explained."""
+
+    title: str
+    text: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 def page(results: Results, testbed: Testbed) -> str:
     """Return the page of what has been measured; a figure without results is left out."""
-    parts = [
-        HEAD,
-        *_hardware(results, testbed),
-        *_claims(results, testbed),
-        *_bars(results, testbed),
-        *_table1(results, testbed),
-        *_figure8(results),
-        *_offline(results, testbed),
-        *_online(results),
-        *_figure11(results),
-    ]
+    parts = [HEAD, *_hardware(results, testbed)]
+    for section in sections(results, testbed, list(FIGURES)):
+        parts += [f"## {section.title}\n", *[f"{section.text}\n"] * bool(section.text), *_table(section), ""]
     return "\n".join(parts)
+
+
+def sections(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[Section]:
+    """Yield the tables of some figures, and what the paper claims of them, beside the measurements.
+
+    A figure without results is left out.
+    """
+    part, cells = copy(results), {*cells_of(figures)}
+    part.found = {cell: found for cell, found in results.found.items() if cell in cells}
+    part.breakdowns = results.breakdowns if "8" in figures else []
+    yield from _claims(part, testbed)
+    yield from _bars(part, testbed)
+    yield from _table1(part, testbed) if "table1" in figures else ()
+    yield from _figure8(part)
+    yield from _offline(part, testbed, figures)
+    yield from _online(part) if "13" in figures else ()
+    yield from _figure11(part) if "11" in figures else ()
 
 
 def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
@@ -63,53 +84,50 @@ def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
     yield "A *-* is not measured, or a percentile that too few requests stand behind.\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{' --- |' * len(head)}"
-    for row in rows:
+def _table(section: Section) -> Iterator[str]:
+    yield f"| {' | '.join(section.head)} |"
+    yield f"|{' --- |' * len(section.head)}"
+    for row in section.rows:
         yield f"| {' | '.join(row)} |"
-    yield ""
 
 
-def _claims(results: Results, testbed: Testbed) -> Iterator[str]:
+def _claims(results: Results, testbed: Testbed) -> Iterator[Section]:
     rows = list(claim_rows(results, testbed))
     if rows:
-        yield "## The paper's claims, beside the measurements\n"
-        yield (
+        text = (
             "A figure behind *~* is of windows that did not agree within 10 %, and is of all of them, an offline rate "
             "from each device's first result to the last one; *n* is the number of requests. Devices that do not end "
             "together may give one result each more or fewer in this time. With so few requests, and starts that "
-            "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only.\n"
+            "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only."
         )
-        yield from _table(("", "paper", "here", "why they differ"), rows)
+        title = "The paper's claims, beside the measurements"
+        yield Section(title, text, ("", "paper", "here", REASONS), rows)
 
 
-def _bars(results: Results, testbed: Testbed) -> Iterator[str]:
+def _bars(results: Results, testbed: Testbed) -> Iterator[Section]:
     found = bars(results, testbed)
     if not found:
         return
-    yield "## Bars\n"
-    yield (
+    text = (
         "Ratios of resnet50 that this project sets itself, with their limits; those of the other workloads stand "
         "above, and not all are within these limits. `p90_16_over_4` compares two draws of random arrivals, each at "
-        "80 % of its own peak: repeated, it varies by a third, and it says little where the throughput is poor.\n"
+        "80 % of its own peak: repeated, it varies by a third, and it says little where the throughput is poor."
     )
     rows = []
     for name, (value, comparison, limit) in found.items():
         shown = value if isinstance(value, str) else f"{value:.3g}"
         missed = "" if is_met((value, comparison, limit)) else "missed"
         rows.append((f"`{name}`", f"{comparison} {limit:g}", shown, missed))
-    yield from _table(("ratio", "limit", "measured", ""), rows)
+    yield Section("Bars", text, ("ratio", "limit", "measured", ""), rows)
 
 
-def _table1(results: Results, testbed: Testbed) -> Iterator[str]:
+def _table1(results: Results, testbed: Testbed) -> Iterator[Section]:
     if not results.properties:
         return
-    yield "## Table 1: the workloads\n"
-    yield (
+    text = (
         "By the server's own figures of a client's requests, with the scale taken out; dynamic memory is that of the "
         "kTask's other buffers."
-        + " Times are modelled after the paper's: they show that the model holds.\n"
+        + " Times are modelled after the paper's: they show that the model holds."
         * testbed.modelled
     )
     rows = []
@@ -124,24 +142,23 @@ def _table1(results: Results, testbed: Testbed) -> Iterator[str]:
         ))  # fmt: skip
     columns = ("constants MB", "dynamic MB", "GPU ms", "CPU ms")
     pairs = [f"{name}, {where}" for name in columns for where in ("paper", "here")]
-    yield from _table(("workload", *pairs), rows)
+    yield Section("Table 1: the workloads", text, ("workload", *pairs), rows)
 
 
-def _figure8(results: Results) -> Iterator[str]:
+def _figure8(results: Results) -> Iterator[Section]:
     if not results.breakdowns:
         return
-    yield "## Figure 8: a request of the micro-benchmark by stage, ms\n"
-    yield (
+    text = (
         "Cold: the server has seen no request of the benchmark; an eTask's process starts. A new client's: another "
         "client has called the kernels, and its own constants are new. Kernel Init: libraries loaded and graphs "
         "instantiated. Overheads: the rest of what the client waits for, the network included. The start of an eTask's "
-        "process and its function are one stage each.\n"
+        "process and its function are one stage each."
     )
     names = dict.fromkeys((*PARTS.values(), OVERHEADS))
     head = [f"{each.task}, {each.start.value}, n={each.requests}" for each in results.breakdowns]
-    rows = [[name, *(_milliseconds(each, name) for each in results.breakdowns)] for name in names]
-    rows.append(["all", *(f"{each.total_s * 1e3:.3g}" for each in results.breakdowns)])
-    yield from _table(("stage", *head), rows)
+    rows = [(name, *(_milliseconds(each, name) for each in results.breakdowns)) for name in names]
+    rows.append(("all", *(f"{each.total_s * 1e3:.3g}" for each in results.breakdowns)))
+    yield Section("Figure 8: a request of the micro-benchmark by stage, ms", text, ("stage", *head), rows)
 
 
 def _milliseconds(each: Breakdown, name: str) -> str:
@@ -149,29 +166,22 @@ def _milliseconds(each: Breakdown, name: str) -> str:
     return f"{seconds * 1e3:.3g}" if seconds else NONE
 
 
-def _offline(results: Results, testbed: Testbed) -> Iterator[str]:
-    for figure, title in (("10", "low-memory"), ("12", "high-memory")):
-        cells = [cell for cell in FIGURES[figure] if cell in results.found and not cell.online]
-        if not cells:
-            continue
-        yield f"## Figure {figure}: throughput of {title} workloads, requests/s\n"
-        yield "In brackets: over the rate of the devices with the kernels alone.\n"
+def _offline(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[Section]:
+    def shown(cell: Cell, found: Found) -> str:
+        share = efficiency(cell, results, testbed)
+        of_kernels = "" if share is None else f" ({share:.2f})"
+        return marked(f"{found.rate_per_s:.3g}{of_kernels}, n={found.requests}", found)
 
-        def shown(cell: Cell, found: Found) -> str:
-            share = efficiency(cell, results, testbed)
-            of_kernels = "" if share is None else f" ({share:.2f})"
-            return marked(f"{found.rate_per_s:.3g}{of_kernels}, n={found.requests}", found)
-
-        yield from _by_replicas(cells, results, shown)
+    for figure, memory in (("10", "low-memory"), ("12", "high-memory")):
+        title = f"Figure {figure}: throughput of {memory} workloads, requests/s"
+        text = "In brackets: over the rate of the devices with the kernels alone."
+        yield from _by_replicas(title, text, FIGURES[figure], results, shown) if figure in figures else ()
 
 
-def _online(results: Results) -> Iterator[str]:
-    cells = [cell for cell in FIGURES["13"] if cell in results.found and cell.online]
-    if not cells:
-        return
-    yield "## Figure 13: latency of online workloads, ms: median / 90th percentile\n"
-    yield "Random arrivals at 80 % of the offline rate of the same cell. *Unstable*: the queue grew.\n"
-    yield from _by_replicas(cells, results, lambda _, found: _quantiles(found))
+def _online(results: Results) -> Iterator[Section]:
+    title = "Figure 13: latency of online workloads, ms: median / 90th percentile"
+    text = "Random arrivals at 80 % of the offline rate of the same cell. *Unstable*: the queue grew."
+    yield from _by_replicas(title, text, FIGURES["13"], results, lambda _, found: _quantiles(found))
 
 
 def _quantiles(found: Found) -> str:
@@ -184,27 +194,32 @@ def _milliseconds_at(found: Found, percent: int) -> str:
     return f"{found.cdf_s[percent] * 1e3:.0f}" if found.tells(percent) else NONE
 
 
-def _by_replicas(cells: Sequence[Cell], results: Results, shown: Callable[[Cell, Found], str]) -> Iterator[str]:
+def _by_replicas(
+    title: str, text: str, cells: Sequence[Cell], results: Results, shown: Callable[[Cell, Found], str]
+) -> Iterator[Section]:
+    """Yield a table with a row for each setting and a column for each side, if one of the cells has a result."""
+    if results.found.keys().isdisjoint(cells):
+        return
     sides = list(dict.fromkeys(cell.side for cell in cells))
     settings = dict.fromkeys((cell.workload, cell.replicas) for cell in cells)
-    of = {(cell.workload, cell.replicas, cell.side): cell for cell in cells}
+    of = {(cell.workload, cell.replicas, cell.side): cell for cell in cells if cell in results.found}
     rows = []
     for workload, replicas in sorted(settings, key=lambda setting: (list(WORKLOADS).index(setting[0]), setting[1])):
         found = [of.get((workload, replicas, side)) for side in sides]
         texts = [NONE if cell is None else shown(cell, results.found[cell]) for cell in found]
         rows.append((workload, str(replicas), *texts))
-    yield from _table(("workload", "replicas", *(side.value for side in sides)), rows)
+    yield Section(title, text, ("workload", "replicas", *(side.value for side in sides)), rows)
 
 
-def _figure11(results: Results) -> Iterator[str]:
-    cells = [cell for cell in FIGURES["11"] if cell in results.found and cell.online]
-    if not cells:
+def _figure11(results: Results) -> Iterator[Section]:
+    if not any(cell.online for cell in results.found.keys() & {*FIGURES["11"]}):
         return
-    yield "## Figure 11: the distribution of BERT's latencies, ms\n"
     rows = []
-    for cell in cells:
-        found = results.found[cell]
-        rate = f"{found.offered_per_s:.3g}" + (" (that of eTasks)" if cell.peak is Side.ETASK_EXCLUSIVE else "")
-        quantiles = [marked(_milliseconds_at(found, percent), found) for percent in PERCENTS]
-        rows.append((cell.side.value, str(cell.replicas), rate, str(found.requests), *quantiles))
-    yield from _table(("", "replicas", "requests/s", "n", *(f"{percent} %" for percent in PERCENTS)), rows)
+    for cell in FIGURES["11"]:
+        found = results.found.get(cell)
+        rate = NONE if found is None else f"{found.offered_per_s:.3g}"
+        rate += " (that of eTasks)" if cell.peak is Side.ETASK_EXCLUSIVE else ""
+        quantiles = [NONE if found is None else marked(_milliseconds_at(found, each), found) for each in PERCENTS]
+        rows.append((cell.side.value, str(cell.replicas), rate, str(found.requests if found else NONE), *quantiles))
+    head = ("", "replicas", "requests/s", "n", *(f"{percent} %" for percent in PERCENTS))
+    yield Section("Figure 11: the distribution of BERT's latencies, ms", "", head, rows)

@@ -239,6 +239,25 @@ def test_a_run_that_was_killed_while_it_wrote_loses_that_line_only(tmp_path: Pat
         assert (tmp_path / "results").read_bytes() == whole
 
 
+@pytest.mark.usefixtures("stand")
+def test_the_command_shows_the_table_of_its_figure_beside_the_paper(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    for figure, titles in (
+        ("table1", ["Table 1: the workloads"]),
+        ("8", ["The paper's claims, beside the measurements", "Figure 8: "]),
+        ("10", ["The paper's claims, beside the measurements", "Bars", "Figure 10: "]),
+        ("11", ["The paper's claims, beside the measurements", "Figure 11: "]),
+    ):
+        (tmp_path / figure).mkdir()
+        run(list(FIGURES), Results(tmp_path / figure / "kaas-small.jsonl"), SMALL, nothing, nothing)
+        outcome = CliRunner().invoke(app, ["papers", "kaas", "--figure", figure, "--folder", str(tmp_path / figure)])
+        assert outcome.exit_code == 0, outcome.output
+        heads = [each for each in outcome.stdout.splitlines() if each.startswith(("The paper", "Bars", "Table", "Fig"))]
+        assert len(heads) == len(titles)
+        assert all(head.startswith(title) for head, title in zip(heads, titles, strict=True))
+        assert "--report FILE writes these tables" in outcome.stdout
+
+
 @pytest.mark.processes  # git, for the commit
 def test_a_figure_that_is_measured_again_leaves_the_others(stand: Stand, tmp_path: Path) -> None:
     run(["8", "10", "12"], Results(tmp_path / "results"), SMALL, nothing, nothing)
@@ -260,6 +279,9 @@ def test_a_page_is_not_written_over_the_results_and_a_full_disk_leaves_the_old_o
     arguments = ["papers", "kaas", "--figure", "8", "--folder", str(tmp_path), "--report"]
     outcome = CliRunner().invoke(app, [*arguments, str(tmp_path / "kaas-small.jsonl")])
     assert isinstance(outcome.exception, InvalidRequest)
+    outcome = CliRunner().invoke(app, [*arguments, str(tmp_path / "nowhere" / "page.md")])
+    assert isinstance(outcome.exception, InvalidRequest)
+    assert f"there is no folder {tmp_path / 'nowhere'}" in str(outcome.exception)
     page = tmp_path / "folder"
     (page / "in it").mkdir(parents=True)
     with pytest.raises(OSError, match="folder") as error:
