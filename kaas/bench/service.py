@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.config import ClientSettings, Config
+from kaas.import_target import modules_here
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
 
 if TYPE_CHECKING:
     from kaas.api.function import Function
+    from kaas.scheduling.decisions import PolicyFactory
 
 PATIENCE_S = 15.0
 """Seconds that a client waits for a server which does not answer: a measurement of a stopped server has an end."""
@@ -85,7 +87,7 @@ def in_pool(
     make: Callable[[], KTask | CompiledModel | Function],
     name: str,
     weights: Mapping[str, float],
-    policy: str | None,
+    policy: str | PolicyFactory | None,
     *,
     ray: bool,
 ) -> Iterator[LoadedService]:
@@ -95,7 +97,7 @@ def in_pool(
         make: returns a kTask, a model, or a function that it has registered: it is called once the pool runs.
         name: of the pool.
         weights: by client; without clients there is one, without a name.
-        policy: of a pool that starts.
+        policy: of a pool that starts: a name, or a callable of a module, as `kaas.Config` takes it.
         ray: the pool runs on Ray already.
     """
     from kaas.api import program
@@ -104,7 +106,8 @@ def in_pool(
         program.attach(name)
     settings = {each: ClientSettings(weight=weight) for each, weight in weights.items()}
     config = Config(policy=policy or "fcfs", clients=settings) if policy or settings else None  # None: as it runs
-    opened = not ray and program.init(ray=False, name=name, config=config)
+    with modules_here():  # the pool's process imports the policy from there, too
+        opened = not ray and program.init(ray=False, name=name, config=config)
     if not opened:
         print(f"in the running pool {name!r}, which other programs may use meanwhile", file=sys.stderr)
     try:

@@ -100,6 +100,24 @@ def test_several_clients_of_a_pool(task_file: Path) -> None:
     assert 0.5 <= found["jain"] <= 1
 
 
+def test_a_policy_of_ones_own(task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "noted_policy.py").write_text(
+        "from pathlib import Path\n"
+        "from kaas.scheduling.policies import factory\n"
+        "def noted(devices):\n"
+        "    Path(__file__).with_name('made').touch()\n"
+        "    return factory('mqfq_sticky')(devices)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = ("--scalar", "factor=3", "--policy")
+    (found,) = measured(str(task_file), *own, "noted_policy:noted")
+    assert (found["requests"] > 0, found["errors"]) == (True, {})
+    assert (tmp_path / "made").exists()
+    ended = bench(str(task_file), *own, "noted_policy:missing")
+    told = "InvalidConfig: policy is 'noted_policy:missing': module 'noted_policy' has no function 'missing'"
+    assert ended.stderr.splitlines()[-1] == told
+
+
 def test_a_server(serve: Serve, task_file: Path) -> None:
     server = serve(insecure=True)
     (found,) = measured(str(task_file), "--server", server.endpoint, "--scalar", "factor=3")
@@ -176,6 +194,7 @@ def test_a_file_that_there_is_not() -> None:
             "--policy is of a pool, and has no meaning with --server",
         ),
         (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
+        (("--policy", "none"), "policy: no policy 'none'; there are fcfs, "),
         (("--loadgen",), "--loadgen is of a --scenario"),
         (("--duration", "5"), "--duration is of a --scenario"),
         (("--scalar", "factr=2"), "--scalar factr: there is no such scalar, only factor"),

@@ -19,6 +19,7 @@ from kaas.cli.bench.peers import peers
 from kaas.cli.bench.tables import show, show_scenario
 from kaas.cli.bench.target import loaded_from, opened
 from kaas.cli.files import no_device, pairs_of, scalar_value
+from kaas.cli.policies import find_policy
 from kaas.errors import InvalidRequest
 from kaas.ktask.draw import printable
 
@@ -95,7 +96,9 @@ def file(
         typer.Option(exists=True, dir_okay=False, help="of the client, for --server; several for several clients"),
     ] = None,
     client: Annotated[list[str] | None, typer.Option(help="of a pool: name, or name=weight; several compete")] = None,
-    policy: Annotated[str | None, typer.Option(help="of the pool that runs for the measurement")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="of the pool that runs for the measurement: a name, or module:Class")
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +132,7 @@ def file(
 
     loaded, weights = loaded_from(target, endpoint or server), shares.parse(client)
     _refuse_mixed(endpoint, server, keys, weights, policy, name, ray=ray)
+    chosen = None if policy is None else find_policy(policy)
     measured = loops(concurrency, rate, trace, arrivals, seed)
     if scenario is not None and (concurrency or trace):
         raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
@@ -147,7 +151,7 @@ def file(
     read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
     if html is not None and html.resolve() in {each.resolve() for each in read}:
         raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
-    with opened(target, loaded, endpoint, server, keys, name, weights, policy, ray=ray) as service:
+    with opened(target, loaded, endpoint, server, keys, name, weights, chosen, ray=ray) as service:
         inputs = _inputs(service, scalars, given)
         clients = len(service.functions)
         uneven = [loop for loop in measured if not loop.opened and loop.callers % clients]

@@ -19,6 +19,7 @@ from kaas.models.model import CompiledModel
 
 if TYPE_CHECKING:
     from kaas.bench.service import LoadedService
+    from kaas.scheduling.decisions import PolicyFactory
 
 
 def loaded_from(target: str, server: str | None) -> KTask | CompiledModel | Callable[[], Any] | str:
@@ -73,7 +74,7 @@ def opened(
     keys: Sequence[Path] | None,
     name: str | None,
     weights: Mapping[str, float],
-    policy: str | None,
+    policy: str | PolicyFactory | None,
     *,
     ray: bool,
 ) -> AbstractContextManager[LoadedService]:
