@@ -93,7 +93,7 @@ def _opened(arrivals: Callable[[], Iterator[float]], load: Load) -> Iterator[Com
 
 def _range(text: str, first: float, last: float, step: float | None = None, *more: float) -> list[float]:
     if more or first >= last:
-        raise InvalidRequest(f"--rate takes a range as 10:1000, or 10:1000:90 with a step, not {text!r}")
+        raise InvalidRequest(f"--rate takes a range that rises, as 10:1000, or 10:1000:90 with a step, not {text!r}")
     found = [first]
     while (value := found[-1] + step if step else found[-1] * 2) <= last:
         if value == found[-1] or len(found) == MOST_RATES:
@@ -106,7 +106,7 @@ def _times(file: Path) -> list[float]:
     """Return the arrivals in a file.
 
     Raises:
-        InvalidRequest: a line has no time, or an earlier one than the line before.
+        InvalidRequest: a line has no time, or an earlier one than the line before; or no line has one.
     """
     times: list[float] = []
     for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
@@ -117,7 +117,11 @@ def _times(file: Path) -> list[float]:
                 times.append(math.nan)
             if not math.isfinite(times[-1]):
                 raise InvalidRequest(f"{file}:{number}: a line begins with seconds, not {text[:40]!r}")
-    list(recorded(times))  # checks the order
+            if times[-2:] != sorted(times[-2:]):
+                late = f"{times[-1]:g} s comes after {times[-2]:g} s"
+                raise InvalidRequest(f"{file}:{number}: a trace is in the order of time: {late}")
+    if not times:
+        raise InvalidRequest(f"{file}: the trace has no requests")
     return times
 
 

@@ -37,6 +37,13 @@ def test_a_rate_that_is_none_is_refused(rate: str) -> None:
         titles(rate=rate)
 
 
+def test_a_range_that_falls_is_told_to_rise() -> None:
+    with pytest.raises(
+        InvalidRequest, match="--rate takes a range that rises, as 10:1000, or 10:1000:90 with a step, not '400:50'"
+    ):
+        titles(rate="400:50")
+
+
 def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("100.0,resnet\n100.25,bert\n\n160.0\n")
@@ -47,8 +54,8 @@ def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no requests"),
-        ("2\n1\n", "1 s comes after 2 s"),
+        ("", "trace.csv: the trace has no requests"),
+        ("2\n\n1\n", "trace.csv:3: a trace is in the order of time: 1 s comes after 2 s"),
         ("0\nnoon,x\n", "trace.csv:2: .* not 'noon'"),
         ("0\ninf\n", "trace.csv:2: .* not 'inf'"),
     ],
