@@ -22,6 +22,7 @@ from typing import Any
 from kaas.bench.load import Send
 from kaas.bench.mlperf.scenarios import (
     DURATION_S,
+    OBSERVED,
     MlperfScenario,
     ScenarioResult,
     gathered,
@@ -96,7 +97,7 @@ def run(
     rate_per_s, latency_s = service.answered * service.samples / seconds, _latency_s(summary, scenario)
     driver = f"LoadGen {version('mlcommons-loadgen')}"
     figures = (service.answered, seconds, rate_per_s, latency_s, service.errors)
-    return ScenarioResult(scenario, *figures, missing, driver=driver)
+    return ScenarioResult(scenario, *figures, missing, driver=driver, observed_s=_observed_s(summary))
 
 
 class _TestedService:
@@ -159,6 +160,12 @@ def _latency_s(summary: str, scenario: MlperfScenario) -> float | None:
         title = rf"Early stopping {percentile:.1f}th percentile estimate"
     found = re.search(rf"{title}:\s*(\d+)", summary)
     return int(found[1]) / 1e9 if found else None
+
+
+def _observed_s(summary: str) -> dict[str, float]:
+    """Return the percentiles of a summary that are no estimates, by name."""
+    found = re.findall(r"(\d+)\.00 percentile latency \(ns\)\s*:\s*(\d+)", summary)
+    return {f"p{percent}": int(ns) / 1e9 for percent, ns in found if f"p{percent}" in OBSERVED}
 
 
 def _unsatisfied(summary: str) -> list[str]:

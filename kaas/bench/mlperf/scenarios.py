@@ -6,10 +6,10 @@ Source: MLCommons, "MLPerf Inference Rules", section 3, Scenarios, with the earl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
 from time import perf_counter
@@ -17,6 +17,7 @@ from typing import Any
 
 from kaas.bench.arrivals import poisson
 from kaas.bench.load import Completion, Load, Send
+from kaas.bench.measure import LatencyFigures
 from kaas.errors import InvalidRequest
 
 DURATION_S = 600.0
@@ -29,6 +30,10 @@ DRAIN_S = 60.0
 """Longest wait for the last queries."""
 SLOWER = 4.0
 """A service may be slower than expected by so much: an offline query is waited for so many times its duration more."""
+
+
+OBSERVED = ("p50", "p90")
+"""The percentiles that are told where there are too few queries for the estimate of the one that counts."""
 
 
 class MlperfScenario(Enum):
@@ -60,6 +65,7 @@ class ScenarioResult:
         seconds: to the last end; where queries have no end, to the time at which the run gave them up.
         latency_s: the early-stopping estimate of the scenario's percentile; None where the scenario has none, or with
             too few queries. rate_per_s: answered samples a second. missing: what the rules ask and the run has not.
+        observed_s: by the names p50 and p90, these percentiles of the queries that there are, without an estimate.
         lost: queries without an end, which are among the errors. interrupted: Ctrl-C ended the run. driver: the
             generator that sent the queries.
     """
@@ -74,6 +80,7 @@ class ScenarioResult:
     lost: int = 0
     interrupted: bool = False
     driver: str = "KaaS"
+    observed_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
@@ -121,7 +128,18 @@ def run(
     if interrupted:
         missing.insert(0, "Ctrl-C ended it")
     rate = len(latencies) * samples / seconds
-    return ScenarioResult(scenario, len(latencies), seconds, rate, estimate, errors, tuple(missing), lost, interrupted)
+    return ScenarioResult(
+        scenario,
+        len(latencies),
+        seconds,
+        rate,
+        estimate,
+        errors,
+        tuple(missing),
+        lost,
+        interrupted,
+        observed_s={name: LatencyFigures.of(latencies).percentiles[name] for name in OBSERVED},
+    )
 
 
 def _loop(query: Load, scenario: MlperfScenario, rate_per_s: float) -> Iterator[Completion | None]:
@@ -149,7 +167,7 @@ def rules_broken(scenario: MlperfScenario, samples: int, seconds: float, errors:
     if seconds < DURATION_S:
         yield f"a run takes {DURATION_S:g} s or more, not {seconds:.3g} s"
     if errors:
-        yield f"{errors} queries have no result"
+        yield "1 query has no result" if errors == 1 else f"{errors} queries have no result"
     if scenario is MlperfScenario.OFFLINE and samples < OFFLINE_SAMPLES:
         yield f"the query has {OFFLINE_SAMPLES} samples or more, not {samples}"
 

@@ -41,9 +41,9 @@ def _shares(row: Mapping[str, Any]) -> str:
 
 def show_scenario(row: Mapping[str, Any]) -> None:
     """Print the row of one of MLPerf's scenarios, and the rules that it breaks."""
-    latency = next((f", {key[:-3]} {value:.4g} ms" for key, value in row.items() if key.startswith("p")), "")
-    rate = f"{row['requests']} queries, {row['rate_per_s']:.4g} samples/s"
-    print(f"{row['load']} by {row['driver']}: {rate}{latency}: {row['state']}")
+    latencies = "".join(f", {key[:-3]} {value:.4g} ms" for key, value in row.items() if key.startswith("p"))
+    queries = "1 query" if row["requests"] == 1 else f"{row['requests']} queries"
+    print(f"{row['load']} by {row['driver']}: {queries}, {row['rate_per_s']:.4g} samples/s{latencies}: {row['state']}")
     for reason in row["missing"]:
         print(f"  {reason}")
 
@@ -52,10 +52,10 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of loops, their stages, and what went wrong."""
     quantiles = [key for key in rows[0] if key.startswith("p") and key.endswith("_ms")]
     table = Table(
-        "load", "requests", "requests/s", "mean ± sd ms", *(key.replace("_", " ") for key in quantiles), "state"
+        "load", "requests", "requests/s", "mean±sd ms", *(key.replace("_", " ") for key in quantiles), "state"
     )
     for row in rows:
-        spread = NONE if row["mean_ms"] is None else f"{row['mean_ms']:.3g} ± {row['sd_ms']:.3g}"
+        spread = NONE if row["mean_ms"] is None else f"{row['mean_ms']:.3g}±{row['sd_ms']:.3g}"
         times = (NONE if row[key] is None else f"{row[key]:.4g}" for key in quantiles)
         rate = NONE if row["rate_per_s"] is None else f"{row['rate_per_s']:.4g}"
         table.add_row(escape(row["load"]), str(row["requests"]), rate, spread, *times, _state(row))
