@@ -63,6 +63,7 @@ def kaas(
     scaled down: the time of kernels, copies and steps is modelled; all else is real. At full scale models, matrices and
     constants of Table 1's sizes run on the GPUs of this machine.
     """
+    from kaas.bench.report import check_matplotlib
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
@@ -73,6 +74,8 @@ def kaas(
     check_ray()
     if report is not None and not report.parent.is_dir():
         raise InvalidRequest(f"--report {report}: there is no folder {report.parent}")
+    if plots:
+        check_matplotlib()
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
     cells = cells_of(figures)
     for ending in (signal.SIGTERM, signal.SIGHUP):

@@ -50,7 +50,7 @@ FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
 WRONG_PEER = (
     "the peer at this address does not have this server's key, or does not speak this protocol. A server with keys "
-    "requires the client's keys: kaas.Client(address, keys=...)"
+    "requires the client's keys: kaas.Client(address, keys=...), on the command line --keys"
 )
 MALFORMED = "the server sent bytes that are no message of this protocol"
 

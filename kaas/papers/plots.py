@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kaas.errors import MissingPackage
+from kaas.bench.report import check_matplotlib
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES
 
@@ -22,11 +22,8 @@ def draw(results: Results, folder: Path) -> list[Path]:
     Raises:
         MissingPackage: no matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        message = "plots are drawn by matplotlib: pip install matplotlib"
-        raise MissingPackage(message, package="matplotlib", install="matplotlib") from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
 
     made: list[Path] = []
     for name, axis, draw_cells in (

@@ -132,6 +132,12 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
     assert (ended.returncode, ended.stderr.splitlines()[-1].partition(":")[0]) == (1, "UnknownFunction")
 
 
+def test_a_server_with_keys_asks_for_the_option_that_has_them(serve: Serve, task_file: Path) -> None:
+    ended = bench(str(task_file), "--server", serve().endpoint, "--scalar", "factor=3")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("kaas.Client(address, keys=...), on the command line --keys\n")
+
+
 @pytest.mark.full
 def test_a_python_function_that_makes_a_ktask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("from tests.api.conftest import scale_task\n")
@@ -225,6 +231,13 @@ def test_a_trace_given_inputs_and_a_page_with_plots(task_file: Path, tmp_path: P
     assert 0 < found["utilisation"] < 1
     assert "trace trace.csv" in page.read_text()
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"latencies.png", "rates.png"}
+
+
+def test_a_folder_of_plots_that_cannot_be_made_costs_no_measurement(task_file: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ended = bench(str(task_file), "--scalar", "factor=3", "--plots", "/proc/x")
+    told = "InvalidRequest: --plots /proc/x: this folder cannot be made: No such file or directory"
+    assert (ended.returncode, ended.stdout, ended.stderr.splitlines()) == (1, "", [told])
 
 
 @pytest.mark.full

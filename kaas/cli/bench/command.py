@@ -146,6 +146,8 @@ def file(
         loadgen.check_installed()
     if plots is not None or html is not None:
         report.check_matplotlib()
+    if plots is not None:
+        _make_folder(plots)
     if html is not None and not html.parent.is_dir():
         raise InvalidRequest(f"{html}: there is no folder {html.parent}")
     read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
@@ -187,6 +189,18 @@ def file(
         write_whole(html, page.encode(errors="backslashreplace"))
     if any(map(_failed, found)):
         raise typer.Exit(1)
+
+
+def _make_folder(plots: Path) -> None:
+    """Make the folder of the plots, if it is missing.
+
+    Raises:
+        InvalidRequest
+    """
+    try:
+        plots.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"--plots {plots}: this folder cannot be made: {error.strerror}") from error
 
 
 def _refuse_mixed(
