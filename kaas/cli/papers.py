@@ -20,7 +20,7 @@ from kaas.cli.observe import print_whole
 
 if TYPE_CHECKING:
     from kaas.papers.cells import Cell
-    from kaas.papers.page import Section
+    from kaas.papers.page import ResultTable
     from kaas.papers.results import ResultLine, Results
     from kaas.papers.testbed import Testbed
 
@@ -67,7 +67,7 @@ def kaas(
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
-    from kaas.papers.page import page, sections
+    from kaas.papers.page import page, result_tables
     from kaas.papers.plots import draw
     from kaas.papers.results import Hardware, Results, write_whole
 
@@ -122,8 +122,8 @@ def kaas(
         found |= {"figure8": results.breakdowns} if "8" in figures else {}
         print(msgspec.json.encode(found).decode())
     else:
-        for section in sections(results, testbed, figures):
-            _show(section)
+        for table in result_tables(results, testbed, figures):
+            _show(table)
         if report is None:
             tell("--report FILE writes these tables with their explanations, and all others of the folder")
     if left:
@@ -229,13 +229,13 @@ def _testbed(scale: Scale) -> Testbed:
     return SMALL
 
 
-def _show(section: Section) -> None:
+def _show(found: ResultTable) -> None:
     """Print a table of results; the long texts of the column REASONS are for the page only."""
     from kaas.papers.page import REASONS
 
-    shown = [place for place, name in enumerate(section.head) if name != REASONS]
-    table = Table(*(escape(section.head[place]) for place in shown), title=section.title, title_justify="left")
-    for row in section.rows:
+    shown = [place for place, name in enumerate(found.head) if name != REASONS]
+    table = Table(*(escape(found.head[place]) for place in shown), title=found.title, title_justify="left")
+    for row in found.rows:
         table.add_row(*(escape(row[place]) for place in shown))
     print_whole(table)
 

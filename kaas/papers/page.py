@@ -38,7 +38,7 @@ REASONS = "why they differ"
 """The column of long texts."""
 
 
-class Section(NamedTuple):
+class ResultTable(NamedTuple):
     """A table of the page. text: explains the table, in Markdown; "" if nothing is to be explained."""
 
     title: str
@@ -50,12 +50,12 @@ class Section(NamedTuple):
 def page(results: Results, testbed: Testbed) -> str:
     """Return the page of what has been measured; a figure without results is left out."""
     parts = [HEAD, *_hardware(results, testbed)]
-    for section in sections(results, testbed, list(FIGURES)):
-        parts += [f"## {section.title}\n", *[f"{section.text}\n"] * bool(section.text), *_table(section), ""]
+    for table in result_tables(results, testbed, list(FIGURES)):
+        parts += [f"## {table.title}\n", *[f"{table.text}\n"] * bool(table.text), *_table(table), ""]
     return "\n".join(parts)
 
 
-def sections(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[Section]:
+def result_tables(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[ResultTable]:
     """Yield the tables of some figures, and what the paper claims of them, beside the measurements.
 
     A figure without results is left out.
@@ -84,14 +84,14 @@ def _hardware(results: Results, testbed: Testbed) -> Iterator[str]:
     yield "A *-* is not measured, or a percentile that too few requests stand behind.\n"
 
 
-def _table(section: Section) -> Iterator[str]:
-    yield f"| {' | '.join(section.head)} |"
-    yield f"|{' --- |' * len(section.head)}"
-    for row in section.rows:
+def _table(table: ResultTable) -> Iterator[str]:
+    yield f"| {' | '.join(table.head)} |"
+    yield f"|{' --- |' * len(table.head)}"
+    for row in table.rows:
         yield f"| {' | '.join(row)} |"
 
 
-def _claims(results: Results, testbed: Testbed) -> Iterator[Section]:
+def _claims(results: Results, testbed: Testbed) -> Iterator[ResultTable]:
     rows = list(claim_rows(results, testbed))
     if rows:
         text = (
@@ -101,10 +101,10 @@ def _claims(results: Results, testbed: Testbed) -> Iterator[Section]:
             "take longer on a slow or busy machine, a ratio to eTasks is right to an order of magnitude only."
         )
         title = "The paper's claims, beside the measurements"
-        yield Section(title, text, ("", "paper", "here", REASONS), rows)
+        yield ResultTable(title, text, ("", "paper", "here", REASONS), rows)
 
 
-def _bars(results: Results, testbed: Testbed) -> Iterator[Section]:
+def _bars(results: Results, testbed: Testbed) -> Iterator[ResultTable]:
     found = bars(results, testbed)
     if not found:
         return
@@ -118,10 +118,10 @@ def _bars(results: Results, testbed: Testbed) -> Iterator[Section]:
         shown = value if isinstance(value, str) else f"{value:.3g}"
         missed = "" if is_met((value, comparison, limit)) else "missed"
         rows.append((f"`{name}`", f"{comparison} {limit:g}", shown, missed))
-    yield Section("Bars", text, ("ratio", "limit", "measured", ""), rows)
+    yield ResultTable("Bars", text, ("ratio", "limit", "measured", ""), rows)
 
 
-def _table1(results: Results, testbed: Testbed) -> Iterator[Section]:
+def _table1(results: Results, testbed: Testbed) -> Iterator[ResultTable]:
     if not results.properties:
         return
     text = (
@@ -142,10 +142,10 @@ def _table1(results: Results, testbed: Testbed) -> Iterator[Section]:
         ))  # fmt: skip
     columns = ("constants MB", "dynamic MB", "GPU ms", "CPU ms")
     pairs = [f"{name}, {where}" for name in columns for where in ("paper", "here")]
-    yield Section("Table 1: the workloads", text, ("workload", *pairs), rows)
+    yield ResultTable("Table 1: the workloads", text, ("workload", *pairs), rows)
 
 
-def _figure8(results: Results) -> Iterator[Section]:
+def _figure8(results: Results) -> Iterator[ResultTable]:
     if not results.breakdowns:
         return
     text = (
@@ -158,7 +158,7 @@ def _figure8(results: Results) -> Iterator[Section]:
     head = [f"{each.task}, {each.start.value}, n={each.requests}" for each in results.breakdowns]
     rows = [(name, *(_milliseconds(each, name) for each in results.breakdowns)) for name in names]
     rows.append(("all", *(f"{each.total_s * 1e3:.3g}" for each in results.breakdowns)))
-    yield Section("Figure 8: a request of the micro-benchmark by stage, ms", text, ("stage", *head), rows)
+    yield ResultTable("Figure 8: a request of the micro-benchmark by stage, ms", text, ("stage", *head), rows)
 
 
 def _milliseconds(each: Breakdown, name: str) -> str:
@@ -166,7 +166,7 @@ def _milliseconds(each: Breakdown, name: str) -> str:
     return f"{seconds * 1e3:.3g}" if seconds else NONE
 
 
-def _offline(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[Section]:
+def _offline(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[ResultTable]:
     def shown(cell: Cell, found: Found) -> str:
         share = efficiency(cell, results, testbed)
         of_kernels = "" if share is None else f" ({share:.2f})"
@@ -178,7 +178,7 @@ def _offline(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iter
         yield from _by_replicas(title, text, FIGURES[figure], results, shown) if figure in figures else ()
 
 
-def _online(results: Results) -> Iterator[Section]:
+def _online(results: Results) -> Iterator[ResultTable]:
     title = "Figure 13: latency of online workloads, ms: median / 90th percentile"
     text = "Random arrivals at 80 % of the offline rate of the same cell. *Unstable*: the queue grew."
     yield from _by_replicas(title, text, FIGURES["13"], results, lambda _, found: _quantiles(found))
@@ -196,7 +196,7 @@ def _milliseconds_at(found: Found, percent: int) -> str:
 
 def _by_replicas(
     title: str, text: str, cells: Sequence[Cell], results: Results, shown: Callable[[Cell, Found], str]
-) -> Iterator[Section]:
+) -> Iterator[ResultTable]:
     """Yield a table with a row for each setting and a column for each side, if one of the cells has a result."""
     if results.found.keys().isdisjoint(cells):
         return
@@ -208,10 +208,10 @@ def _by_replicas(
         found = [of.get((workload, replicas, side)) for side in sides]
         texts = [NONE if cell is None else shown(cell, results.found[cell]) for cell in found]
         rows.append((workload, str(replicas), *texts))
-    yield Section(title, text, ("workload", "replicas", *(side.value for side in sides)), rows)
+    yield ResultTable(title, text, ("workload", "replicas", *(side.value for side in sides)), rows)
 
 
-def _figure11(results: Results) -> Iterator[Section]:
+def _figure11(results: Results) -> Iterator[ResultTable]:
     if not any(cell.online for cell in results.found.keys() & {*FIGURES["11"]}):
         return
     rows = []
@@ -222,4 +222,4 @@ def _figure11(results: Results) -> Iterator[Section]:
         quantiles = [NONE if found is None else marked(_milliseconds_at(found, each), found) for each in PERCENTS]
         rows.append((cell.side.value, str(cell.replicas), rate, str(found.requests if found else NONE), *quantiles))
     head = ("", "replicas", "requests/s", "n", *(f"{percent} %" for percent in PERCENTS))
-    yield Section("Figure 11: the distribution of BERT's latencies, ms", "", head, rows)
+    yield ResultTable("Figure 11: the distribution of BERT's latencies, ms", "", head, rows)
