@@ -26,7 +26,16 @@ class Effort:
     models: tuple[str, ...] = ("mlp", "resnet50")
 
 
-QUICK = Effort(calls=20, requests=100, starts=1, tenants=100, replays=10, interpreted=1, models=("mlp",))
+QUICK = Effort(calls=50, requests=100, starts=3, tenants=150, replays=30, interpreted=3, models=("mlp",))
+"""At least three turns, or runs, of each side: the median is then not that of a single slow one."""
+BAR_SIDES = {
+    "call_over_actor": ("a call by kaas.call", "one of a Ray actor"),
+    "multiplex_rate_over_serve": ("KaaS with many models", "Serve, multiplexed"),
+    "ready_over_onnxruntime": ("KaaS at a warm start", "ONNX Runtime"),
+    "replay_over_iree": ("a replay by KaaS", "one by IREE"),
+    "triton_over_interpreter": ("Triton's kernel on the software GPU", "the kernel in Triton's interpreter"),
+}
+"""By bar: our side, and the peer's."""
 
 
 def overhead(peers: tuple[PeerSystem, ...], effort: Effort, _: Path) -> Rows:
@@ -141,3 +150,14 @@ def bars(rows: Mapping[str, Rows]) -> dict[str, tuple[float, str, float]]:
     if interpreted:
         found["triton_over_interpreter"] = (interpreted["ours_s"] / interpreted["theirs_s"], "<=", 0.05)
     return found
+
+
+def in_words(bar: str, value: float, comparison: str, limit: float) -> str:
+    """Return a bar of `bars` as a sentence: which side is faster, how many times, and what the bar asks."""
+    ours, theirs = BAR_SIDES[bar]
+    faster, asked = (value, limit) if comparison == ">=" else (1 / value, 1 / limit)
+    told = f"{faster:.3g} times faster" if faster >= 1 else f"{1 / faster:.3g} times slower"
+    least = f"{asked:.3g} times faster or more" if asked > 1 else f"{1 / asked:.3g} times slower at most"
+    if asked == 1:
+        least = "no slower"
+    return f"{ours} is {told} than {theirs} ({least}: {'met' if faster >= asked else 'missed'})"

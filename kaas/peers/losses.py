@@ -45,6 +45,13 @@ class Loss(NamedTuple):
     times: float
     reason: str
 
+    @property
+    def word(self) -> str:
+        """How our side is, in a comparison."""
+        if self.figure == "jain":
+            return "less fair"
+        return "slower" if self.figure.endswith("_s") else "larger"
+
 
 def losses(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Loss]:
     """Yield the figures in which a side of KaaS is behind a peer, by experiment.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kaas.peers.experiments import EXPERIMENTS, bars
+from kaas.peers import tenancy, turns
+from kaas.peers.experiments import EXPERIMENTS, QUICK, bars, in_words
 from kaas.peers.losses import losses
 from kaas.peers.systems import PeerSystem
 from kaas.peers.tenancy import MODELS, asked
@@ -94,6 +95,39 @@ def test_bars_are_ratios_of_the_sides() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("bar", "value", "told"),
+    [
+        (
+            "call_over_actor",
+            13.1,
+            "a call by kaas.call is 13.1 times slower than one of a Ray actor (2.86 times faster or more: missed)",
+        ),
+        (
+            "multiplex_rate_over_serve",
+            4.0,
+            "KaaS with many models is 4 times faster than Serve, multiplexed (3 times faster or more: met)",
+        ),
+        (
+            "ready_over_onnxruntime",
+            1.25,
+            "KaaS at a warm start is 1.25 times slower than ONNX Runtime (1.5 times slower at most: met)",
+        ),
+        ("replay_over_iree", 0.5, "a replay by KaaS is 2 times faster than one by IREE (no slower: met)"),
+    ],
+)
+def test_a_bar_says_which_side_is_faster(bar: str, value: float, told: str) -> None:
+    limits = {"call_over_actor": ("<=", 0.35), "multiplex_rate_over_serve": (">=", 3.0)}
+    limits |= {"ready_over_onnxruntime": ("<=", 1.5), "replay_over_iree": ("<=", 1.0)}
+    assert in_words(bar, value, *limits[bar]) == told
+
+
+def test_a_quick_run_has_a_median_of_three_at_least() -> None:
+    assert min(QUICK.starts, QUICK.interpreted) >= 3
+    assert min(QUICK.calls, QUICK.replays) >= 3 * turns.TURN
+    assert QUICK.tenants >= 3 * tenancy.TURN
+
+
 def test_what_each_side_of_kaas_loses_is_told() -> None:
     rows = {
         "overhead": {
@@ -110,6 +144,7 @@ def test_what_each_side_of_kaas_loses_is_told() -> None:
         "tenancy": {"KaaS": {"jain": 0.5}, "Serve, multiplexed": {"jain": 1.0}},
         "replay": {"KaaS": {"save_s": 2.0}, "IREE": {"save_s": 1.0}},
     }
+    assert [loss.word for loss in losses(rows)] == ["slower"] * 4 + ["less fair"]
     found = [(loss.experiment, loss.case, loss.figure, loss.ours, loss.peer, loss.times) for loss in losses(rows)]
     assert found == [
         ("overhead", "", "rate_per_s", "kaas.call", "Ray compiled graph", 3.0),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kaas.cache_folders import cache_root
+from kaas.cli.observe import print_whole
 
 if TYPE_CHECKING:
     from kaas.peers.experiments import Rows
@@ -41,7 +42,7 @@ def peers(
 
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
-    from kaas.peers.experiments import EXPERIMENTS, QUICK, Effort, bars, run
+    from kaas.peers.experiments import EXPERIMENTS, QUICK, Effort, bars, in_words, run
     from kaas.peers.losses import losses
 
     names = tuple(EXPERIMENTS) if only == "all" else tuple(each.strip() for each in only.split(","))
@@ -55,7 +56,7 @@ def peers(
 
     def progress(name: str, rows: Rows) -> None:
         if not json:
-            console.print(_table(name, rows))
+            print_whole(_table(name, rows))
 
     def began(name: str, sides: Sequence[PeerSystem]) -> None:
         print(f"{name}: {', '.join(each.title for each in sides)} ...", file=sys.stderr)
@@ -74,14 +75,12 @@ def peers(
         }
         print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
         return
-    for bar, (value, comparison, limit) in found.items():
-        met = value >= limit if comparison == ">=" else value <= limit
-        console.print(f"{bar} {value:.3g} ({comparison} {limit:g}){'' if met else ': missed'}", highlight=False)
+    for bar, measured in found.items():
+        print(in_words(bar, *measured))
     for loss in losses(report.rows):
-        case = f" of {loss.case}" if loss.case else ""
-        line = f"{loss.ours} behind {loss.peer}: {loss.figure}{case}, {loss.times:.3g} times"
-        console.print(line, highlight=False)
-    console.print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()), highlight=False)
+        case = f", {loss.case}" if loss.case else ""
+        print(f"{loss.ours} is {loss.times:.3g} times {loss.word} than {loss.peer}: {_label(loss.figure)}{case}")
+    print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()))
     if report.absent:
         installing = "; requirements/peers.txt has most of them"
         console.print(f"not installed: {', '.join(report.absent)}{installing}", highlight=False)
@@ -94,11 +93,15 @@ def _table(title: str, rows: Rows) -> Table:
     table.add_column("")
     columns = list(dict.fromkeys(figure for each in rows.values() for figure in each))
     for column in columns:
-        named = column if column.endswith("per_s") else column.removesuffix("_s")
-        table.add_column(named.replace("_", " "), justify="right")
+        table.add_column(_label(column), justify="right")
     for side, figures in rows.items():
         table.add_row(side, *(shown(column, figures[column]) if column in figures else "-" for column in columns))
     return table
+
+
+def _label(figure: str) -> str:
+    """Return the name of a figure for people."""
+    return (figure if figure.endswith("per_s") else figure.removesuffix("_s")).replace("_", " ")
 
 
 def shown(figure: str, value: float) -> str:
