@@ -160,4 +160,4 @@ def in_words(bar: str, value: float, comparison: str, limit: float) -> str:
     least = f"{asked:.3g} times faster or more" if asked > 1 else f"{1 / asked:.3g} times slower at most"
     if asked == 1:
         least = "no slower"
-    return f"{ours} is {told} than {theirs} ({least}: {'met' if faster >= asked else 'missed'})"
+    return f"{ours} is {told} than {theirs}; the bar is {least}: {'met' if faster >= asked else 'missed'}"
