@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -254,6 +255,16 @@ class FairShare:
     def room(self, share: ClientShare) -> int | None:
         """Return how many more requests max_running lets the client run; None for any number."""
         return None if share.max_running is None else share.max_running - share.running
+
+    def held_back(self, waiting: Mapping[ClientShare, int], now_s: float) -> int:
+        """Return how many of the clients' waiting requests limits hold back; `waiting` has those of each client."""
+        limited = self.limited
+        fewer, others = (waiting, limited) if len(waiting) < len(limited) else (limited, waiting)
+        return sum(self._held_back(share, waiting[share], now_s) for share in fewer if share in others)
+
+    def _held_back(self, share: ClientShare, waiting: int, now_s: float) -> int:
+        room = self.room(share)
+        return waiting if self.held(share, now_s) else 0 if room is None else max(0, waiting - room)
 
     def held(self, share: ClientShare, now_s: float) -> bool:
         """Return True if limits hold the client's next request back; by max_share, `wake_s` is the end of its wait."""

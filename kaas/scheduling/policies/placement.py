@@ -57,7 +57,7 @@ class Placement:
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
-        self._reclaiming = Reclaiming(fair_share, conserving=conserving)
+        self._reclaiming = Reclaiming(fair_share, self.unheld, conserving=conserving)
         self.reserved: dict[int, WorkerState] = {}  # those whose devices are reserved for other groups
         for partition in self.partitions:
             partition.free = {device.index for device in partition.devices}
@@ -275,8 +275,8 @@ class Placement:
         self._held_by(worker.group)
 
     def settle_reservations(self) -> None:
-        """Stop the workers that got their first request, or for which no request waits any more."""
-        for worker in [worker for worker in self.reserved.values() if worker.served or not worker.group.ready]:
+        """Stop the workers that got their first request, or for which no request waits that may go."""
+        for worker in [each for each in self.reserved.values() if each.served or not self.unheld(each.group)]:
             self.stop(worker)
 
     def stop(self, worker: WorkerState) -> None:
@@ -302,14 +302,11 @@ class Placement:
 
     def wants(self, group: WorkerGroup) -> int:
         """Return how many workers a group lacks for its requests. Requests that limits hold back do not count."""
-        waiting = group.ready
-        for share in self._fair_share.limited:
-            count = group.clients.get(share, 0)
-            if count:
-                room = self._fair_share.room(share)
-                held = self._fair_share.held(share, self.now_s)
-                waiting -= count if held else 0 if room is None else max(0, count - room)
-        return -(-waiting // group.slots) - group.coming - group.reserved
+        return -(-self.unheld(group) // group.slots) - group.coming - group.reserved
+
+    def unheld(self, group: WorkerGroup) -> int:
+        """Return how many requests of a group wait that limits do not hold back."""
+        return group.ready and group.ready - self._fair_share.held_back(group.clients, self.now_s)
 
     now_s = 0.0
     """Set by the owner at each event."""
@@ -367,7 +364,7 @@ class Placement:
         group.reserved += 1
         for leaving in leaving_workers(worker, group):
             leaving.group.shrank_at = self._change()
-            if leaving.awaited:
+            if self._reclaiming.awaited(leaving):
                 self.reserve_after(leaving)
             else:
                 self.stop(leaving)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kaas.scheduling.events import WorkerKind
 from kaas.scheduling.policies.fair_share import NO_CLIENT, FairShare
 from kaas.scheduling.policies.state import DeviceState, WorkerGroup, WorkerState
@@ -40,13 +42,14 @@ class Reclaiming:
         exhausted: `choose` found no worker because all devices are reserved: no group has a device to give now.
     """
 
-    def __init__(self, fair_share: FairShare, *, conserving: bool) -> None:
-        """Take the clients' shares.
+    def __init__(self, fair_share: FairShare, unheld: Callable[[WorkerGroup], int], *, conserving: bool) -> None:
+        """Take the clients' shares, and what counts a group's waiting requests that limits do not hold back.
 
-        A `conserving` policy gives idle workers of a group without requests to any group that waits, whatever the
+        A `conserving` policy gives idle workers of a group without such requests to any group that waits, whatever the
         sizes.
         """
         self._fair_share = fair_share
+        self._unheld = unheld
         self._conserving = conserving
         self.exhausted = False
 
@@ -55,11 +58,11 @@ class Reclaiming:
         partition = group.partition
         others = [other for other in partition.holding.values() if other is not group and other.workers]
         if self._conserving:
-            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, group)]
+            spare = [worker for other in others for worker in self._spare(other) if self._may_go(worker, group)]
             spare = [
                 worker
                 for worker in spare
-                if not any(w.group.ready or w.running for w in leaving_workers(worker, group))
+                if not any(w.running or self._unheld(w.group) for w in leaving_workers(worker, group))
             ]
             if spare:
                 return min(spare, key=lambda worker: (worker.used, worker.device.index))
@@ -78,7 +81,7 @@ class Reclaiming:
         largest = min(giving, key=lambda other: (-holding[other.serves], other.shrank_at, other.born))
         if not self.smaller(group, holding[largest.serves]):
             return None
-        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=_soonest)
+        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=self._soonest)
 
     def smaller(self, group: WorkerGroup, size: float) -> bool:
         """Return True if a group may take a device from a group of this size by weight.
@@ -103,7 +106,7 @@ class Reclaiming:
         """Return True if the device of a worker may be reserved for another group.
 
         No other group has reserved it; and if workers share the device, or must not idle, the worker has run a request
-        or no request waits for it.
+        or no request that may go waits for it.
         """
         device = worker.device
         if device.reservation is not None or worker.stopping or not usable(device, reservation):
@@ -113,7 +116,21 @@ class Reclaiming:
         leaving = leaving_workers(worker, reservation)
         if any(other.group is reservation and other not in leaving for other in device.workers.values()):
             return False
-        return not any(other.starting or (other.group.ready and not other.served) for other in leaving)
+        return not any(self.awaited(other) for other in leaving)
+
+    def awaited(self, worker: WorkerState) -> bool:
+        """Return True if a request that may go waits for a worker, the first that the worker will run."""
+        return worker.starting or (not worker.served and self._unheld(worker.group) > 0)
+
+    def _spare(self, group: WorkerGroup) -> list[WorkerState]:
+        """Return the idle workers of a group without requests that may go; of executors all but one."""
+        keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
+        spare = group.size > keep and not (group.running or self._unheld(group))
+        return list(group.workers.values()) if spare else []
+
+    def _soonest(self, worker: WorkerState) -> tuple[float, ...]:
+        """Return the order of workers: idle ones first, then those that are free soonest."""
+        return bool(worker.running) or self.awaited(worker), worker.ends_s, worker.device.index
 
 
 def leaving_workers(worker: WorkerState, reservation: WorkerGroup) -> list[WorkerState]:
@@ -121,14 +138,3 @@ def leaving_workers(worker: WorkerState, reservation: WorkerGroup) -> list[Worke
     if reservation.serves.kind is WorkerKind.ETASK:
         return [worker]
     return [other for other in worker.device.workers.values() if not other.stopping]
-
-
-def _spare(group: WorkerGroup) -> list[WorkerState]:
-    """Return the idle workers of a group without requests; of executors all but one."""
-    keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
-    return list(group.workers.values()) if group.size > keep and not (group.ready or group.running) else []
-
-
-def _soonest(worker: WorkerState) -> tuple[float, ...]:
-    """Return the order of workers: idle ones first, then those that are free soonest."""
-    return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

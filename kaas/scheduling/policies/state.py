@@ -211,11 +211,6 @@ class WorkerState:
         """The time at which all requests of the worker are expected to have ended."""
         return max((request.ends_s for request in self.running.values()), default=self.expected_s)
 
-    @property
-    def awaited(self) -> bool:
-        """True if a request waits for the worker, the first that the worker will run."""
-        return self.starting or (not self.served and self.group.ready > 0)
-
 
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
@@ -226,8 +221,7 @@ class WorkerGroup:
             leaving: workers that stop, or whose device is reserved for another group. reserved: devices that the group
             gets when their workers have ended. coming: workers that start.
         order: of the ready requests, but for `alone`: those that must run alone, and `aside`: those that fit no free
-            device. clients: how many requests of each client are in the order or aside. ready: how many requests
-            wait. running: how many run. failures: workers in a row that did not start. slots, most_slots: of a worker.
+            device. clients: how many requests of each client wait. ready: how many wait. running: how many run. failures: workers in a row that did not start. slots, most_slots: of a worker.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
             the best first; entries with an old version are skipped, and a busier worker gets a new place at the top.
     """
@@ -268,11 +262,11 @@ class WorkerGroup:
         request.ready = True
         self.ready += 1
         self.partition.waiting[self.serves] = self
+        self.clients[request.share] = self.clients.get(request.share, 0) + 1
         if request.alone:
             self.alone[request.id] = request
-            return
-        self.clients[request.share] = self.clients.get(request.share, 0) + 1
-        self.order.add(request)
+        else:
+            self.order.add(request)
 
     def dequeue(self, request: QueuedRequest) -> None:
         """Remove a request from the waiting ones."""
@@ -282,8 +276,8 @@ class WorkerGroup:
             del self.partition.waiting[self.serves]
         if request.alone:
             del self.alone[request.id]
-            return
-        self.order.drop(request)
+        else:
+            self.order.drop(request)
         self.clients[request.share] -= 1
         if not self.clients[request.share]:
             del self.clients[request.share]

@@ -121,6 +121,22 @@ def test_a_limited_client_gets_its_share_in_the_long_run(name: str) -> None:
     assert finished * 0.1 == pytest.approx(0.25 * 2 * 100.0, rel=0.03)
 
 
+@pytest.mark.parametrize("limit", [{"max_running": 1}, {"max_share": 0.01, "mean_s": 1.0}])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "exclusive"])
+def test_a_request_that_limits_hold_back_keeps_no_device_from_others(name: str, limit: dict[str, Any]) -> None:
+    """Client a runs on one device, and its next request is held: the other device is idle, and runs b's eTask."""
+    world = idle(POLICIES[name], 2)
+    world.known("a", **limit)
+    runs, held = world.arrive("a"), world.arrive("a")
+    assert list(world.running) == [runs]
+    task = world.arrive("b", "train", ETASK)
+    (stop,) = world.stopped()
+    world.gone(stop, "stopped")
+    world.up(max(world.starting))
+    assert set(world.running) == {runs, task}
+    assert world.queued == {held}
+
+
 # --- requests that run alone
 
 
