@@ -78,10 +78,12 @@ class Reclaiming:
         if not giving:
             self.exhausted = not self._conserving and not partition.shared_places
             return None
-        largest = min(giving, key=lambda other: (-holding[other.serves], other.shrank_at, other.born))
-        if not self.smaller(group, holding[largest.serves]):
+        most = max(holding[other.serves] for other in giving)
+        if not self.smaller(group, most):
             return None
-        return min((worker for worker in largest.workers.values() if self._may_go(worker, group)), key=self._soonest)
+        gives = {other: self._first_to_go(other, group) for other in giving if holding[other.serves] == most}
+        late = {other: self._conserving and self._soonest(worker)[0] for other, worker in gives.items()}
+        return gives[min(gives, key=lambda other: (late[other], other.shrank_at, other.born))]
 
     def smaller(self, group: WorkerGroup, size: float) -> bool:
         """Return True if a group may take a device from a group of this size by weight.
@@ -127,6 +129,10 @@ class Reclaiming:
         keep = 0 if group.serves.kind is WorkerKind.ETASK else 1
         spare = group.size > keep and not (group.running or self._unheld(group))
         return list(group.workers.values()) if spare else []
+
+    def _first_to_go(self, group: WorkerGroup, reservation: WorkerGroup) -> WorkerState:
+        able = (worker for worker in group.workers.values() if self._may_go(worker, reservation))
+        return min(able, key=self._soonest)
 
     def _soonest(self, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of workers: idle ones first, then those that are free soonest."""

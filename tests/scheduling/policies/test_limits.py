@@ -238,6 +238,18 @@ def test_backlogged_etasks_and_ktasks_share_by_weight(name: str) -> None:
         assert kinds.count(ETASK) == devices
 
 
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "exclusive"])
+def test_of_equally_large_groups_one_with_an_idle_worker_gives_its_device(name: str) -> None:
+    world = idle(POLICIES[name], 2)
+    long = world.arrive("a", "train", ETASK)
+    world.gone(world.stopped()[0], "stopped")
+    world.up(max(world.starting))
+    task = world.arrive("b", "train", ETASK)
+    world.gone(world.stopped()[0], "stopped")  # the executor
+    world.up(max(world.starting))
+    assert set(world.running) == {long, task}
+
+
 def test_the_last_executor_stays_although_etasks_wait() -> None:
     world = idle(FirstComeFirstServed, 3)
     for _ in range(6):
