@@ -236,7 +236,8 @@ class Residency:
     """Objects that were loaded to a worker's device, and those that left it.
 
     The event comes just before the RequestDone or Ordered of what moved the objects. Objects on their way are the
-    policy's own state.
+    policy's own state. Requests that run at a time end in any order, so an evicted object may be there again: for a
+    request that was dispatched later and has ended before.
 
     Fields:
         evicted: all that left the device. host: those of them that page-locked memory still holds.

@@ -87,14 +87,18 @@ class Holdings:
     """The objects on each device, by key. Arenas are not known: two functions may fit here that do not fit there.
 
     Fields:
-        memories: by the device's index. dispatches: the number of the last dispatch that reads objects.
+        memories: by the device's index. uneven: they differ in size, as far as that is known.
+        dispatches: the number of the last dispatch that reads objects.
         near_changed: called with each working set that comes near a first device, or is near none any more.
         whole_changed: called with each that a first device holds whole, or none any more.
+        leaving: a device, and the objects that leave it with the next event.
     """
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self.memories = {device.index: DeviceMemory(device.memory_bytes) for device in devices}
+        self.uneven = _uneven(self.memories)
         self.dispatches = 0
+        self.leaving: tuple[int, tuple[bytes, ...]] | None = None
         self.near_changed: list[Callable[[WorkingSet], None]] = []
         self.whole_changed: list[Callable[[WorkingSet], None]] = []
         self._sizes: dict[bytes, int] = {}  # of objects on devices; 0 until a request says the size
@@ -196,6 +200,7 @@ class Holdings:
     def ready(self, device: int, memory_bytes: int) -> None:
         """Take in that a worker with an empty cache of this size is up."""
         self.memories[device].capacity_bytes = memory_bytes
+        self.uneven = _uneven(self.memories)
 
     def dispatched(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
         """Count the objects as present on a device, and as used now. Return those that the request brings."""
@@ -217,25 +222,46 @@ class Holdings:
             self._add(key, device, sizes[key])
         return brings
 
-    def ended(self, brings: Sequence[bytes], device: int) -> None:
-        """Forget the objects that were expected and that no worker reported as loaded."""
+    def ended(self, brings: Sequence[bytes], device: int, *, found: bool = False) -> None:
+        """Take in that a request has ended: what it was to bring and no worker reported as loaded is not there.
+
+        found: the request has loaded nothing and succeeded, so all was there.
+        """
         memory = self.memories[device]
         for key in brings:
             if key in memory.coming:
                 memory.coming[key] -= 1
-                if not memory.coming[key]:
+                if found or not memory.coming[key]:
                     del memory.coming[key]
-                    self._remove(key, device)
+                    if not found:
+                        self._remove(key, device)
 
     def moved(self, event: Residency, device: int) -> None:
-        """Take in which objects were loaded on a device, and which left it."""
+        """Take in which objects were loaded on a device. Those that left it go with the next event, by `let_go`."""
         memory = self.memories[device]
         for key in event.loaded:
             memory.coming.pop(key, None)
             self._add(key, device, 0)
-        for key in event.evicted:
-            if key not in memory.coming:
-                self._remove(key, device)
+        if event.evicted:
+            self.leaving = device, event.evicted
+
+    def let_go(self, device: int = -1, since: int = 0) -> None:
+        """Remove the objects that have left a device.
+
+        Requests that run at a time end in any order, so the objects may be back: for a later request that has ended
+        before.
+
+        Args:
+            device: that of the request or order for which they left; -1: not known.
+            since: the number of the request's dispatch, or of the last one before the order. What was used after that
+                is back, or comes back.
+        """
+        assert self.leaving is not None, "some objects leave"
+        (where, evicted), self.leaving = self.leaving, None
+        memory = self.memories[where]
+        for key in evicted:
+            if key not in memory.coming and (device != where or memory.used.get(key, 0) <= since):
+                self._remove(key, where)
 
     def emptied(self, device: int) -> None:
         """Take in that the worker of a device ended, and its cache with it."""
@@ -301,6 +327,10 @@ class Holdings:
             del self._holders[key], self._sizes[key]
         for reader in self._readers.get(key, ()):
             self._hold(reader, device, -reader.sizes[key])
+
+
+def _uneven(memories: Mapping[int, DeviceMemory]) -> bool:
+    return len({memory.capacity_bytes for memory in memories.values()}) > 1
 
 
 def _mark(

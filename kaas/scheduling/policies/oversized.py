@@ -13,20 +13,10 @@ from kaas.scheduling.policies.state import QueuedRequest, Rank, WorkerGroup, Wor
 
 
 class Oversized:
-    """The requests that wait for larger devices.
-
-    Fields:
-        possible: devices differ in memory.
-    """
+    """The requests that wait for larger devices. There are none unless `Holdings.uneven`."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._memories = holdings.memories
-        self.possible = False
-        self.ready()
-
-    def ready(self) -> None:
-        """Take in that the memory of a device is known."""
-        self.possible = len({memory.capacity_bytes for memory in self._memories.values()}) > 1
 
     def worker_for(self, request: QueuedRequest, worker: WorkerState, rank: Rank) -> WorkerState | None:
         """Return the free worker that a request goes to which its order gives to a worker; None: it has to wait.

@@ -125,6 +125,8 @@ class Scheduler(Explained):
         if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
             self._wake_s = None
             self._mark_dirty_all()
+        if self._holdings.leaving and not isinstance(event, events.RequestDone | events.Ordered):
+            self._holdings.let_go()
         match event:
             case events.RequestArrived():
                 self._arrive(event)
@@ -137,7 +139,9 @@ class Scheduler(Explained):
             case events.RequestCancelled():
                 self._cancel(event.request)
             case events.WorkerReady():
-                self._mark_dirty(self._up(event).group)
+                self._mark_dirty(self._placement.ready(event).group)
+                if event.kind is events.WorkerKind.EXECUTOR:
+                    self._holdings.ready(event.device, event.memory_bytes)
             case events.WorkerGone():
                 self._lose(event)
             case events.WorkerAdopted():
@@ -218,8 +222,11 @@ class Scheduler(Explained):
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._placement.free_slot(worker, event.slot, request)
         worker.group.order.freed(request, worker)
+        if self._holdings.leaving:
+            self._holdings.let_go(worker.device.index, request.dispatch)
         if request.brings:
-            self._holdings.ended(request.brings, worker.device.index)
+            found = event.outcome is events.Outcome.SUCCEEDED and not event.loaded_bytes
+            self._holdings.ended(request.brings, worker.device.index, found=found)
         self._requests.forget(request)
         self._estimates.ended(event, request.function, worker.device.spec)
         self.estimated(request.function)
@@ -252,7 +259,8 @@ class Scheduler(Explained):
         else:
             group = WorkerGroup(serves, where, (0, event.device), self.order(serves))
         worker = self._placement.adopt(event, group)
-        self._has_memory(event)
+        if event.kind is events.WorkerKind.EXECUTOR:
+            self._holdings.ready(event.device, event.memory_bytes)
         for running in event.running:
             share = self._fair_share[running.client] if running.client else NO_CLIENT
             request = self._requests.adopt(running, share, worker, event.time_s)
@@ -285,21 +293,10 @@ class Scheduler(Explained):
         if worker.starting:
             self._give_up(worker.group.partition)
 
-    def _up(self, event: events.WorkerReady) -> WorkerState:
-        worker = self._placement.ready(event)
-        self._has_memory(event)
-        return worker
-
-    def _has_memory(self, event: events.WorkerReady | events.WorkerAdopted) -> None:
-        if event.kind is events.WorkerKind.EXECUTOR:
-            self._holdings.ready(event.device, event.memory_bytes)
-            self._oversized.ready()
-
     def _give_up(self, where: Partition) -> None:
         """Reject the requests for which no worker can ever start."""
         queued = self._requests.queued(where)
-        groups = dict.fromkeys(each.group for each in queued)
-        reasons = {group: self._placement.no_start_reason(group) for group in groups}
+        reasons = {group: self._placement.no_start_reason(group) for group in dict.fromkeys(r.group for r in queued)}
         for request in queued:
             if (reason := reasons[request.group]) is not None:
                 self._reject(request, reason)
@@ -320,8 +317,7 @@ class Scheduler(Explained):
         placement = self._placement
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
-            alone = len(dirty) == 1
-            for group in dirty if alone else sorted((group for group in dirty if group.ready), key=self.urgency):
+            for group in dirty if len(dirty) == 1 else sorted((g for g in dirty if g.ready), key=self.urgency):
                 self._dispatch_group(group)
         if placement.reserved:
             placement.settle_reservations()
@@ -353,7 +349,7 @@ class Scheduler(Explained):
                 self._parked.park(share, order)
             elif request.deadline_s is not None and request.late(self.now_s):
                 self._dequeue(request)  # its caller has a reply, or gets one now
-            elif not self._oversized.possible:
+            elif not self._holdings.uneven:
                 self._dispatch(request, worker)
             elif (larger := self._oversized.worker_for(request, worker, self.rank)) is not None:
                 self._dispatch(request, larger)
@@ -379,6 +375,7 @@ class Scheduler(Explained):
                 request.ends_s += self._estimates.load_s(request, device)
                 victims = self.victims(request, worker)
             request.brings = self._holdings.dispatched(reads.sizes, device.index)
+        request.dispatch = self._holdings.dispatches
         share.last_device = device.index
         self.recharged(share)
         self._placement.decisions.append(Dispatch(request.id, worker.id, slot, victims, request.promised))

@@ -32,8 +32,9 @@ class QueuedRequest(msgspec.Struct, eq=False):
     """A request from its arrival to its end.
 
     Fields:
-        reads: the objects that the request reads. brings: keys of those that it brings to its device. flow: the name
-            of its flow in its order; None before the order has it.
+        reads: the objects that the request reads. brings: keys of those that it brings to its device. dispatch: the
+            number of the last dispatch that reads objects, when it was dispatched. flow: the name of its flow in its
+            order; None before the order has it.
         ready: the request stands in a queue. promised: it waits for one busy worker. worker: where the request runs.
         estimate_s: device seconds that the client was charged at the dispatch; None if an earlier epoch of the pool
             dispatched the request.
@@ -54,6 +55,7 @@ class QueuedRequest(msgspec.Struct, eq=False):
     ends_s: float = 0.0
     arrived_s: float | None = None
     brings: tuple[bytes, ...] = ()
+    dispatch: int = 0
     flow: Hashable = None
 
     def late(self, now_s: float) -> bool:
@@ -221,7 +223,8 @@ class WorkerGroup:
             leaving: workers that stop, or whose device is reserved for another group. reserved: devices that the group
             gets when their workers have ended. coming: workers that start.
         order: of the ready requests, but for `alone`: those that must run alone, and `aside`: those that fit no free
-            device. clients: how many requests of each client wait. ready: how many wait. running: how many run. failures: workers in a row that did not start. slots, most_slots: of a worker.
+            device. clients: how many requests of each client wait. ready: how many wait. running: how many run.
+            failures: workers in a row that did not start. slots, most_slots: of a worker.
         open: workers that have a free slot for any request, by device. offers: heap of the workers with a free slot,
             the best first; entries with an old version are skipped, and a busier worker gets a new place at the top.
     """

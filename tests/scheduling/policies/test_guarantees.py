@@ -302,6 +302,7 @@ class Books(Onlooker):
         super().__init__(policy)
         self.sizes: dict[bytes, int] = {}
         self.there: dict[int, set[bytes]] = defaultdict(set)
+        self.left: dict[int, set[bytes]] = defaultdict(set)  # or were loaded again, for a request that ended before
 
     def after(self, event: Event) -> None:
         match event:
@@ -311,6 +312,8 @@ class Books(Onlooker):
                 there = self.there[self.devices[worker]]
                 there.difference_update(evicted)
                 there.update(loaded)
+                self.left[self.devices[worker]].update(evicted)
+                self.left[self.devices[worker]].difference_update(loaded)
         holdings = self.policy._holdings
         for device, memory in holdings.memories.items():
             runs = [arrival.inputs for arrival, place in self.running.values() if place == device]
@@ -318,7 +321,8 @@ class Books(Onlooker):
             ordered = {
                 key for (worker, _), keys in self.orders.items() if self.devices[worker] == device for key in keys
             }
-            assert self.there[device] <= set(memory.used) <= self.there[device] | brought | ordered
+            most = self.there[device] | self.left[device] | brought | ordered
+            assert self.there[device] <= set(memory.used) <= most
             assert memory.used_bytes == sum(self.sizes.get(key, 0) for key in memory.used)
             assert memory.coming.keys() <= brought | ordered
         for reads in holdings._sets.values():

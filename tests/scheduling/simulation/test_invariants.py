@@ -24,7 +24,7 @@ from kaas.scheduling.events import (
 from kaas.scheduling.policies import POLICIES
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
-from kaas.scheduling.simulation.simulator import FAILED, simulate
+from kaas.scheduling.simulation.simulator import FAILED, _Simulation, simulate
 from tests.scheduling.simulation.simulations import Told
 
 
@@ -99,6 +99,37 @@ def scenarios(draw: st.DrawFn, policy: str) -> Told:
         "links": {"a": {"mb_s": 2}, "b": {"mb_s": 3}},
         "failures": draw(st.lists(failures(len(devices)), max_size=2)),
     }
+
+
+def memories(told: Told) -> list[tuple[set[bytes], set[bytes]]]:
+    """Return what each device holds at the end, and what its policy takes it to hold."""
+    simulation = _Simulation(read(told), None, None, keep=True)
+    simulation.run(None, None)
+    known = simulation._policy.policy._holdings.memories  # type: ignore[attr-defined]
+    return [({*each.memory.held}, {*known[each.index].used}) for each in simulation._devices]
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "exclusive"])
+def test_an_eviction_that_is_told_after_a_later_load_is_none(policy: str) -> None:
+    """A takes the place of X, X comes again beside it, and A ends last."""
+    functions = {name: {"memory_mb": 4, "load_s": 1, "run_s": run_s} for name, run_s in (("A", 10), ("B", 1), ("X", 1))}
+    device = {"memory_mb": 10, "slots": 2, "cached": ["X", "B"]}
+    told = {
+        "policy": {"name": policy},
+        "devices": [device],
+        "functions": functions,
+        "requests": [{"function": "A", "at_s": 0}, {"function": "X", "at_s": 1}],
+    }
+    assert memories(told) == [({b"A", b"X"}, {b"A", b"X"})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@given(data=st.data())
+def test_a_policy_knows_all_that_devices_hold(policy: str, data: st.DataObject) -> None:
+    """Else requests for it would load nothing, and tell nothing, for ever. What is gone is known at the next load."""
+    for held, known in memories(data.draw(scenarios(policy))):
+        assert not held - known
 
 
 @pytest.mark.slow
