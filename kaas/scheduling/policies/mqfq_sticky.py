@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
 
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
@@ -81,9 +82,7 @@ class MqfqSticky(Scheduler):
 
     def order(self, serves: Serves) -> RequestOrder:
         """Return the order of flows of kTasks; eTasks of one function go in the order of their arrival."""
-        if serves.kind is WorkerKind.ETASK:
-            return super().order(serves)
-        return Flows(self)
+        return super().order(serves) if serves.kind is WorkerKind.ETASK else Flows(self)
 
     def victims(self, request: QueuedRequest, worker: WorkerState) -> tuple[bytes, ...]:
         """Return what was used longest ago, of flows that are not active."""
@@ -93,10 +92,9 @@ class MqfqSticky(Scheduler):
 
     def has_token(self, worker: WorkerState) -> bool:
         """Return True if a device may run one more request."""
-        running = len(worker.running)
         if self._busy is not None:
-            return not running or self._busy.get(worker.device.index, 0.0) <= self._limit
-        return running < (2 if self._most is None else self._most)
+            return not worker.running or self._busy.get(worker.device.index, 0.0) <= self._limit
+        return len(worker.running) < (2 if self._most is None else self._most)
 
     def measured(self, event: Utilisation) -> None:
         """Take in a device's utilisation, smoothed: half of the last value stays."""
@@ -156,7 +154,7 @@ class Flows(FlowOrder):
         name = self.flow(request)
         flow = self._known[name] = self._known.pop(name) if name in self._known else TimedFlow()
         if len(self._known) > MOST_FLOWS:
-            self._forget(next(iter(self._known)))
+            self._forget()
         self._rests.arrived(flow, self._policy.now_s)
         self._policy.warm.reads(flow, request.reads)
         if flow.queue is not None:
@@ -309,16 +307,18 @@ class Flows(FlowOrder):
                     level.resting.discard(flow)
                     self._advance(level)
 
-    def _forget(self, name: Hashable) -> None:
-        """Forget the flow called longest ago, unless it has requests."""
-        flow = self._known[name]
-        if name not in self and not flow.in_flight:
+    def _forget(self) -> None:
+        """Forget the two flows called longest ago; one that has requests counts as called now instead."""
+        for name in list(islice(self._known, 2)):
+            flow = self._known.pop(name)
+            if name in self or flow.in_flight:
+                self._known[name] = flow
+                continue
             self._policy.warm.deactivate(flow)
             self._rests.discard(flow)
             for level in self._levels.values():
                 level.resting.discard(flow)
             self._policy.warm.reads(flow, NOTHING)
-            del self._known[name]
 
     # --- the next request
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kaas.errors import InvalidScenario
 from kaas.scheduling.decisions import Decision, Dispatch, Evict, EvictTo, Policy, PolicyFactory, Prefetch, WakeAt
 from kaas.scheduling.events import Event, PhysicalDevice, RequestArrived, RequestDone, Utilisation, WorkerKind
+from kaas.scheduling.policies import mqfq_sticky
 from kaas.scheduling.policies.estimates import Mean
 from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
 from kaas.scheduling.policies.mqfq_sticky import ORDERS, MqfqSticky
@@ -445,3 +446,19 @@ def test_a_flow_whose_client_has_another_priority_leaves_the_old_level() -> None
     world.finish(running)
     assert [each.request for each in world.dispatched] == [running, first]
     assert {lowered, second} == world.queued
+
+
+def test_a_flow_whose_request_is_held_keeps_no_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mqfq_sticky, "MOST_FLOWS", 10)
+    world = World(MqfqSticky)
+    world.known("held", max_running=0)
+    world.tick()
+    world.up(0)
+    held = world.arrive("held", "f")
+    for i in range(100):
+        world.finish(world.arrive("a", f"f{i}"))
+    (flows,) = [group.order for group in world.raw._placement.groups.values()]  # type: ignore[attr-defined]
+    assert len(flows._known) <= 11
+    assert world.queued == {held}
+    world.known("held")
+    assert held in world.running
