@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -45,9 +46,31 @@ def parse(text: bytes | str) -> Scenario:
     """
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        pairs = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
         raise InvalidScenario(f"a scenario is JSON: {error}", path="") from error
+    _check_twice("", pairs)
     return read(value)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object of a JSON text, with all its pairs."""
+
+
+def _check_twice(path: str, value: Any) -> None:
+    """Check that no name stands twice in an object: one of its values would be lost."""
+    prefix = f"{path}." if path else ""
+    if isinstance(value, _Pairs):
+        names = set()
+        for name, given in value:
+            if name in names:
+                raise _wrong(prefix + name, "the name stands there twice")
+            names.add(name)
+            _check_twice(prefix + name, given)
+    elif isinstance(value, list):
+        for place, given in enumerate(value):
+            if isinstance(given, list):
+                _check_twice(f"{path}[{place}]", given)
 
 
 def read(value: Any) -> Scenario:

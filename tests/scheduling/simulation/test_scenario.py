@@ -216,3 +216,17 @@ def test_wrong_times_are_named(told: dict[str, object], path: str) -> None:
     with pytest.raises(InvalidScenario) as caught:
         read(told)
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('{"functions": {"A": {"run_s": 1}, "A": {"run_s": 2}}}', "functions.A"),
+        ('{"seed": 1, "seed": 1}', "seed"),
+        ('{"requests": [{"function": "A"}, {"at_s": 1, "at_s": 2}]}', "requests[1].at_s"),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(text: str, path: str) -> None:
+    with pytest.raises(InvalidScenario, match="twice") as caught:
+        parse(text)
+    assert caught.value.path == path
