@@ -37,8 +37,7 @@ class MqfqSticky(Scheduler):
         T: seconds of virtual time by which a flow may be ahead of the least. alpha: an empty flow stays active for so
             many times the mean time between its arrivals.
         D: requests that a device runs at a time; None: two, or fewer if the device has fewer slots. "utilisation": as
-            many as slots, as long as its measured utilisation is below `limit`.
-        limit: see D.
+            many as slots, as long as its measured utilisation is below `limit`, a part of 1.
         order: which of the flows that may go is next. "paper": for D = 1 the one with the longest queue, else the one
             with fewest in flight, and then the longest queue; "longest"; "least_vt"; "sticky": the flow that the
             device ran last, then as in the paper.
@@ -61,8 +60,9 @@ class MqfqSticky(Scheduler):
         tau: str = "run",
         sticky: str = "soft",
     ) -> None:
-        for name, number in (("T", T), ("alpha", alpha), ("limit", limit)):
-            check_number("mqfq_sticky", name, number)
+        check_number("mqfq_sticky", "T", T)
+        check_number("mqfq_sticky", "alpha", alpha)
+        check_number("mqfq_sticky", "limit", limit, most=1)
         if D is not None and D != "utilisation":
             check_whole("mqfq_sticky", "D", D, least=1)
             fewest = min((each.slots for each in devices if each.slots is not None), default=None)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from kaas.errors import PolicyError
 
 
-def check_number(policy: str, name: str, value: object) -> None:
-    """Check that an option is a finite number from 0 on."""
+def check_number(policy: str, name: str, value: object, *, most: float | None = None) -> None:
+    """Check that an option is a finite number from 0 on, or to `most`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:  # type: ignore[operator]  # it is a number
-        raise PolicyError(f"{name} is a number from 0 on, not {value!r}", policy=policy)
+    if not number or not 0 <= value < math.inf or (most is not None and value > most):  # type: ignore[operator]
+        raise PolicyError(
+            f"{name} is a number from 0 {'on' if most is None else f'to {most}'}, not {value!r}", policy=policy
+        )
 
 
 def check_whole(policy: str, name: str, value: object, *, least: int = 0) -> None:

@@ -117,6 +117,8 @@ class Azure2019:
             with path.open("rb") as file:
                 head = _fields(path, 1, file.readline(LONGEST_LINE))
                 columns = {column: place for place, column in enumerate(head)}
+                if twice := [column for place, column in enumerate(head) if columns[column] != place]:
+                    raise _wrong(path, 1, f"two columns {twice[0]!r}")
                 if missing := [column for column in needed if column not in columns]:
                     raise _wrong(path, 1, f"no column {missing[0]!r}")
                 number = 1

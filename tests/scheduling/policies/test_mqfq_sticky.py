@@ -423,6 +423,7 @@ def test_the_indexed_flows_decide_as_a_walk_over_all_flows(data: st.DataObject, 
     ("options", "message"),
     [
         ({"T": -1}, "policy: T is a number from 0 on, not -1"),
+        ({"limit": 7}, "policy: limit is a number from 0 to 1, not 7"),
         ({"D": 2}, "policy: D is 2, but a device has 1 slots"),
         ({"D": 0}, "policy: D is a whole number from 1 on, not 0"),
         ({"order": "random"}, "policy: order is one of paper, longest, least_vt, sticky, not 'random'"),

@@ -141,6 +141,14 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     assert "'Average'" in str(error)
 
 
+def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
+    file = trace(tmp_path, called=[]) / "function_durations_percentiles.anon.d01.csv"
+    file.write_text(RUNS_HEAD.replace("Count,", "Average,", 1) + "\n")
+    error = wrong(tmp_path)
+    assert (error.path, error.line) == (str(file), 1)
+    assert "two columns 'Average'" in str(error)
+
+
 def test_columns_may_come_in_another_order(tmp_path: Path) -> None:
     trace(tmp_path, called=[calls("o", "a", "f", m1=1)])
     (tmp_path / "app_memory_percentiles.anon.d01.csv").write_text("AverageAllocatedMb,More,HashApp\n64,x,a\n")
