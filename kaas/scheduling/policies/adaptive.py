@@ -24,6 +24,7 @@ from kaas.scheduling.policies.orders import FunctionFlows, PriorityQueue, by_age
 from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.urgent import UrgentRequests
 
 COMPARED = 16
 """Free devices that are compared for a request that has to be loaded."""
@@ -184,8 +185,7 @@ class BoostedArrivals(BoostedScores):
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
         self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
         self._of_function = FunctionFlows()
-        self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
-        self._urgent: PriorityQueue[QueuedRequest] = PriorityQueue()  # by deadline
+        self._urgent = UrgentRequests()
 
     def needed_sets(self, worker: WorkerState) -> list[WorkingSet]:
         """Return what the requests read that wait for a worker or run there."""
@@ -209,12 +209,11 @@ class BoostedArrivals(BoostedScores):
         self._enter(request)
         if request.deadline_s is not None:
             _, cost_s = self._policy.costs_s(request)
-            self._later.put(request, (request.deadline_s - 2 * cost_s, request.id))
+            self._urgent.add(request, request.deadline_s - 2 * cost_s)
 
     def drop(self, request: QueuedRequest) -> None:
         """Remove a request from its flow, or from a local queue."""
         if request.deadline_s is not None:
-            self._later.discard(request)
             self._urgent.discard(request)
         if request in self._local:
             self._local.withdraw(request)
@@ -366,23 +365,17 @@ class BoostedArrivals(BoostedScores):
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
-        if self._later.first() is None and self._urgent.first() is None:
+        if not self._urgent or (first := self.heads.first()) is None:
             return None
-        now_s = self._policy.now_s
-        while (request := self._later.first()) is not None and self._later.key(request)[0] <= now_s:
-            self._later.discard(request)
-            self._urgent.put(request, (request.deadline_s or 0.0, request.id))
-        first = self.heads.first()
-        for request in list(self._urgent):
-            deadline_s = request.deadline_s or 0.0
-            if now_s + self._policy.costs_s(request)[0] > deadline_s:
-                self._urgent.discard(request)  # no device meets the deadline any more
-                continue
-            passed_over = first is None or request.share.priority < first.share.priority or request in self._local
-            may_go = self._turns.may_go(request.share) and not self.parked(request.share)
-            if may_go and not passed_over and now_s + self._policy.cost_s(request, idle) <= deadline_s:
-                return request
-        return None
+        policy, priority = self._policy, first.share.priority
+
+        def may_go(share: ClientShare) -> bool:
+            return share.priority >= priority and share not in self._parked and self._turns.may_go(share)
+
+        def cost_s(request: QueuedRequest) -> float:
+            return math.inf if request in self._local else policy.cost_s(request, idle)
+
+        return self._urgent.first(policy.now_s, may_go, lambda request: policy.costs_s(request)[0], cost_s)
 
     def settled(self) -> None:
         """Load what the next request reads on the worker that is free soonest, and promise the request to it."""

@@ -10,9 +10,10 @@ from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
-from kaas.scheduling.policies.orders import FlowOrder, PriorityQueue
+from kaas.scheduling.policies.orders import FlowOrder
 from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.state import Queue, QueuedRequest, WorkerState
+from kaas.scheduling.policies.urgent import UrgentRequests
 
 
 class BoostRules(Protocol):
@@ -44,14 +45,13 @@ class BoostedScores(FlowOrder):
     _local: LocalQueues
     _turns: FairTurns
     _readers: Readers[Queue]
-    _later: PriorityQueue[QueuedRequest]
-    _urgent: PriorityQueue[QueuedRequest]
+    _urgent: UrgentRequests
     _costs: dict[Queue, tuple[int, int]]
 
     def candidates(self) -> list[Candidate]:
         """Return the first request of each flow, those in local queues, and those that are urgent."""
         heads = [*(queue.head for queue in self._flows.values()), *self._local.promised()]
-        requests = {request.id: request for request in [*heads, *self._urgent, *self._later]}
+        requests = {request.id: request for request in [*heads, *self._urgent]}
         first = self.heads.first()
         idle = None if first is None else self._policy.idle_worker(first.head)
         hits = set() if idle is None else self._hits(idle)
@@ -97,7 +97,7 @@ class BoostedScores(FlowOrder):
         now_s, deadline_s = self._policy.now_s, request.deadline_s
         if deadline_s is None or request in self._local or request.share.priority < first.share.priority:
             return False
-        near = request in self._urgent or (request in self._later and self._later.key(request)[0] <= now_s)
+        near = self._urgent.is_urgent(request, now_s)
         in_time = now_s + max(self._policy.costs_s(request)[0], self._policy.cost_s(request, idle)) <= deadline_s
         return near and in_time and not self.obstacle(request)
 

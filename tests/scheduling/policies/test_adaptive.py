@@ -19,6 +19,7 @@ from kaas.scheduling.events import ClientKnown, Event, PhysicalDevice
 from kaas.scheduling.policies.adaptive import Adaptive
 from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.policies.sjf import ShortestJobFirst
+from kaas.scheduling.policies.state import QueuedRequest
 from kaas.scheduling.simulation.scenario_file import read
 from kaas.scheduling.simulation.simulated import Simulated
 from kaas.scheduling.simulation.simulator import simulate
@@ -267,3 +268,26 @@ def test_dues_are_shares_by_weight_of_what_modest_clients_leave() -> None:
 def test_wrong_options_are_named(options: Told, message: str) -> None:
     with pytest.raises(InvalidScenario, match=message):
         run(options, functions={"A": {}}, requests=requests((0, "A")))
+
+
+def test_urgent_requests_of_a_client_that_limits_hold_back_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Adaptive)
+    world.known("held", max_running=0, mean_s=0.2)
+    world.known("runs", mean_s=1.0)
+    world.tick()
+    world.up(0)
+    for _ in range(50):
+        world.arrive("held", "f", deadline_s=1.0)
+    world.time_s = 0.7
+    first = world.arrive("runs", "g")
+    looked: list[str] = []
+    run_s = Adaptive.costs_s
+
+    def counted(policy: Adaptive, request: QueuedRequest) -> tuple[float, float]:
+        looked.append(request.share.client)
+        return run_s(policy, request)
+
+    monkeypatch.setattr(Adaptive, "costs_s", counted)
+    world.finish(first, 1.0)
+    world.arrive("runs", "g", deadline_s=2.0)
+    assert "held" not in looked
