@@ -124,7 +124,7 @@ class CheckedPolicy:
         self._observe(event)
         try:
             decisions = list(self.policy.handle(event))  # it may be a generator
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._error(f"raised {type(error).__name__}: {error} ({raised_at(error)})") from error
         try:
             for decision in decisions:

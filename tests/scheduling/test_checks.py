@@ -338,3 +338,14 @@ def test_fcfs_keeps_every_invariant_and_serves_every_request(data: st.DataObject
         machine.ready()
         machine.finish()
     raise AssertionError(f"requests are stuck: {machine.queued}")
+
+
+def test_a_policy_that_exits_tells_its_story() -> None:
+    class Exits:
+        def handle(self, event: Event) -> list[Decision]:
+            raise SystemExit(f"at {event.time_s}")
+
+    policy = CheckedPolicy(Exits(), [])
+    with pytest.raises(PolicyError, match="raised SystemExit: at") as caught:
+        policy.handle(Tick(1.0))
+    assert caught.value.story
