@@ -327,10 +327,13 @@ class RpcClient:
         for leases in abandoned.values():  # requests that still use them are of an earlier epoch, and have no caller
             _release(leases)
         self._ref_leases.again(epoch.epoch)
+        unanswered = []
         for call in pending:
-            if call.pending.ended:  # the thread that took its reply was interrupted
+            if call.pending.ended and not call.pending.cancelled:  # the thread that took its reply was interrupted
                 self._replied(call.pending.number, (), None)
-        self._post_again(epoch, [call for call in pending if not call.pending.ended])
+            else:
+                unanswered.append(call)
+        self._post_again(epoch, unanswered)
 
     def _welcomed_again(self, epoch: str) -> None:
         """Send calls again: the connection broke and is mended, so messages in between may be lost."""
