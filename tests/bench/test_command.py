@@ -114,7 +114,7 @@ def test_a_policy_of_ones_own(task_file: Path, tmp_path: Path, monkeypatch: pyte
     assert (found["requests"] > 0, found["errors"]) == (True, {})
     assert (tmp_path / "made").exists()
     ended = bench(str(task_file), *own, "noted_policy:missing")
-    told = "InvalidConfig: policy is 'noted_policy:missing': module 'noted_policy' has no function 'missing'"
+    told = "InvalidConfig: policy is 'noted_policy:missing': module 'noted_policy' has no function or class 'missing'"
     assert ended.stderr.splitlines()[-1] == told
 
 

@@ -23,8 +23,9 @@ from kaas.wire.connections.shared_memory import Inbox
 from kaas.wire.connections.stream import Malformed, MessageStream, close_all
 from kaas.wire.messages import FromPeer, PeerHello, ToPeer
 
-READS = 8
-"""Reads of one connection before other work of the loop has its turn."""
+AT_ONCE = 64
+"""Reads and messages of one connection before others have their turn. A program that sends more than the pool can run
+must not keep it from the replies of executors, which would then wait for their next requests."""
 WAITING_AT_MOST = 128
 """Peers that may wait to be let in."""
 FULL_S = 0.2
@@ -316,6 +317,8 @@ class UnixChannel:
         self._fd = connected.fileno()
         self._over = False
         self._flushes = False
+        self._arrived: Iterator[Frames] = iter(())
+        self._goes_on = False
         loop.add_reader(self._fd, self._read)
 
     def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
@@ -354,23 +357,31 @@ class UnixChannel:
             self._loop.remove_writer(self._fd)
 
     def _read(self) -> None:
-        """Read all that is there, in parts: uvloop reports only once an end that left bytes unread (EPOLLERR)."""
-        for _ in range(READS):
+        """Take what is there, in parts: uvloop reports only once an end that left bytes unread (EPOLLERR)."""
+        for _ in range(AT_ONCE):
             if self._over:
                 return
+            frames = next(self._arrived, None)
+            if frames is not None:
+                try:
+                    self._take(self, frames)
+                except Exception as error:  # noqa: BLE001 - any error of `take`; the next message is taken too
+                    self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
+                continue
             try:
-                arrived = self._stream.read()
+                self._arrived = iter(self._stream.read())
             except (EOFError, Malformed):
                 self._close()
                 return
             if not self._stream.unread:
                 return
-            for frames in arrived:
-                try:
-                    self._take(self, frames)
-                except Exception as error:  # noqa: BLE001 - any error of `take`; the next message is taken too
-                    self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
-        self._loop.call_soon(self._read)
+        if not self._goes_on:
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._read()
 
     def _close(self) -> None:
         if not self._over:

@@ -105,7 +105,10 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
     ("target", "said"),
     [
         ("tests.server.nowhere:f", "No module named 'tests.server.nowhere'"),
-        ("tests.server.running.etasks:nothing", "'tests.server.running.etasks' has no function or class 'nothing'"),
+        (
+            "tests.server.running.etasks:nothing",
+            "module 'tests.server.running.etasks' has no function or class 'nothing'",
+        ),
     ],
 )
 @pytest.mark.full

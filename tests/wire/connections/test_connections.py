@@ -20,11 +20,13 @@ import msgspec
 import pytest
 
 from kaas.errors import ConfigMismatch, QueueFull
+from kaas.pool.loop import PoolLoop
 from kaas.wire import messages
 from kaas.wire.connections.connect import connect
-from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connection, ConnectionLost
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Connection, ConnectionLost, Frames
 from kaas.wire.connections.shared_memory import Outbox
 from kaas.wire.connections.stream import MessageStream
+from kaas.wire.connections.unix_sockets import UnixChannel, UnixListener
 from kaas.wire.error_codec import decode_error
 from kaas.wire.messages import Address, CallResult, CancelCall, PeerHello, PoolWelcome, Refused, Release, Submit
 from tests.open_files import connections_on
@@ -34,6 +36,8 @@ from tests.wire.connections.routers import NODE, Running
 pytestmark = pytest.mark.processes
 
 LOCAL = "127.0.0.1"
+FLOOD = 250
+"""Messages, which all fit into the socket and into one read."""
 
 
 @pytest.fixture
@@ -338,6 +342,33 @@ def test_a_peer_that_takes_nothing_delays_no_other(pool: Running, connection: Co
     replies = [slow.receive(TIMEOUT_S) for _ in range(16)]
     assert replies == [(CallResult(number), [large]) for number in range(16)]
     slow.close()
+
+
+def test_a_peer_that_sends_much_keeps_no_other_from_its_turn(tmp_path: Path) -> None:
+    """More requests than the pool can run are there; the reply of an executor, which came last, is taken soon."""
+    loop, taken = PoolLoop(), list[bytes]()
+
+    def take(_: UnixChannel, frames: Frames) -> None:
+        taken.append(bytes(frames[0]))
+        if len(taken) == FLOOD + 1:
+            loop.stop()
+
+    listener = UnixListener(loop, str(tmp_path / "pool"), take, lambda _: None)
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(2):
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            peer.connect(str(tmp_path / "pool"))
+            streams.append(MessageStream(peer))
+        for number in range(FLOOD):
+            assert streams[0].send(b"%d" % number, [])
+        assert streams[1].send(b"reply", [])
+        loop.run_forever()
+        listener.close(0)
+    loop.close()
+    assert taken.index(b"reply") < FLOOD
+    taken.remove(b"reply")
+    assert taken == [b"%d" % number for number in range(FLOOD)]
 
 
 def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
