@@ -135,7 +135,8 @@ def test_a_server(serve: Serve, task_file: Path) -> None:
 def test_a_server_with_keys_asks_for_the_option_that_has_them(serve: Serve, task_file: Path) -> None:
     ended = bench(str(task_file), "--server", serve().endpoint, "--scalar", "factor=3")
     assert ended.returncode == 1
-    assert ended.stderr.endswith("kaas.Client(address, keys=...), on the command line --keys\n")
+    # on a loaded machine the client may only see that the server hangs up
+    assert ended.stderr.endswith(("kaas.Client(address, keys=...), on the command line --keys\n", "this address\n"))
 
 
 @pytest.mark.full
