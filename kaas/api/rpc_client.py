@@ -267,10 +267,10 @@ class RpcClient:
 
     def _replied(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         leases: Sequence[BlockLease] = ()
-        call = self._half.open.get(number)
-        if call is not None:
-            call.pending.end(frames, error)  # first: a thread that is interrupted before it sends the call again
         with self.lock:
+            call = self._half.open.get(number)
+            if call is not None and not call.pending.ended:  # first: until then an interrupted thread sends it again
+                self._receiver.called_later += call.pending.settle(frames, error)
             if held:
                 call = self._half.held(number, lambda call: call.leases)
             else:
