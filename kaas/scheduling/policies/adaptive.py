@@ -7,6 +7,7 @@ GreedyDual-Size-Frequency (FaasCache, 2021), fairness that of start-time fair qu
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -23,7 +24,7 @@ from kaas.scheduling.policies.options import check_flag, check_number
 from kaas.scheduling.policies.orders import FunctionFlows, PriorityQueue, by_age
 from kaas.scheduling.policies.reader_queue import Readers
 from kaas.scheduling.policies.scheduler import Scheduler
-from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 from kaas.scheduling.policies.urgent import UrgentRequests
 
 COMPARED = 16
@@ -94,9 +95,9 @@ class Adaptive(Scheduler):
 
     # --- the questions of the order
 
-    def idle_worker(self, head: QueuedRequest) -> WorkerState | None:
+    def idle_worker(self, group: WorkerGroup) -> WorkerState | None:
         """Return the free worker that looks for a request next."""
-        return self._placement.best(head.group)
+        return self._placement.best(group)
 
     def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
         """Return the working sets that are whole on a worker's device, or will be."""
@@ -183,7 +184,7 @@ class BoostedArrivals(BoostedScores):
         self._readers: Readers[Queue] = Readers()
         holdings.whole_changed.append(self._readers.whole_changed)
         self._costs: dict[Queue, tuple[int, int]] = {}  # the classes of a run, and of a run with the load
-        self._classes: dict[int, PriorityQueue[Queue]] = {}  # by the class of a run with the load
+        self._classes = defaultdict[int, PriorityQueue[Queue]](PriorityQueue)  # by the class of a run with the load
         self._of_function = FunctionFlows()
         self._urgent = UrgentRequests()
 
@@ -253,11 +254,11 @@ class BoostedArrivals(BoostedScores):
             self._remove_place(queue)
         self._costs[queue] = costs
         key = (-head.share.priority, head.arrived_s or 0.0, head.id)
-        self._classes.setdefault(whole, PriorityQueue()).put(queue, key)
-        if head.reads.constants is NOTHING:
-            self._readers.discard(queue)  # its run costs the same on each device
-        else:
+        self._classes[whole].put(queue, key)
+        if head.reads.constants is not NOTHING:
             self._readers.put(queue, key, head.reads.constants)
+        elif known is not None:
+            self._readers.discard(queue)  # its run costs the same on each device
 
     def _cost_classes(self, head: QueuedRequest) -> tuple[int, int]:
         run_s, whole_s = self._policy.costs_s(head)
@@ -279,7 +280,7 @@ class BoostedArrivals(BoostedScores):
         for changed in self._turns.changed(share, waits=waits):
             may_go = self._turns.may_go(changed)
             for queue in self.queues(changed):
-                if queue in self.heads and may_go:
+                if may_go:
                     self._put(queue)
                 else:
                     self._remove_place(queue)
@@ -329,11 +330,11 @@ class BoostedArrivals(BoostedScores):
                 for request in self._local.requests(worker):
                     if not self.parked(request.share):
                         return request, worker
-        self._take_back()
-        while (first := self.heads.first()) is not None:
-            idle = self._policy.idle_worker(first.head)
-            chosen = None if idle is None else self._urgent_one(idle) or self._best(idle)
-            if idle is None or chosen is None:
+        if self._local.next_overdue_s is not None:
+            self._take_back()
+        while self.group is not None and (idle := self._policy.idle_worker(self.group)) is not None:
+            chosen = (self._urgent_one(idle) if self._urgent.waiting else None) or self._best(idle)
+            if chosen is None:
                 return None
             constants = chosen.reads.constants
             if not self._policy.mixed and (not constants.nbytes or idle.device.index in constants.whole):
@@ -347,7 +348,7 @@ class BoostedArrivals(BoostedScores):
     def _take_back(self) -> None:
         """Let requests go elsewhere that have waited for a busy worker for too long, if another worker is free."""
         while (late := self._local.overdue(self._policy.now_s)) is not None:
-            if self._policy.idle_worker(late) is None:
+            if self._policy.idle_worker(late.group) is None:
                 return
             self._local.withdraw(late)
             late.promised = False
@@ -356,7 +357,7 @@ class BoostedArrivals(BoostedScores):
     def _best(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the least boosted arrival on a device."""
         boosts, costs = self._policy.boost, self._costs
-        hits = self._readers.leasts(self._policy.held_by(idle))
+        hits = self._readers.leasts(self._policy.held_by(idle)) if self._readers.sets else ()
         found = [(hit[0], hit[1] - boosts[costs[hit[-1]][0]], hit[2], hit[-1]) for hit in hits]
         for whole, queues in self._classes.items():
             least = queues.least()
@@ -365,7 +366,7 @@ class BoostedArrivals(BoostedScores):
 
     def _urgent_one(self, idle: WorkerState) -> QueuedRequest | None:
         """Return the request of the earliest deadline that can still be met, if it has less slack than it costs."""
-        if not self._urgent or (first := self.heads.first()) is None:
+        if (first := self.sorted_heads().first()) is None:
             return None
         policy, priority = self._policy, first.share.priority
 

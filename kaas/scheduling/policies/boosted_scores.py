@@ -10,9 +10,9 @@ from kaas.scheduling.policies.boost import Boost, cost_class
 from kaas.scheduling.policies.fair_turns import FairTurns
 from kaas.scheduling.policies.holdings import WorkingSet
 from kaas.scheduling.policies.local_queues import LocalQueues
-from kaas.scheduling.policies.orders import FlowOrder
+from kaas.scheduling.policies.orders import OwnPlaces
 from kaas.scheduling.policies.reader_queue import Readers
-from kaas.scheduling.policies.state import Queue, QueuedRequest, WorkerState
+from kaas.scheduling.policies.state import Queue, QueuedRequest, WorkerGroup, WorkerState
 from kaas.scheduling.policies.urgent import UrgentRequests
 
 
@@ -25,7 +25,7 @@ class BoostRules(Protocol):
     def now_s(self) -> float:
         """The time of the event."""
 
-    def idle_worker(self, head: QueuedRequest) -> WorkerState | None:
+    def idle_worker(self, group: WorkerGroup) -> WorkerState | None:
         """Return the free worker that looks for a request next."""
 
     def held_by(self, worker: WorkerState) -> dict[WorkingSet, None]:
@@ -38,7 +38,7 @@ class BoostRules(Protocol):
         """Return the seconds of a run, and of a run with the load of all its memory, on the fastest device."""
 
 
-class BoostedScores(FlowOrder):
+class BoostedScores(OwnPlaces):
     """The part of the order of boosted arrivals that explains it."""
 
     _policy: BoostRules
@@ -51,9 +51,9 @@ class BoostedScores(FlowOrder):
     def candidates(self) -> list[Candidate]:
         """Return the first request of each flow, those in local queues, and those that are urgent."""
         heads = [*(queue.head for queue in self._flows.values()), *self._local.promised()]
-        requests = {request.id: request for request in [*heads, *self._urgent]}
-        first = self.heads.first()
-        idle = None if first is None else self._policy.idle_worker(first.head)
+        requests = {request.id: request for request in [*heads, *self._urgent.waiting]}
+        first = self.sorted_heads().first()
+        idle = None if first is None else self._policy.idle_worker(first.head.group)
         hits = set() if idle is None else self._hits(idle)
         urgent = {
             request.id

@@ -114,7 +114,10 @@ class Estimates:
         if event.outcome is not Outcome.SUCCEEDED:
             return
         times = self._functions.get(function) or self.of(function)
-        _add(times.runs, device.kind, event.run_s * device.speed)
+        runs = times.runs.get(device.kind)
+        if runs is None:
+            runs = times.runs[device.kind] = Mean()
+        runs.add(event.run_s * device.speed)
         times.device_s.add(event.device_s)
         if times.family:
             self._lines.pop(times.family, None)

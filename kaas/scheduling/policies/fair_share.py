@@ -89,7 +89,8 @@ class FairShare:
         self._devices = devices
         self._shares: dict[str, ClientShare] = {}
         self._present: dict[ClientShare, None] = {}
-        self._starts: list[tuple[float, int, ClientShare]] = []  # heap of started_s; entries of other times are skipped
+        self._starts: list[tuple[float, int, ClientShare]] = []  # heap of started_s; older entries are skipped
+        self._newest: dict[ClientShare, int] = {}  # the numbers of their entries
         self._changed: dict[ClientShare, None] = {}
         self._entries = count()
         self._floor_s = 0.0
@@ -142,6 +143,7 @@ class FairShare:
         else:
             self._present.pop(share, None)
             self._changed.pop(share, None)
+            self._newest.pop(share, None)
         return share
 
     def gone(self, client: str) -> None:
@@ -185,19 +187,22 @@ class FairShare:
         if not self._present:
             starts.clear()
             return self._floor_s
+        newest = self._newest
         for share in self._changed:
-            heapq.heappush(starts, (share.started_s, next(self._entries), share))
+            newest[share] = entry = next(self._entries)
+            heapq.heappush(starts, (share.started_s, entry, share))
         self._changed.clear()
         if len(starts) > 64 + 4 * len(self._present):
-            starts[:] = [(share.started_s, next(self._entries), share) for share in self._present]
+            starts[:] = [each for each in starts if newest.get(each[2]) == each[1]]
             heapq.heapify(starts)
-        while starts and (starts[0][2] not in self._present or starts[0][0] != starts[0][2].started_s):
+        while newest.get(starts[0][2]) != starts[0][1]:
             heapq.heappop(starts)
         return starts[0][0]
 
     def _absent(self, share: ClientShare) -> None:
         self._present.pop(share, None)
         self._changed.pop(share, None)
+        self._newest.pop(share, None)
         if not self._present:
             self._floor_s = max(self._floor_s, share.time_s)
 

@@ -96,8 +96,14 @@ class FairTurns:
             self._fair_share.lift(share, turns.now_s)
         else:
             self._forgive(share)
-        turns.waiting.put(share, (share.time_s,))
-        return left + self._settle(share, turns)
+        time_s = share.time_s
+        turns.waiting.put(share, (time_s,))
+        before, after = share in turns.ahead, time_s > turns.waiting.least()[0] + self._lead_s
+        if after:
+            turns.ahead.put(share, (time_s,))
+        elif before:
+            turns.ahead.discard(share)
+        return [*left, *([share] if before != after else ()), *self._settle(turns)]
 
     def _forgive(self, share: ClientShare) -> None:
         """Let the claim of a client that goes on waiting begin when its oldest waiting request came."""
@@ -117,24 +123,14 @@ class FairTurns:
         if turns.ahead.first() is None:
             return []
         turns.ahead.discard(share)
-        return self._settle(None, turns)
+        return self._settle(turns)
 
-    def _settle(self, share: ClientShare | None, turns: Turns) -> list[ClientShare]:
-        """Hold a client back that is too far ahead, and let those go that no longer are."""
-        waiting, ahead = turns.waiting, turns.ahead
-        if waiting.first() is None:
-            return []
-        most_s = waiting.least()[0] + self._lead_s
+    def _settle(self, turns: Turns) -> list[ClientShare]:
+        """Return the clients that are no longer too far ahead, and let them go."""
         changed = []
-        if share is not None:
-            before, time_s = share in ahead, share.time_s
-            if time_s > most_s:
-                ahead.put(share, (time_s,))
-            elif before:
-                ahead.discard(share)
-            if before != (time_s > most_s):
-                changed.append(share)
-        while (first := ahead.first()) is not None and ahead.least()[0] <= most_s:
-            ahead.discard(first)
+        while (first := turns.ahead.first()) is not None:
+            if turns.ahead.least()[0] > turns.waiting.least()[0] + self._lead_s:
+                break
+            turns.ahead.discard(first)
             changed.append(first)
         return changed

@@ -1,14 +1,16 @@
-"""The figures by which MQFQ-Sticky compares flows, by name."""
+"""Why a flow goes next under `mqfq_sticky`: the figures by which flows are compared, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from kaas.scheduling.candidates import Candidate
-from kaas.scheduling.policies.holdings import NOTHING
-from kaas.scheduling.policies.orders import FlowOrder, SortKey
-from kaas.scheduling.policies.state import Queue
+from kaas.scheduling.policies.orders import OwnPlaces, SortKey
+from kaas.scheduling.policies.state import Queue, QueuedRequest, WorkerState
 from kaas.scheduling.policies.warm_flows import PriorityLevel, TimedFlow
 
 NAMES = ("in_flight", "-waiting", "vt", "request")
@@ -23,9 +25,8 @@ class FreeDevices:
 
     def away(self, flow: TimedFlow) -> bool:
         """Return True if the flow is one of other devices: its memory is there, and it goes there."""
-        constants = flow.reads.constants
-        own = flow.device == -1 or flow.device in self.last or constants is NOTHING
-        return not own and self.last.keys().isdisjoint(constants.whole)
+        own = flow.device == -1 or flow.device in self.last or not flow.has_memory
+        return not own and self.last.keys().isdisjoint(flow.reads.constants.whole)
 
     def scores(self, flow: TimedFlow, priority: int, level: PriorityLevel, key: SortKey) -> dict[str, float]:
         """Return the scores of a flow: those that a device ran last go first, then those of free devices.
@@ -40,13 +41,59 @@ class FreeDevices:
         return {"-priority": -priority, "last": turn, "away": self.away(flow), **dict(zip(names, key, strict=True))}
 
 
-def flow_candidates(
-    order: FlowOrder, flows: Iterable[tuple[Queue, TimedFlow, PriorityLevel, SortKey]], free: FreeDevices
-) -> list[Candidate]:
-    """Return the first requests of flows, with their virtual times, and how far these are ahead of the least."""
-    found = []
-    for queue, flow, level, key in flows:
-        figures = {"vt": flow.vt, "ahead_s": flow.vt - level.vt, "in_flight": flow.in_flight, "device": flow.device}
-        scores = free.scores(flow, queue.share.priority, level, key)
-        found.append(order.candidate(queue.head, scores, **figures))
-    return found
+class FlowRules(Protocol):
+    """The part of the policy that the explanations depend on."""
+
+    order_by: str
+    hard: bool
+
+
+class TimedFlowOrder(OwnPlaces):
+    """The part of the order of flows with virtual times that explains it."""
+
+    _policy: FlowRules
+    _known: dict[Hashable, TimedFlow]
+    _levels: defaultdict[int, PriorityLevel]
+    _last: dict[int, TimedFlow]
+    _running: int
+
+    def candidates(self) -> list[Candidate]:
+        """Return the first request of each flow, with its virtual time, and how far that is ahead of the least."""
+        self._sort()
+        found, free = [], self._free_devices()
+        for queue in self._flows.values():
+            flow, level = self._known[queue.flow], self._levels[queue.share.priority]
+            figures = {"vt": flow.vt, "ahead_s": flow.vt - level.vt, "in_flight": flow.in_flight, "device": flow.device}
+            scores = free.scores(flow, queue.share.priority, level, self._key(flow, queue))
+            found.append(self.candidate(queue.head, scores, **figures))
+        return found
+
+    def obstacle(self, request: QueuedRequest) -> str:
+        """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
+        self._sort()
+        flow, limits = self._known[request.flow], super().obstacle(request)
+        level = None if limits or flow.queue is None else self._levels[flow.queue.share.priority]
+        if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
+            return limits
+        away = self._policy.hard and self._free_devices().away(flow)
+        return "throttled" if flow in level.throttled else "its device is busy" if away else ""
+
+    def _free_devices(self) -> FreeDevices:
+        sticky, free = self._policy.order_by == "sticky", [each.device.index for each in self._free_workers()]
+        return FreeDevices({index: self._last.get(index) if sticky else None for index in free})
+
+    @abstractmethod
+    def _sort(self) -> None:
+        """Give the flows that have changed their places."""
+
+    @abstractmethod
+    def _key(self, flow: TimedFlow, queue: Queue) -> SortKey:
+        """Return the place of a flow among those that may go."""
+
+    @abstractmethod
+    def _choose(self, level: PriorityLevel) -> tuple[TimedFlow | None, WorkerState | None]:
+        """Return the flow that goes next, and its worker."""
+
+    @abstractmethod
+    def _free_workers(self) -> Iterator[WorkerState]:
+        """Return an iterator over the workers that may run one more request."""

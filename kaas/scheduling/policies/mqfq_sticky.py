@@ -12,13 +12,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
-from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.events import PhysicalDevice, Utilisation, WorkerKind
-from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S, ClientShare
-from kaas.scheduling.policies.flow_scores import FreeDevices, flow_candidates
+from kaas.scheduling.policies.fair_share import ClientShare
+from kaas.scheduling.policies.flow_scores import TimedFlowOrder
 from kaas.scheduling.policies.holdings import NOTHING
 from kaas.scheduling.policies.options import check_choice, check_most, check_number, check_whole
-from kaas.scheduling.policies.orders import FlowOrder, SortKey
+from kaas.scheduling.policies.orders import SortKey
 from kaas.scheduling.policies.scheduler import Scheduler
 from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, Serves, WorkerGroup, WorkerState
 from kaas.scheduling.policies.warm_flows import PriorityLevel, Rests, TimedFlow, WarmFlows
@@ -98,8 +97,12 @@ class MqfqSticky(Scheduler):
 
     def measured(self, event: Utilisation) -> None:
         """Take in a device's utilisation, smoothed: half of the last value stays."""
-        if self._busy is not None:
-            self._busy[event.device] = (self._busy.get(event.device, event.busy) + event.busy) / 2
+        if self._busy is None:
+            return
+        before = self._busy.get(event.device, event.busy)
+        self._busy[event.device] = (before + event.busy) / 2
+        for worker in self._placement.devices[event.device].workers.values() if before > self._limit else ():
+            self._mark_dirty(worker.group)
 
     def add_load(self, worker: WorkerState) -> None:
         """Count the request that was just dispatched to a device as a part of its utilisation."""
@@ -119,28 +122,29 @@ class MqfqSticky(Scheduler):
         """Return an iterator over the workers that may run one more request, the one that is free longest first."""
         return (each for each in group.open.values() if not each.gated and self.has_token(each))
 
-    def free_at_home(self, flow: TimedFlow) -> WorkerState | None:
-        """Return the worker that may run a flow where its memory is; for a flow without memory the first of all."""
-        assert flow.queue is not None, "only flows with requests look for a worker"
-        group, constants = flow.queue.head.group, flow.reads.constants
-        if flow.device < 0 or not constants.nbytes:
-            return next(self.free_workers(group), None)
+    def free_at_home(self, flow: TimedFlow, first: WorkerState) -> WorkerState | None:
+        """Return the worker that may run a flow where its memory is; the first of all if it has none."""
+        if flow.device < 0 or not flow.has_memory:
+            return first
+        group = first.group
         if (own := next(group.free_on((flow.device,)), None)) is not None and self.has_token(own):
             return own
-        there = (each for each in group.free_on(constants.whole) if self.has_token(each))
+        there = (each for each in group.free_on(flow.reads.constants.whole) if self.has_token(each))
         return min(there, default=None, key=self.rank)
 
 
-class Flows(FlowOrder):
+class Flows(TimedFlowOrder):
     """The flows with their virtual times. The least one is taken without the flows of clients that limits hold back."""
+
+    _policy: MqfqSticky
 
     def __init__(self, policy: MqfqSticky) -> None:
         super().__init__()
         self._policy, self._running = policy, 0
         self._known: dict[Hashable, TimedFlow] = {}  # the one called last at the end
         self._levels = defaultdict[int, PriorityLevel](PriorityLevel)
-        self._unsorted: dict[TimedFlow, Queue] = {}  # flows with requests, whose places may be others
-        self._rests = Rests(policy.alpha, policy.T)
+        self._unsorted: dict[TimedFlow, Queue] = {}  # those with requests, whose places may be others
+        self._rests, self._resting_count = Rests(policy.alpha, policy.T), policy.global_vt == "active"
         self._last: dict[int, TimedFlow] = {}
 
     def flow(self, request: QueuedRequest) -> Hashable:
@@ -156,9 +160,11 @@ class Flows(FlowOrder):
         if len(self._known) > MOST_FLOWS:
             self._forget()
         self._rests.arrived(flow, self._policy.now_s)
-        self._policy.warm.reads(flow, request.reads)
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue  # its queue is longer now
+            if flow.reads.constants is not request.reads.constants:
+                self._levels[flow.queue.share.priority].remove(flow)
+        self._policy.warm.reads(flow, request.reads)
         super().add(request)
 
     def offer(self, queue: Queue) -> None:
@@ -170,9 +176,10 @@ class Flows(FlowOrder):
         if flow.queue is None:
             flow.vt = max(flow.vt, level.vt)
             flow.queue = queue
-            for each in self._levels.values():
+            for each in self._levels.values() if self._resting_count else ():
                 each.resting.discard(flow)
-            self._rests.discard(flow)
+            if flow.active:
+                self._rests.discard(flow)
         self._unsorted[flow] = queue
 
     def drop(self, request: QueuedRequest) -> None:
@@ -190,27 +197,31 @@ class Flows(FlowOrder):
             self._unsorted.pop(flow, None)
             for level in self._levels.values():  # its priority may have changed
                 level.remove(flow)
-            if not queue.requests:
+            if flow.active and not queue.requests:
                 self._stay(flow, queue.share)
             self._advance(self._levels[queue.share.priority])
 
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
         """Charge a request that has begun."""
         self._running += 1
-        request.flow = self.flow(request)  # one that runs alone was not added
+        if request.flow is None:
+            request.flow = self.flow(request)  # it runs alone
         flow = self._known.get(request.flow)
         if flow is None:
             return  # an earlier epoch of the pool dispatched it
         flow.in_flight += 1
         flow.vt += self._policy.tau_s(request, worker) / request.share.weight
         self._policy.add_load(worker)
-        self._rests.discard(flow)
-        self._move(flow, worker.device.index)
+        if flow.active:
+            self._rests.discard(flow)
+        if flow.device != worker.device.index:
+            self._move(flow, worker.device.index)
         self._last[worker.device.index] = flow
-        self._policy.warm.activate(flow)
+        if flow.has_memory or self._resting_count:
+            self._policy.warm.activate(flow)
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
-        else:
+        elif self._resting_count:
             self._stay(flow, request.share)
             self._advance(self._levels[request.share.priority])
 
@@ -223,7 +234,7 @@ class Flows(FlowOrder):
         flow.in_flight -= 1
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue
-        elif request.flow not in self._flows:
+        elif flow.active and request.flow not in self._flows:
             self._stay(flow, request.share)
             self._rest(flow)
         self._policy.warm.freed(flow)
@@ -257,7 +268,7 @@ class Flows(FlowOrder):
             level.throttle(flow, (flow.vt, queue.head.id))
             self._policy.warm.deactivate(flow)
             return
-        if not flow.active:
+        if not flow.active and (flow.has_memory or self._resting_count):
             self._move(flow, self._policy.warm.device_for(flow))
             self._policy.warm.activate(flow)
         level.let_go(flow, self._key(flow, queue))
@@ -286,7 +297,7 @@ class Flows(FlowOrder):
 
     def _stay(self, flow: TimedFlow, share: ClientShare) -> None:
         """Count an empty flow among those that give the least virtual time, if it is active and the policy wants it."""
-        if flow.active and self._policy.global_vt == "active":
+        if self._resting_count and flow.active:
             self._levels[share.priority].resting.put(flow, (flow.vt,))
 
     def _rest(self, flow: TimedFlow) -> None:
@@ -295,17 +306,14 @@ class Flows(FlowOrder):
             self._rests.begin(flow, self._policy.now_s)
 
     def _end_rests(self) -> None:
-        now_s = self._policy.now_s
-        while (flow := self._rests.ends.first()) is not None:
-            if flow.rests_until_s > now_s + SHORTEST_WAIT_S:
-                self._policy.wake_at(flow.rests_until_s)
-                break
-            self._rests.discard(flow)
+        while (flow := self._rests.ended(self._policy.now_s)) is not None:
             self._policy.warm.deactivate(flow)
             for level in self._levels.values():
                 if flow in level.resting:
                     level.resting.discard(flow)
                     self._advance(level)
+        if self._rests.next_s is not None:
+            self._policy.wake_at(self._rests.next_s)
 
     def _forget(self) -> None:
         """Forget the two flows called longest ago; one that has requests counts as called now instead."""
@@ -325,17 +333,16 @@ class Flows(FlowOrder):
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
         self._sort()
-        self._end_rests()
+        if self._rests.next_s is not None:
+            self._end_rests()
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             if level.waiting:
                 flow, worker = self._choose(level)
                 if flow is None and not self._running:  # the least virtual time is that of a flow without requests
                     flow = level.waiting.first()
-                if flow is None or flow.queue is None:
-                    return None
                 worker = worker or self._policy.warm.roomiest(self._free_workers())
-                return None if worker is None else (flow.queue.head, worker)
+                return (flow.queue.head, worker) if flow and flow.queue and worker else None
         return None
 
     def _choose(self, level: PriorityLevel) -> tuple[TimedFlow | None, WorkerState | None]:
@@ -347,22 +354,22 @@ class Flows(FlowOrder):
         """
         if self._policy.order_by == "sticky" and (again := self._last_again(level)) is not None:
             return again
-        found: TimedFlow | None = None
+        found, first = None, None
         for flow, worker in zip(level.able, self._free_workers(), strict=False):
-            if (home := self._policy.free_at_home(flow)) is not None:
+            first = first or worker
+            if (home := self._policy.free_at_home(flow, first)) is not None:
                 if found is None or level.able.key(flow) < level.able.key(found):
                     return flow, home
                 break
             device = worker.device.index
             own = (found, *level.firsts_on(device, self._policy.warm.held_on(device)))
             found = min((each for each in own if each is not None), default=None, key=level.able.key)
-        if found is not None:
-            return found, self._policy.free_at_home(found)
+        if found is not None and first is not None:
+            return found, self._policy.free_at_home(found, first)
         return (None if self._policy.hard else level.able.first()), None
 
     def _free_workers(self) -> Iterator[WorkerState]:
-        queue = self.heads.first()
-        return iter(()) if queue is None else self._policy.free_workers(queue.head.group)
+        return self._policy.free_workers(self.group) if self.group else iter(())
 
     def _last_again(self, level: PriorityLevel) -> tuple[TimedFlow, WorkerState] | None:
         """Return the flow that the first free device ran last, if it may go on there."""
@@ -372,29 +379,10 @@ class Flows(FlowOrder):
                 return last, worker
         return None
 
-    def candidates(self) -> list[Candidate]:
-        """Return the first request of each flow, with its virtual time."""
-        self._sort()
-        flows = [(queue, self._known[queue.flow]) for queue in self._flows.values()]
-        told = [(queue, flow, self._levels[queue.share.priority], self._key(flow, queue)) for queue, flow in flows]
-        return flow_candidates(self, told, self._free_devices())
-
-    def _free_devices(self) -> FreeDevices:
-        sticky, free = self._policy.order_by == "sticky", [each.device.index for each in self._free_workers()]
-        return FreeDevices({index: self._last.get(index) if sticky else None for index in free})
-
-    def obstacle(self, request: QueuedRequest) -> str:
-        """Return why a request may not go: its flow is throttled, or sticks to a busy device, unless nothing runs."""
-        self._sort()
-        flow, limits = self._known[request.flow], super().obstacle(request)
-        level = None if limits or flow.queue is None else self._levels[flow.queue.share.priority]
-        if level is None or (not self._running and level.waiting.first() is flow and self._choose(level)[0] is None):
-            return limits
-        away = self._policy.hard and self._free_devices().away(flow)
-        return "throttled" if flow in level.throttled else "its device is busy" if away else ""
-
     def settled(self) -> None:
         """Bring the memory of the flows that became active and whose requests still wait."""
-        self._sort()
-        self._end_rests()
+        if self._unsorted:
+            self._sort()
+        if self._rests.next_s is not None:
+            self._end_rests()
         self._policy.warm.bring_all()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from kaas.scheduling.candidates import Candidate
 from kaas.scheduling.policies.fair_share import ClientShare
-from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, WorkerState
+from kaas.scheduling.policies.state import Chosen, Queue, QueuedRequest, RequestOrder, WorkerGroup, WorkerState
 
 Item = TypeVar("Item")
 SortKey = tuple[float, ...]
@@ -273,6 +273,45 @@ class FlowOrder(RequestOrder):
         if queue is None:
             return None
         return next(islice(queue.requests.values(), skipped, None), queue.head) if skipped else queue.head
+
+
+class OwnPlaces(FlowOrder):
+    """An order whose `next` has other places for flows: `heads` are sorted when `first` is called, which is rare.
+
+    Fields:
+        group: that of the requests, once there was one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group: WorkerGroup | None = None
+        self._unsorted_heads: dict[Queue, None] = {}
+
+    def add(self, request: QueuedRequest) -> None:
+        """Add a request to its flow."""
+        self.group = request.group
+        super().add(request)
+
+    def offer(self, queue: Queue) -> None:
+        """Take in that a flow has another first request, or place, and may go on."""
+        self._unsorted_heads[queue] = None
+
+    def withdraw(self, queue: Queue) -> None:
+        """Take in that a flow is empty, or may not go on."""
+        self.heads.discard(queue)
+        self._unsorted_heads.pop(queue, None)
+
+    def sorted_heads(self) -> PriorityQueue[Queue]:
+        """Return `heads`, sorted."""
+        for queue in self._unsorted_heads:
+            self.heads.put(queue, self.place(queue))
+        self._unsorted_heads.clear()
+        return self.heads
+
+    def first(self, skipped: int = 0) -> QueuedRequest | None:
+        """Return the most urgent request, those of parked clients included."""
+        self.sorted_heads()
+        return super().first(skipped)
 
 
 class PriorityOrder(FlowOrder):

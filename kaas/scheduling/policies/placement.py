@@ -318,9 +318,10 @@ class Placement:
         """
         # a group could get a free device, or one of another group
         free, alive = bool(partition.free), partition.alive
-        waiting = [group for group in partition.waiting.values() if free or alive > len(group.workers)]
-        if not waiting and not free:
+        waiting = list(partition.waiting.values())
+        if len(waiting) == 1 and not free and alive == len(waiting[0].workers):
             return
+        waiting = [group for group in waiting if free or alive > len(group.workers)]
         if not partition.free and not self._conserving and not partition.shared_places:
             largest = max((self._reclaiming.relative(group) for group in partition.holding.values()), default=0.0)
             waiting = [group for group in waiting if self._reclaiming.smaller(group, largest)]

@@ -15,22 +15,23 @@ class Readers(Generic[Reader]):
     """Items by the working sets that they read, and by their keys.
 
     Fields:
-        homeless: the sets that no device holds whole, as far as `whole_changed` is called.
+        sets: the readers of each working set. homeless: the sets that no device holds whole, as far as `whole_changed`
+            is called.
     """
 
     def __init__(self) -> None:
+        self.sets: dict[WorkingSet, PriorityQueue[Reader]] = {}
         self.homeless: dict[WorkingSet, None] = {}
         self._reads: dict[Reader, WorkingSet] = {}
-        self._readers: dict[WorkingSet, PriorityQueue[Reader]] = {}
 
     def put(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
         """Add an item, or give it another key or working set."""
         if self._reads.get(item, reads) is not reads:
             self.discard(item)
         self._reads[item] = reads
-        readers = self._readers.get(reads)
+        readers = self.sets.get(reads)
         if readers is None:
-            readers = self._readers[reads] = PriorityQueue()
+            readers = self.sets[reads] = PriorityQueue()
             self.whole_changed(reads)
         readers.put(item, key)
 
@@ -38,34 +39,34 @@ class Readers(Generic[Reader]):
         """Remove an item, if it is there."""
         reads = self._reads.pop(item, None)
         if reads is not None:
-            self._readers[reads].discard(item)
-            if not self._readers[reads]:
-                del self._readers[reads]
+            self.sets[reads].discard(item)
+            if not self.sets[reads]:
+                del self.sets[reads]
                 self.homeless.pop(reads, None)
 
     def whole_changed(self, reads: WorkingSet) -> None:
         """Take in that a device holds a working set whole, or none any more."""
         if reads.whole:
             self.homeless.pop(reads, None)
-        elif reads.nbytes and reads in self._readers:
+        elif reads.nbytes and reads in self.sets:
             self.homeless[reads] = None
 
     def of(self, item: Reader) -> WorkingSet:
-        """Return the working set of an item that is there."""
-        return self._reads[item]
+        """Return the working set of an item; NOTHING of one that is not there."""
+        return self._reads.get(item, NOTHING)
 
     def reads(self, reads: WorkingSet) -> bool:
         """Return True if an item reads a working set."""
-        return reads in self._readers
+        return reads in self.sets
 
     def first_of(self, reads: WorkingSet) -> Reader | None:
         """Return the first item that reads a working set."""
-        readers = self._readers.get(reads)
+        readers = self.sets.get(reads)
         return None if readers is None else readers.first()
 
     def leasts(self, held: dict[WorkingSet, None]) -> list[tuple[Any, ...]]:
         """Return `PriorityQueue.least` of the items that read each of these sets, but for sets that no item reads."""
-        readers = self._readers
+        readers = self.sets
         if len(readers) < len(held):
             return [own.least() for reads, own in readers.items() if reads in held]
         return [readers[reads].least() for reads in held if reads in readers]

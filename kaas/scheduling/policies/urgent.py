@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
 from kaas.scheduling.policies.fair_share import ClientShare
 from kaas.scheduling.policies.orders import PriorityQueue
@@ -11,22 +10,25 @@ from kaas.scheduling.policies.state import QueuedRequest
 
 
 class UrgentRequests:
-    """The waiting requests with deadlines. Urgent ones stand by client: those of one that may not go cost nothing."""
+    """The requests with deadlines. Urgent ones stand by client: those of one that may not go cost nothing.
+
+    Fields:
+        waiting: all of them, but for those whose deadlines no device meets any more.
+    """
 
     def __init__(self) -> None:
+        self.waiting: dict[QueuedRequest, None] = {}
         self._later: PriorityQueue[QueuedRequest] = PriorityQueue()  # by the time at which they are urgent
         self._now: dict[ClientShare, PriorityQueue[QueuedRequest]] = {}  # by deadline
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        """Return an iterator over all requests with deadlines."""
-        return chain(self._later, *self._now.values())
-
     def add(self, request: QueuedRequest, from_s: float) -> None:
         """Add a request with a deadline, which is urgent from a time on."""
+        self.waiting[request] = None
         self._later.put(request, (from_s, request.id))
 
     def discard(self, request: QueuedRequest) -> None:
         """Remove a request, if it is there."""
+        self.waiting.pop(request, None)
         self._later.discard(request)
         own = self._now.get(request.share)
         if own is not None:
@@ -73,7 +75,3 @@ class UrgentRequests:
         for request in late:
             self.discard(request)
         return None if found is None else found[-1]
-
-    def __bool__(self) -> bool:
-        """Return True if a request with a deadline waits."""
-        return bool(self._now) or self._later.first() is not None

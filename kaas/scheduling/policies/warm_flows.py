@@ -9,6 +9,7 @@ from itertools import islice
 
 from kaas.scheduling.policies.cache_orders import CacheOrders
 from kaas.scheduling.policies.estimates import Mean
+from kaas.scheduling.policies.fair_share import SHORTEST_WAIT_S
 from kaas.scheduling.policies.holdings import NOTHING, Holdings, WorkingSet
 from kaas.scheduling.policies.locality import COMPARED, Locality
 from kaas.scheduling.policies.orders import PriorityQueue, SortKey
@@ -24,8 +25,9 @@ class TimedFlow:
     Fields:
         vt: its virtual time: the start tag of its first request, or the finish tag of its last one. in_flight: requests
             that run. gap_s: seconds between arrivals. arrived_s: the last arrival. device: where its memory is, or
-            goes. reads: what its last request read. active: it may have memory on its device. queue: its waiting
-            requests, unless its client is parked. rests_until_s: the end of its rest, if it rests.
+            goes. reads: what its last request read. has_memory: that has constants. active: it may have memory on
+            its device. queue: its waiting requests, unless its client is parked. rests_until_s: the end of its rest, if
+            it rests.
     """
 
     vt: float = 0.0
@@ -34,6 +36,7 @@ class TimedFlow:
     arrived_s: float | None = None
     device: int = -1
     reads: WorkingSet = NOTHING
+    has_memory: bool = False
     active: bool = False
     queue: Queue | None = None
     rests_until_s: float = 0.0
@@ -44,8 +47,9 @@ class PriorityLevel:
 
     Fields:
         vt: the least virtual time; it never falls. waiting: the flows with requests, by their virtual time. throttled:
-            those of them that are too far ahead, by virtual time. able: the others, by the policy's order. able_on: the
-            same by their device. resting: active flows without requests, by virtual time.
+            those of them that are too far ahead, by virtual time. able: the others, by the policy's order, with what
+            those that have memory read. able_on: the same by their device; -1 has those without device or memory.
+            resting: active flows without requests, by virtual time.
     """
 
     def __init__(self) -> None:
@@ -67,21 +71,22 @@ class PriorityLevel:
     def let_go(self, flow: TimedFlow, key: SortKey) -> None:
         """Give a flow its place among those that may go."""
         self.throttled.discard(flow)
-        self.able.put_reader(flow, key, flow.reads.constants)
-        self.able_on[flow.device].put(flow, key)
+        if flow.has_memory:
+            self.able.put_reader(flow, key, flow.reads.constants)
+            self.able_on[flow.device].put(flow, key)
+        else:
+            self.able.put(flow, key)
+            self.able_on[-1].put(flow, key)
 
     def throttle(self, flow: TimedFlow, key: SortKey) -> None:
         """Hold a flow back."""
-        self.able.discard(flow)
-        if flow.device in self.able_on:
-            self.able_on[flow.device].discard(flow)
+        self._remove_able(flow)
         self.throttled.put(flow, key)
 
     def move(self, flow: TimedFlow, device: int) -> None:
         """Take in that a flow will be one of another device's."""
-        if flow.device in self.able_on:
+        if flow.has_memory and flow in self.able:
             self.able_on[flow.device].discard(flow)
-        if flow in self.able:
             self.able_on[device].put(flow, self.able.key(flow))
 
     def firsts_on(self, device: int, held: Collection[WorkingSet]) -> list[TimedFlow | None]:
@@ -93,10 +98,13 @@ class PriorityLevel:
         """Remove a flow with requests from all places."""
         self.waiting.discard(flow)
         if flow in self.able:
-            self.able.discard(flow)
-            self.able_on[flow.device].discard(flow)
+            self._remove_able(flow)
         else:
             self.throttled.discard(flow)
+
+    def _remove_able(self, flow: TimedFlow) -> None:
+        self.able.discard(flow)
+        self.able_on[flow.device if flow.has_memory else -1].discard(flow)
 
 
 class Rests:
@@ -105,12 +113,16 @@ class Rests:
     Args:
         alpha: a rest takes so many times the mean time between a flow's arrivals. unknown_s: the length of a rest while
             no such time is known.
+
+    Fields:
+        next_s: the time at which the next rest ends; None if no flow rests.
     """
 
     def __init__(self, alpha: float, unknown_s: float) -> None:
         self._alpha, self._unknown_s = alpha, unknown_s
         self._gap_s = Mean()
-        self.ends: PriorityQueue[TimedFlow] = PriorityQueue()
+        self._ends: PriorityQueue[TimedFlow] = PriorityQueue()
+        self.next_s: float | None = None
 
     def arrived(self, flow: TimedFlow, now_s: float) -> None:
         """Take in the arrival of a request."""
@@ -123,11 +135,26 @@ class Rests:
         """Begin the rest of a flow."""
         known = flow.gap_s if flow.gap_s.count else self._gap_s  # one that came once: as others come
         flow.rests_until_s = now_s + (self._alpha * known.value if known.count else self._unknown_s)
-        self.ends.put(flow, (flow.rests_until_s,))
+        self._ends.put(flow, (flow.rests_until_s,))
+        self._changed()
 
     def discard(self, flow: TimedFlow) -> None:
         """End the rest of a flow, if it rests."""
-        self.ends.discard(flow)
+        self._ends.discard(flow)
+        self._changed()
+
+    def _changed(self) -> None:
+        first = self._ends.first()
+        self.next_s = None if first is None else first.rests_until_s
+
+    def ended(self, now_s: float) -> TimedFlow | None:
+        """Return a flow whose rest has ended, and count it no more; None if there is none."""
+        if self.next_s is None or self.next_s > now_s + SHORTEST_WAIT_S:
+            return None
+        flow = self._ends.first()
+        assert flow is not None, "a flow rests until then"
+        self.discard(flow)
+        return flow
 
 
 class WarmFlows:
@@ -155,7 +182,7 @@ class WarmFlows:
         if flow.reads is not reads:
             self._holdings.retain(reads)
             self._holdings.release(flow.reads)
-            flow.reads = reads
+            flow.reads, flow.has_memory = reads, reads.constants.nbytes > 0
 
     def device_for(self, flow: TimedFlow) -> int:
         """Return the device of a flow: the one it has, or another where its memory is, else the one with most room.
@@ -214,7 +241,7 @@ class WarmFlows:
 
     def freed(self, flow: TimedFlow) -> None:
         """Take in that a request of a flow has ended: one that is not active may have memory to give up."""
-        if not flow.active and not flow.in_flight and flow.device >= 0:
+        if flow.has_memory and not flow.active and not flow.in_flight and flow.device >= 0:
             self._give_up(flow)
 
     def bring_all(self) -> None:

@@ -154,7 +154,7 @@ def test_only_while_a_request_waits_for_memory_that_no_device_has_prefetches_are
         looked.append([len(order._readers.homeless) for order in made[0]._orders])
         prefetches.extend(each for each in decisions if isinstance(each, Prefetch))
         for readers in (order._readers for order in made[0]._orders):
-            assert {*readers.homeless} == {reads for reads in readers._readers if not reads.whole}
+            assert {*readers.homeless} == {reads for reads in readers.sets if not reads.whole}
 
     looked: list[list[int]] = []
     prefetches: list[Prefetch] = []

@@ -197,6 +197,13 @@ def test_by_utilisation_a_device_takes_more_until_it_is_busy() -> None:
     assert any(isinstance(event, Utilisation) for event in witness.events)
 
 
+def test_a_device_that_becomes_less_busy_takes_the_next_request_at_once() -> None:
+    functions = {name: {"memory_mb": 1, "load_s": 20, "run_s": 1} for name in "ABC"}
+    told = requests((0, "A"), (0, "B"), (0, "C"))
+    result, _ = watched({"D": "utilisation", "limit": 0.4}, devices=[{"slots": 4}], functions=functions, requests=told)
+    assert 0 < result.dispatches[2].at_s < 1, "two requests count as half of the device, until it is seen that both load"
+
+
 # --- fairness
 
 
@@ -284,7 +291,8 @@ class EveryFlow(FlowOrder):
         self.ends.pop(flow, None)
         self.policy.warm.move(flow, worker.device.index)
         self.last[worker.device.index] = flow
-        self.policy.warm.activate(flow)
+        if self.has_part(flow):
+            self.policy.warm.activate(flow)
         self.look(flow)
 
     def freed(self, request: QueuedRequest, worker: WorkerState) -> None:  # noqa: ARG002
@@ -309,6 +317,10 @@ class EveryFlow(FlowOrder):
             self.look()
         return None
 
+    def has_part(self, flow: TimedFlow) -> bool:
+        """Return True if it matters whether a flow is active."""
+        return flow.has_memory or self.policy.global_vt == "active"
+
     def throttled(self, flow: TimedFlow) -> bool:
         return flow.vt - self.vt > self.policy.T
 
@@ -321,7 +333,7 @@ class EveryFlow(FlowOrder):
         for flow in sorted(waiting, key=lambda flow: (flow is changed, flow.vt, head(flow).id)):
             if self.throttled(flow):
                 self.policy.warm.deactivate(flow)
-            elif not flow.active:
+            elif not flow.active and self.has_part(flow):
                 self.policy.warm.move(flow, self.policy.warm.device_for(flow))
                 self.policy.warm.activate(flow)
 
