@@ -201,7 +201,7 @@ def test_a_device_that_becomes_less_busy_takes_the_next_request_at_once() -> Non
     functions = {name: {"memory_mb": 1, "load_s": 20, "run_s": 1} for name in "ABC"}
     told = requests((0, "A"), (0, "B"), (0, "C"))
     result, _ = watched({"D": "utilisation", "limit": 0.4}, devices=[{"slots": 4}], functions=functions, requests=told)
-    assert 0 < result.dispatches[2].at_s < 1, "two requests count as half of the device, until it is seen that both load"
+    assert 0 < result.dispatches[2].at_s < 1, "two requests count as half of the device, until both are seen to load"
 
 
 # --- fairness
