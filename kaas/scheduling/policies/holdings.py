@@ -199,8 +199,10 @@ class Holdings:
 
     def ready(self, device: int, memory_bytes: int) -> None:
         """Take in that a worker with an empty cache of this size is up."""
-        self.memories[device].capacity_bytes = memory_bytes
-        self.uneven = _uneven(self.memories)
+        memory = self.memories[device]
+        if memory.capacity_bytes != memory_bytes:
+            memory.capacity_bytes = memory_bytes
+            self.uneven = _uneven(self.memories)
 
     def dispatched(self, sizes: Mapping[bytes, int], device: int) -> tuple[bytes, ...]:
         """Count the objects as present on a device, and as used now. Return those that the request brings."""
