@@ -72,7 +72,8 @@ class Adaptive(Scheduler):
     def recharged(self, share: ClientShare) -> None:
         """Take in that a client's charge has changed."""
         for order in self._orders:
-            order.recharged(share)
+            if share in order.clients:
+                order.recharged(share)
 
     def estimated(self, function: str) -> None:
         """Take in that a function's times have changed."""
@@ -276,7 +277,7 @@ class BoostedArrivals(BoostedScores):
 
     def _take_turns(self, share: ClientShare) -> None:
         """Let the clients go that may go now, and hold the others back."""
-        waits = share in self._of_client and share not in self._parked
+        waits = share in self.clients and share not in self._parked
         for changed in self._turns.changed(share, waits=waits):
             may_go = self._turns.may_go(changed)
             for queue in self.queues(changed):
@@ -286,9 +287,8 @@ class BoostedArrivals(BoostedScores):
                     self._remove_place(queue)
 
     def recharged(self, share: ClientShare) -> None:
-        """Take in that a client's charge has changed."""
-        if share in self._of_client:
-            self._take_turns(share)
+        """Take in that the charge of a client that waits has changed."""
+        self._take_turns(share)
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times, if these are of another class."""

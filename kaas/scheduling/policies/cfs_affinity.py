@@ -157,7 +157,7 @@ class EffectiveTime(FlowOrder):
 
     def changed(self, share: ClientShare) -> None:
         """Take in that the time, the mean or the last device of a client has changed."""
-        queues = self._of_client.get(share)
+        queues = self.clients.get(share)
         if queues and share not in self._parked:
             self._changed.update(queues)
 

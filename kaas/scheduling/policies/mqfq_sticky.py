@@ -155,16 +155,18 @@ class Flows(TimedFlowOrder):
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
-        name = self.flow(request)
+        name = request.flow = self.flow(request)
         flow = self._known[name] = self._known.pop(name) if name in self._known else TimedFlow()
         if len(self._known) > MOST_FLOWS:
             self._forget()
-        self._rests.arrived(flow, self._policy.now_s)
         if flow.queue is not None:
             self._unsorted[flow] = flow.queue  # its queue is longer now
             if flow.reads.constants is not request.reads.constants:
                 self._levels[flow.queue.share.priority].remove(flow)
-        self._policy.warm.reads(flow, request.reads)
+        if flow.reads is not request.reads:
+            self._policy.warm.reads(flow, request.reads)
+        if flow.has_memory or self._resting_count:
+            self._rests.arrived(flow, self._policy.now_s)
         super().add(request)
 
     def offer(self, queue: Queue) -> None:
@@ -237,7 +239,8 @@ class Flows(TimedFlowOrder):
         elif flow.active and request.flow not in self._flows:
             self._stay(flow, request.share)
             self._rest(flow)
-        self._policy.warm.freed(flow)
+        if flow.has_memory:
+            self._policy.warm.freed(flow)
 
     def lost(self, worker: WorkerState) -> None:
         """Let the flows of a worker that has ended choose a device anew."""
@@ -332,7 +335,8 @@ class Flows(TimedFlowOrder):
 
     def next(self) -> Chosen | None:
         """Return the request that goes now, and its worker."""
-        self._sort()
+        if self._unsorted:
+            self._sort()
         if self._rests.next_s is not None:
             self._end_rests()
         for priority in sorted(self._levels, reverse=True):
@@ -385,4 +389,5 @@ class Flows(TimedFlowOrder):
             self._sort()
         if self._rests.next_s is not None:
             self._end_rests()
-        self._policy.warm.bring_all()
+        if self._policy.warm.came:
+            self._policy.warm.bring_all()

@@ -137,7 +137,7 @@ class FlowOrder(RequestOrder):
     """The requests of a group in flows. A policy's order says what a flow is, how its requests follow, and `next`.
 
     Fields:
-        heads: the flows by their first requests, but for those of parked clients.
+        heads: the flows by their first requests, but for those of parked clients. clients: the flows of each client.
     """
 
     compares: ClassVar[tuple[str, ...]] = ("-priority", "key", "request")
@@ -146,13 +146,13 @@ class FlowOrder(RequestOrder):
     def __init__(self) -> None:
         self.heads: PriorityQueue[Queue] = PriorityQueue()
         self._flows: dict[Hashable, Queue] = {}
-        self._of_client: dict[ClientShare, dict[Queue, None]] = {}
+        self.clients: dict[ClientShare, dict[Queue, None]] = {}
         self._parked: dict[ClientShare, None] = {}
 
     # --- the parts of an order
 
     def flow(self, request: QueuedRequest) -> Hashable:
-        """Return the flow of a request, all of one client: here each client is a flow."""
+        """Return the flow of a request, which is asked for once: all of one client. Here each client is a flow."""
         return request.share
 
     def key(self, request: QueuedRequest) -> float:  # noqa: ARG002 - here all are equal
@@ -176,13 +176,15 @@ class FlowOrder(RequestOrder):
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request to its flow."""
-        flow = request.flow = self.flow(request)
+        flow = request.flow
+        if flow is None:
+            flow = request.flow = self.flow(request)
         share = request.share
         queue = self._flows.get(flow)
         first = queue is None
         if queue is None:
             queue = self._flows[flow] = Queue(share, flow, request.function)
-            self._of_client.setdefault(share, {})[queue] = None
+            self.clients.setdefault(share, {})[queue] = None
         queue.push(request, self.key(request))
         if (first or queue.head is request) and share not in self._parked:
             self.offer(queue)
@@ -199,23 +201,23 @@ class FlowOrder(RequestOrder):
 
     def _remove(self, queue: Queue) -> None:
         del self._flows[queue.flow]
-        own = self._of_client[queue.share]
+        own = self.clients[queue.share]
         del own[queue]
         if not own:
-            del self._of_client[queue.share]
+            del self.clients[queue.share]
             self._parked.pop(queue.share, None)
         self.withdraw(queue)
 
     def park(self, share: ClientShare) -> None:
         """Pass over a client."""
         self._parked[share] = None
-        for queue in self._of_client.get(share, ()):
+        for queue in self.clients.get(share, ()):
             self.withdraw(queue)
 
     def unpark(self, share: ClientShare) -> None:
         """Count a client in again."""
         self._parked.pop(share, None)
-        for queue in self._of_client.get(share, ()):
+        for queue in self.clients.get(share, ()):
             self.offer(queue)
 
     def dispatched(self, request: QueuedRequest, worker: WorkerState) -> None:
@@ -257,7 +259,7 @@ class FlowOrder(RequestOrder):
 
     def queues(self, share: ClientShare) -> list[Queue]:
         """Return the flows of a client that may go on."""
-        return [] if share in self._parked else list(self._of_client.get(share, ()))
+        return [] if share in self._parked else list(self.clients.get(share, ()))
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -268,7 +270,7 @@ class FlowOrder(RequestOrder):
     def first(self, skipped: int = 0) -> QueuedRequest | None:
         """Return the most urgent request, those of parked clients included."""
         least = self.heads.first()
-        waiting = [queue for share in self._parked for queue in self._of_client.get(share, ())]
+        waiting = [queue for share in self._parked for queue in self.clients.get(share, ())]
         queue = min([*waiting, *([least] if least else [])], default=None, key=self.place)
         if queue is None:
             return None

@@ -162,6 +162,9 @@ class WarmFlows:
 
     The paper moves the memory of a flow off the device whenever the flow is throttled or inactive. Here such memory is
     the first to leave, and moves at once only where active flows lack room: in free memory it harms none.
+
+    Fields:
+        came: the flows that have become active, and whose memory nothing brings yet.
     """
 
     def __init__(self, holdings: Holdings, locality: Locality, placement: Placement, cache_orders: CacheOrders) -> None:
@@ -170,7 +173,7 @@ class WarmFlows:
         self._placement = placement
         self._cache_orders = cache_orders
         self._active: dict[int, dict[TimedFlow, None]] = {}
-        self._came: dict[TimedFlow, None] = {}
+        self.came: dict[TimedFlow, None] = {}
         self._compared = 0  # workers compared so far
 
     def on(self, device: int) -> list[TimedFlow]:
@@ -229,13 +232,13 @@ class WarmFlows:
         if not flow.active:
             flow.active = True
             self._active.setdefault(flow.device, {})[flow] = None
-            self._came[flow] = None
+            self.came[flow] = None
 
     def deactivate(self, flow: TimedFlow) -> None:
         """Let a flow give its memory up."""
         if flow.active:
             flow.active = False
-            self._came.pop(flow, None)
+            self.came.pop(flow, None)
             self._active[flow.device].pop(flow, None)
             self.freed(flow)
 
@@ -246,7 +249,7 @@ class WarmFlows:
 
     def bring_all(self) -> None:
         """Load the memory of the flows that became active and whose requests still wait."""
-        came, self._came = self._came, {}
+        came, self.came = self.came, {}
         for flow in came:
             if flow.queue is not None and flow.device >= 0:
                 self._bring(flow)

@@ -261,10 +261,11 @@ class EveryFlow(FlowOrder):
 
     def add(self, request: QueuedRequest) -> None:
         flow, now_s = self.flows.setdefault(self.flow(request), TimedFlow()), self.policy.now_s
-        for gap_s in (flow.gap_s, self.gap_s) if flow.arrived_s is not None else ():
-            gap_s.add(now_s - (flow.arrived_s or 0.0))
-        flow.arrived_s = now_s
         self.policy.warm.reads(flow, request.reads)
+        if self.has_part(flow):
+            for gap_s in (flow.gap_s, self.gap_s) if flow.arrived_s is not None else ():
+                gap_s.add(now_s - (flow.arrived_s or 0.0))
+            flow.arrived_s = now_s
         super().add(request)
 
     def offer(self, queue: Queue) -> None:
