@@ -143,6 +143,8 @@ class Adaptive(Scheduler):
         """
         holders = request.reads.constants.whole
         some = list(request.group.free_on(holders))
+        if some and request.reads is request.reads.constants and not self.mixed:
+            return some[0] if len(some) == 1 else min(some, key=self._least_used)
         if not some or self.mixed:
             others = (each for each in request.group.open.values() if each is not idle and not each.gated)
             some += [idle, *islice(others, COMPARED - 1)]
@@ -158,6 +160,11 @@ class Adaptive(Scheduler):
         until_s = before_s - run_s
         local.promise(request, busy, until_s if until_s > self.now_s else None)
         return None
+
+    def _least_used(self, worker: WorkerState) -> tuple[float, ...]:
+        """Return the order of free workers for a request that loads nothing there: as `_preference` has it."""
+        device = worker.device.index
+        return len(worker.running), -self._holdings.memories[device].free_bytes, device
 
     def _preference(self, request: QueuedRequest, worker: WorkerState) -> tuple[float, ...]:
         """Return the order of free workers for a request: by its cost there, by what else runs, by what is lost."""
