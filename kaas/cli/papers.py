@@ -108,7 +108,9 @@ def kaas(
         run(figures, results, testbed, tell, lambda kept: tell(_line(kept)))
     finally:
         if report is not None:
-            write_whole(report, page(results, testbed).encode())
+            other = Scale.FULL if scale is Scale.SMALL else Scale.SMALL
+            others = Results(folder / f"kaas-{other.value}.jsonl", other.value)
+            write_whole(report, page(results, testbed, others).encode())
             tell(f"the page is {report}")
         if left := missing(figures, results):
             tell(f"left to measure: {left}. The same command goes on with them")

@@ -37,6 +37,10 @@ WINDOWS = 4
 but online four are the least that show a growing queue."""
 LEAST_EACH = 2
 """The results that each replica has on average in three windows that end a cell."""
+FEWEST = 4
+"""Results that stand behind a rate; it is that of the first ones of each device to the last."""
+SHARED = 4
+"""The most processes of eTasks on a device, on the side that has them take turns there."""
 DRAWS = 10_000
 """The number of random arrivals after which their clients repeat."""
 
@@ -47,6 +51,8 @@ class Side(Enum):
     KTASK = "kTask, CFS-Affinity"
     KTASK_EXCLUSIVE = "kTask, Exclusive"
     ETASK_EXCLUSIVE = "eTask, Exclusive"
+    ETASK_SHARED = f"eTask, Exclusive, {SHARED} processes a device"
+    """Not in the paper: processes stay on a device while others run there (`etask_workers`), if their memory fits."""
 
     @property
     def policy(self) -> str:
@@ -54,8 +60,18 @@ class Side(Enum):
         return "exclusive" if self.exclusive else "cfs_affinity"
 
     @property
+    def is_etask(self) -> bool:
+        """True if the replicas are eTasks."""
+        return self in (Side.ETASK_EXCLUSIVE, Side.ETASK_SHARED)
+
+    @property
+    def etask_workers(self) -> int:
+        """The most processes of eTasks on a device."""
+        return SHARED if self is Side.ETASK_SHARED else 1
+
+    @property
     def exclusive(self) -> bool:
-        """True if a device has one replica's process at a time."""
+        """True if a process on a device is one replica's."""
         return self is not Side.KTASK
 
 
@@ -140,11 +156,12 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
 
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
-        DeadlineExceeded: no request has a result in the cell's time, so that there is no figure.
+        DeadlineExceeded: too few requests have a result in the cell's time, so that there is no figure.
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
     # an exclusive policy has a process on each device, and ends it for the next replica's
-    warmed = replicas.first(testbed.devices if cell.side.exclusive else cell.replicas)
+    some = testbed.devices * cell.side.etask_workers
+    warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
     warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
@@ -152,13 +169,14 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
         count_online = max(1, round(offered_per_s * windows * window_s))
-        loop = load.opened(poisson_of(offered_per_s, count_online, seed=cell.replicas))  # each cell has its own draw
+        # the same draw for all: cells are compared, and so few arrivals have quiet and busy ones
+        loop = load.opened(poisson_of(offered_per_s, count_online, seed=0))
     else:
         load = Load(replicas.send, replicas.check)
         loop = load.closed(count)
     limit_s, least = (windows + 0.5) * window_s, LEAST_EACH * cell.replicas
-    # the first result of each device waits for an empty pipeline to fill, or finds the process that `warm` has started
-    ramp = 0 if cell.online else testbed.devices
+    # the first results of each device wait for an empty pipeline to fill, or find the process that `warm` has started
+    ramp = 0 if cell.online else testbed.devices * (1 if cell.side.is_etask else SLOTS)
     found = measure(
         load,
         loop,
@@ -181,8 +199,8 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     if found.errors or lost:
         raise WrongAnswer(f"{cell}: {found.errors or 'no request'} in time and {lost} at the end have no right result")
     latencies, rate_per_s = found.latencies, _rate_per_s(cell, found)
-    if not latencies.count or not rate_per_s:
-        message = f"no result within {limit_s:.3g} s: this machine is too slow, or too busy"
+    if min(latencies.count, found.results) < FEWEST or not rate_per_s:
+        message = f"{found.results} results within {limit_s:.3g} s: this machine is too slow, or too busy"
         raise DeadlineExceeded(message, deadline_s=limit_s)
     seconds = sum(each.seconds for each in found.windows)
     return Found(rate_per_s, found.stability, latencies.count, latencies.cdf, seconds, offered_per_s)
@@ -201,10 +219,10 @@ def _windows(cell: Cell, testbed: Testbed, offered_per_s: float) -> tuple[float,
     """Return the seconds of a cell's windows, and the most windows."""
     if cell.online:
         return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else FEW_S, WINDOWS
-    crowded = cell.side.exclusive and cell.replicas > testbed.devices
+    crowded = cell.side.exclusive and cell.replicas > testbed.devices * cell.side.etask_workers
     enough_s = WINDOW_REQUESTS * testbed.kernels_s(WORKLOADS[cell.workload]) / testbed.devices
     if crowded or enough_s > LONGEST_S:
-        return FEW_S, STABLE_WINDOWS
+        return FEW_S, STABLE_WINDOWS + crowded  # the first results of processes come late
     return max(enough_s, SHORTEST_S), WINDOWS
 
 

@@ -143,7 +143,9 @@ class ExperimentServer:
 
 
 @contextmanager
-def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator[ExperimentServer]:
+def serve(
+    folder: Path, policy: str, testbed: Testbed, clients: int, etask_workers: int = 1
+) -> Iterator[ExperimentServer]:
     """Run a server until the end of the block.
 
     Args:
@@ -151,6 +153,7 @@ def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator
         policy: of its pool.
         testbed: its devices, and its eTasks and steps.
         clients: the number of its clients.
+        etask_workers: the most processes of eTasks on a device.
 
     Raises:
         DeviceUnavailable: the server does not start.
@@ -160,7 +163,7 @@ def serve(folder: Path, policy: str, testbed: Testbed, clients: int) -> Iterator
     for name, file in zip(names, keys, strict=True):
         new_client(folder / "keys", name, file)
     config = folder / "kaas.yaml"
-    config.write_bytes(msgspec.yaml.encode(_settings(folder, policy, testbed)))
+    config.write_bytes(msgspec.yaml.encode(_settings(folder, policy, testbed, etask_workers)))
     command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config)]
     log = folder / "log"
     environment = {**os.environ, **testbed.prepare(folder), "RAY_AUTH_MODE": "token"}  # of its workers too
@@ -195,7 +198,8 @@ def _end_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:
+def _settings(folder: Path, policy: str, testbed: Testbed, etask_workers: int) -> dict[str, Any]:
+    pool = {"devices": [testbed.device()] * testbed.devices, "policy": policy, "slots": SLOTS}
     with_steps = [each for each in WORKLOADS.values() if each.steps]
     return {
         "name": f"papers-{token_hex(4)}",
@@ -203,7 +207,7 @@ def _settings(folder: Path, policy: str, testbed: Testbed) -> dict[str, Any]:
         "listen": {"host": "127.0.0.1", "port": 0},
         "state": str(folder / "state"),
         "keys": str(folder / "keys"),
-        "pool": {"devices": [testbed.device()] * testbed.devices, "policy": policy, "slots": SLOTS},
+        "pool": {**pool, "etask_workers": etask_workers},
         "code": {"any": True, "providers": [*testbed.providers], "build": True},
         "limits": {"quotas": {"stored_bytes": STORED_BYTES, "build_s_per_minute": BUILD_S_PER_MINUTE}},
         "steps": {each.step(end): testbed.step(each, end) for each in with_steps for end in ("before", "after")},

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kaas.errors import DeadlineExceeded, InvalidRequest
 from kaas.papers.breakdown import BREAKDOWNS, TABLE, Breakdown, Properties, breakdowns, properties
-from kaas.papers.cells import Cell, Side, measured
+from kaas.papers.cells import Cell, Found, Side, measured
 from kaas.papers.experiment_server import STOP_S, serve
 from kaas.papers.workloads import MOST_REPLICAS, WORKLOADS
 
 if TYPE_CHECKING:
-    from kaas.papers.experiment_server import ExperimentServer
+    from kaas.papers.experiment_server import ExperimentServer, Replicas
     from kaas.papers.results import ResultLine, Results
     from kaas.papers.testbed import Testbed
 
@@ -31,8 +32,10 @@ FURTHER = [
     *(Cell("cgemm", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
     Cell("resnet50", Side.KTASK_EXCLUSIVE, MOST_REPLICAS),
     Cell("cgemm", Side.KTASK, 24),
+    Cell("resnet50", Side.ETASK_SHARED, 16),
 ]
-"""Of which the paper's text speaks: single clients, the most clients, and the fall of cGEMM from 20 replicas on."""
+"""Single clients, the most clients, and the fall of cGEMM from 20 replicas on, of which the paper's text speaks; and
+eTasks whose processes take turns on a device, of which it does not."""
 CROWDED = 5
 """Replicas of Figure 11: one more than devices."""
 
@@ -110,42 +113,49 @@ def run(
         key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
     )
     singles = _missing_singles(figures, results)
-    if singles:
-        with _server(SINGLE_POLICY, testbed, tell) as server:
-            for single in singles:
-                made = [each for each in single(server) if each not in results]  # a killed run may have kept some
-                results.add(*made)
-                for each in made:
-                    progress(each)
-    for (_, policy, _), cells in groupby(left, key=_server_of):
-        with _server(policy, testbed, tell) as server:
-            for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
-                measuring = list(group)
-                registered = server.etasks if side is Side.ETASK_EXCLUSIVE else server.ktasks
-                with registered(WORKLOADS[name], max(cell.replicas for cell in measuring)) as replicas:
-                    for cell in measuring:
-                        peak = results.found.get(cell.offline)
-                        if cell.online and peak is None:
-                            tell(f"{cell.title}: no figure, since the rate is a share of that of {cell.offline.title}")
-                            continue
-                        among = replicas.first(cell.replicas)
-                        try:
-                            found = measured(cell, among, testbed, peak.rate_per_s if peak else None)
-                        except DeadlineExceeded as error:
-                            tell(f"{cell.title}: no figure, {error.message}")
-                            continue
-                        results.add((cell, found))
-                        progress((cell, found))
+    with _Servers(testbed, tell) as servers:
+        if singles:
+            with servers.running(SINGLE_POLICY) as server:
+                for single in singles:
+                    made = [each for each in single(server) if each not in results]  # a killed run may have kept some
+                    results.add(*made)
+                    for each in made:
+                        progress(each)
+        for (_, policy, etask_workers, _), cells in groupby(left, key=_server_of):
+            with servers.running(policy, etask_workers) as server:
+                for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
+                    measuring = list(group)
+                    registered = server.etasks if side.is_etask else server.ktasks
+                    with registered(WORKLOADS[name], max(cell.replicas for cell in measuring)) as replicas:
+                        for cell in measuring:
+                            if (found := _found(cell, replicas, results, testbed, tell)) is not None:
+                                results.add((cell, found))
+                                progress((cell, found))
 
 
-def _server_of(cell: Cell) -> tuple[bool, str, str]:
-    """Return what cells of one server have in common: their turn, their policy, and what else must be the same.
+def _found(
+    cell: Cell, replicas: Replicas, results: Results, testbed: Testbed, tell: Callable[[str], object]
+) -> Found | None:
+    """Measure a cell. Return None if it has no figure, and say why."""
+    peak = results.found.get(cell.offline)
+    if cell.online and peak is None:
+        tell(f"{cell.title}: no figure, since the rate is a share of that of {cell.offline.title}")
+        return None
+    try:
+        return measured(cell, replicas.first(cell.replicas), testbed, peak.rate_per_s if peak else None)
+    except DeadlineExceeded as error:
+        tell(f"{cell.title}: no figure, {error.message}")
+        return None
+
+
+def _server_of(cell: Cell) -> tuple[bool, str, int, str]:
+    """Return what cells of one server have in common: their turn, their policy, the processes of eTasks, and the rest.
 
     Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. Each has a server for each
     workload: processes of clients that have left keep their devices.
     """
-    exclusive = cell.side.exclusive
-    return not exclusive, cell.side.policy, f"{cell.side.name} {cell.workload}" if exclusive else ""
+    side, exclusive = cell.side, cell.side.exclusive
+    return not exclusive, side.policy, side.etask_workers, f"{side.name} {cell.workload}" if exclusive else ""
 
 
 def is_of(kept: ResultLine, figures: Sequence[str]) -> bool:
@@ -175,18 +185,40 @@ def _missing_singles(figures: Sequence[str], results: Results) -> list[Callable[
     return singles
 
 
-@contextmanager
-def _server(policy: str, testbed: Testbed, tell: Callable[[str], object]) -> Iterator[ExperimentServer]:
-    tell(f"a server starts: policy {policy}, {testbed.devices} devices")
-    with (
-        tempfile.TemporaryDirectory(prefix="kaas-papers-") as folder,
-        serve(Path(folder), policy, testbed, MOST_REPLICAS) as server,
-    ):
-        try:
-            yield server
-        except BaseException:
-            tell(f"the server ends first, which takes up to {STOP_S:g} s")
-            raise
+class _Servers:
+    """Servers, one after the other: while one ends, the next one starts."""
+
+    def __init__(self, testbed: Testbed, tell: Callable[[str], object]) -> None:
+        self._testbed, self._tell = testbed, tell
+        self._threads = ThreadPoolExecutor(1)
+        self._ends: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the end of all.
+
+        Raises:
+            OSError: a server's folder cannot be removed.
+        """
+        self._threads.shutdown()
+        for end in self._ends:
+            end.result()
+
+    @contextmanager
+    def running(self, policy: str, etask_workers: int = 1) -> Iterator[ExperimentServer]:
+        """Run a server. etask_workers: the most processes of eTasks on a device."""
+        self._tell(f"a server starts: policy {policy}, {self._testbed.devices} devices")
+        with ExitStack() as closing:
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="kaas-papers-")))
+            server = closing.enter_context(serve(folder, policy, self._testbed, MOST_REPLICAS, etask_workers))
+            try:
+                yield server
+            except BaseException:
+                self._tell(f"the server ends first, which takes up to {STOP_S:g} s")
+                raise
+            self._ends.append(self._threads.submit(closing.pop_all().close))
 
 
 def bars(results: Results, testbed: Testbed) -> dict[str, Bar]:

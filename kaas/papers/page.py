@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, NamedTuple
 
-from kaas.papers.breakdown import OVERHEADS, PARTS
+from kaas.papers.breakdown import OVERHEADS, PARTS, Warmth
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.claims import NONE, claim_rows, marked
 from kaas.papers.experiments import FIGURES, bars, cells_of, efficiency, is_met
@@ -31,6 +31,8 @@ another step (the paper's Figure 9). Every result is checked.
 - **CFS-Affinity**: the client that has had least time is next, on a device that has its constants. **Exclusive**: a
   device belongs to one client at a time. A waiting client takes the device of the largest group, so with more clients
   than devices nearly each request starts a process, also where its client has more requests waiting.
+- That eTasks have a device's memory to themselves is the paper's setting, and the reason for most of what follows. With
+  `etask_workers` processes of several clients stay on a device and take turns there (docs/etasks.md): one cell has it.
 """
 PERCENTS = (10, 50, 90, 99)
 """Of the distributions of Figure 11."""
@@ -47,12 +49,30 @@ class ResultTable(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def page(results: Results, testbed: Testbed) -> str:
-    """Return the page of what has been measured; a figure without results is left out."""
+def page(results: Results, testbed: Testbed, other: Results | None = None) -> str:
+    """Return the page of what has been measured; a figure without results is left out.
+
+    other: the results of another scale, of which the page has Figure 8.
+    """
     parts = [HEAD, *_hardware(results, testbed)]
-    for table in result_tables(results, testbed, list(FIGURES)):
+    tables = [*result_tables(results, testbed, list(FIGURES)), *(_other_scale(other) if other else ())]
+    for table in tables:
         parts += [f"## {table.title}\n", *[f"{table.text}\n"] * bool(table.text), *_table(table), ""]
     return "\n".join(parts)
+
+
+def _other_scale(other: Results) -> Iterator[ResultTable]:
+    """Yield Figure 8 of another scale."""
+    warm = {each.task: each.total_s for each in other.breakdowns if each.start is Warmth.WARM}
+    for table in _figure8(other):
+        machines = "; ".join(f"{each.date}, {each.processors} processors" for each in other.measured_on)
+        ratio = f" A warm eTask takes {warm['eTask'] / warm['kTask']:.3g} times a warm kTask." if len(warm) > 1 else ""
+        text = (
+            f"Measured on a GPU ({machines}): kernels, copies and bytes are real, with the sizes of the paper. It is "
+            f"all that has been measured there so far.{ratio} The overheads are those of 4 MB to the server and 4 MB "
+            "back, by the server and a client on one machine."
+        )
+        yield table._replace(title=f"{table.title}, at {other.measured_on[0].scale} scale", text=text)
 
 
 def result_tables(results: Results, testbed: Testbed, figures: Sequence[str]) -> Iterator[ResultTable]:

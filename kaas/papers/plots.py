@@ -13,7 +13,7 @@ from kaas.papers.experiments import FIGURES
 if TYPE_CHECKING:
     from kaas.papers.results import Results
 
-FORMATS = {Side.KTASK: "o-", Side.KTASK_EXCLUSIVE: "s--", Side.ETASK_EXCLUSIVE: "^:"}
+FORMATS = {Side.KTASK: "o-", Side.KTASK_EXCLUSIVE: "s--", Side.ETASK_EXCLUSIVE: "^:", Side.ETASK_SHARED: "v:"}
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -59,10 +59,13 @@ def _throughput(axes: Any, cells: dict[Cell, Found]) -> None:
 
 
 def _latency(axes: Any, cells: dict[Cell, Found]) -> None:
-    """Draw medians, with the 90th percentiles as upper ends of bars. Cells without a steady state have no latency."""
+    """Draw medians, with the 90th percentiles as upper ends of bars, if enough requests stand behind these.
+
+    Cells without a steady state have no latency.
+    """
     axes.set_xlabel("replicas")
     stable = {cell: found for cell, found in cells.items() if found.steady}
-    tails = dict(_by_side(stable, lambda found: found.p90_s * 1e3))
+    tails = dict(_by_side(stable, lambda found: (found.p90_s if found.tells(90) else found.p50_s) * 1e3))
     for side, points in _by_side(stable, lambda found: found.p50_s * 1e3):
         replicas, medians = zip(*points, strict=True)
         above = [high - median for (_, high), median in zip(tails[side], medians, strict=True)]
@@ -75,8 +78,8 @@ def _distributions(axes: Any, cells: dict[Cell, Found]) -> None:
     for cell, found in cells.items():
         if found.steady and found.cdf_s:
             label = f"{cell.side.value}, {found.offered_per_s:.3g}/s"
-            shares = [percent / 100 for percent in range(len(found.cdf_s))]
-            axes.plot([each * 1e3 for each in found.cdf_s], shares, label=label)
+            told = [percent for percent in range(len(found.cdf_s)) if found.tells(percent)]
+            axes.plot([found.cdf_s[each] * 1e3 for each in told], [each / 100 for each in told], label=label)
 
 
 def _by_side(

@@ -85,7 +85,7 @@ class Stand:
         return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
 
     def measured(self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None) -> Found:
-        kind = "eTask" if cell.side is Side.ETASK_EXCLUSIVE else "kTask"
+        kind = "eTask" if cell.side.is_etask else "kTask"
         assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
             raise KeyboardInterrupt
@@ -121,7 +121,7 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
     # one server for single requests, one for each exclusive side and workload, and one for kTasks that share
-    assert stand.policies == ["cfs_affinity", *["exclusive"] * 8, "cfs_affinity"]
+    assert stand.policies == ["cfs_affinity", *["exclusive"] * 9, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75] * 5
     assert [each.workload for each in results.properties] == list(TABLE)
 

@@ -56,7 +56,7 @@ def test_the_page_lays_the_ratios_of_a_workload_beside_the_papers(results: Resul
 def test_the_page_has_a_row_for_each_setting(results: Results) -> None:
     text = page(results, SMALL)
     assert line(text, "bert | 1300")[1:7] == ["1300", "1300", "6", "6.1", "92", "93"]
-    rates = ["100 (0.80), n=100", "2 (0.02), n=100", "2 (0.02), n=100"]
+    rates = ["100 (0.80), n=100", "2 (0.02), n=100", "2 (0.02), n=100", "2 (0.02), n=100"]
     assert line(text, "resnet50 | 16 | 100")[2:] == rates
     assert line(text, "resnet50 | 32 | 50")[2:] == ["50 / 90 at 80/s, n=100", "-"]
     assert line(text, "Worker Start")[1:] == ["-", "-", "-", "500", "-"]
@@ -75,6 +75,19 @@ def test_a_queue_that_grew_has_no_latency_on_the_page(results: Results) -> None:
     text = page(results, SMALL)
     assert line(text, "median latency of eTasks over kTasks, jacobi")[2] == "jacobi unstable"
     assert line(text, "jacobi | 16 | 50")[2:] == ["50 / 90 at 80/s, n=100", "unstable"]
+
+
+def test_the_page_has_what_a_gpu_did(results: Results, tmp_path: Path) -> None:
+    full = Results(tmp_path / "full", "full")
+    full.add(
+        Hardware("a processor", 16, {"python": "3.12"}, "2026-11-02", "abc1235", 0.5, "full"),
+        Breakdown("kTask", Warmth.WARM, 250, {"Kernel Run": 0.001, "Overheads": 0.024}),
+        Breakdown("eTask", Warmth.WARM, 250, {"Function": 0.001, "Overheads": 0.049}),
+    )
+    text = page(results, SMALL, full)
+    assert "at full scale" in text
+    assert "A warm eTask takes 2 times a warm kTask." in text
+    assert text.startswith(page(results, SMALL))
 
 
 def test_a_page_without_results_says_only_where_it_comes_from(tmp_path: Path) -> None:
@@ -99,5 +112,6 @@ def test_a_plot_for_each_figure_over_replicas(results: Results, tmp_path: Path) 
 def test_the_page_of_the_documentation_is_that_of_the_kept_results() -> None:
     """`make papers` writes both."""
     root = Path(__file__).parents[2]
-    kept = Results(root / "benchmarks" / "results" / "papers" / "kaas-small.jsonl")
-    assert (root / "docs" / "evaluation.md").read_text() == page(kept, SMALL)
+    folder = root / "benchmarks" / "results" / "papers"
+    kept, of_gpus = (Results(folder / f"kaas-{scale}.jsonl", scale) for scale in ("small", "full"))
+    assert (root / "docs" / "evaluation.md").read_text() == page(kept, SMALL, of_gpus)

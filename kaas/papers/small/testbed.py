@@ -28,7 +28,8 @@ What is modelled, and what is not:
 - Constants are arrays in the host's memory, divided by the scale. A kTask's come from the server's store; an eTask
   fills its own when its process starts, which costs less than a model's file.
 - A device runs two kTasks of a pool at a time where their memory allows (`slots`), the paper's executor one.
-- An online load draws the client of each arrival at random; over a cell's time it is exactly 80 % of the peak.
+- An online load draws the client of each arrival at random, the same arrivals for each setting; over a cell's time it
+  is 80 % of the measured peak.
 """
 ELEMENTS = 256
 """The elements of a buffer that a kernel touches, whatever the buffer's size: a kernel's time is modelled."""
@@ -144,8 +145,12 @@ class SmallTestbed(Testbed):
             f"paper's machine (V100 with {self.device_bytes / 1e9:g} GB each, {self.copy_bytes_per_s / 1e9:g} GB/s) "
             f"divided by {self.shrink:g}; times of kernels, copies and steps are Table 1's times {self.slow:g}: with "
             "half of that, two processors did not keep four devices busy, and two of the bars below were missed. All "
-            "else is real: processes and their starts, messages, scheduling, caches. Figures 8 and 10 to 13 are at "
-            f"this scale; it is taken out of Table 1.\n{MODELLED}"
+            "else is real: processes and their starts, scheduling, caches, and messages, of fewer bytes. Figures 8 and "
+            f"10 to 13 are at this scale; it is taken out of Table 1.\n{MODELLED}"
+            "- Messages have the bytes of the paper's, divided by the scale: for each second of kernels, clients and "
+            f"server move {self.shrink * self.slow:g} times fewer bytes than with the paper's sizes. So this says "
+            "nothing of what large inputs and outputs cost: with 4 MB of each, as cGEMM's, a processor that also "
+            "plays the client may take longer over them than a V100 over the kernels.\n"
         )
 
     def _constant(self, workload: Workload) -> int:
