@@ -29,7 +29,7 @@ class Effort:
 QUICK = Effort(calls=50, requests=100, starts=3, tenants=150, replays=30, interpreted=3, models=("mlp",))
 """At least three turns, or runs, of each side: the median is then not that of a single slow one."""
 BAR_SIDES = {
-    "call_over_actor": ("a call by kaas.call", "one of a Ray actor"),
+    "call_over_actor": ("a call by kaas.call", "one of a Ray actor, with the same array"),
     "multiplex_rate_over_serve": ("KaaS with many models", "Serve, multiplexed"),
     "ready_over_onnxruntime": ("KaaS at a warm start", "ONNX Runtime"),
     "replay_over_iree": ("a replay by KaaS", "one by IREE"),
