@@ -298,8 +298,8 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
 
     Otherwise the slowest requests would be missing among the latencies: they end last. One that has no result in this
     time is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is
-    known of it. A service that gives no result any more, though the oldest request waits twice as long as any other has
-    waited, is SILENT.
+    known of it. A service is SILENT that gave no result after the last of the requests without one was due, though the
+    oldest of these waits twice as long as any other has waited.
 
     Args:
         found: of a loop of the load. Of a load with an end of its own, what was due and not sent is lost, too.
@@ -324,8 +324,11 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     waiting = [(due_s, now_s - due_s) for due_s in tuple(load.under_way.values())]  # a copy: other threads end requests
     slowest_s = max([found.slowest_s, *(latency_s for _, latency_s in ends)])
     oldest_s = max((age_s for _, age_s in (*failed, *waiting)), default=0.0)
+    newest_due_s = max((due_s for due_s, _ in (*failed, *waiting)), default=0.0)
     answered = found.last_result_s > 0 or not interrupted  # none within the whole load is as silent
-    silent = not ends and answered and oldest_s > max(SILENT_S, 2 * slowest_s)
+    # a service that answers what was sent later has only lost a request
+    ceased = newest_due_s >= found.began_s + last_result_s
+    silent = ceased and answered and oldest_s > max(SILENT_S, 2 * slowest_s)
     results = found.results + len(ends)
     lost = failed if interrupted else [*failed, *waiting, *unsent]
     ends += lost

@@ -208,6 +208,30 @@ def test_ctrl_c_while_the_last_requests_end_keeps_the_figures() -> None:
     assert len(whole.latencies_s) == len(found.latencies_s) + 1
 
 
+def begun_before(seconds: float) -> Measurement:
+    """Return a measurement of three seconds that began so long before now."""
+    found, _ = Simulated(forever(0.03)).measured()
+    began_s = perf_counter() - seconds
+    return replace(found, began_s=began_s, span_s=(began_s, began_s + 3))
+
+
+def test_a_request_that_is_lost_while_later_ones_have_results_costs_no_figures() -> None:
+    """A fast service has nothing else under way at the end, so that no result comes in the drain."""
+
+    class Rest(Sent):
+        under_way: ClassVar = {object(): perf_counter() - 19}
+
+        def drain(self, *_: Any) -> Iterator[Completion]:
+            yield from ()
+
+    found = begun_before(20)
+    whole = complete(found, Rest(), 1.0)
+    assert (whole.stability, whole.lost) == (found.stability, 1)
+    assert whole.slowest_s > 18
+    assert len(whole.latencies_s) == len(found.latencies_s) + 1
+    assert whole.rate_per_s == found.rate_per_s
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_service_that_gives_no_more_results_has_no_figures(interrupted: bool) -> None:
     """Those of the time before its end would look like those of a service that lives."""
@@ -218,7 +242,7 @@ def test_a_service_that_gives_no_more_results_has_no_figures(interrupted: bool) 
         def drain(self, *_: Any) -> Iterator[Completion]:
             yield from ()
 
-    found, _ = Simulated(forever(0.03)).measured()
+    found = begun_before(20)
     whole = complete(replace(found, interrupted=interrupted), Rest(), 1.0)
     assert (whole.stability, whole.rate_per_s) == (Stability.SILENT, None)
     busy = complete(replace(found, slowest_s=9.0), Rest(), 1.0)  # others have waited as long before
