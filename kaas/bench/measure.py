@@ -19,7 +19,6 @@ from kaas.bench.windows import (
     STABLE_WINDOWS,
     MeasurementWindow,
     Stability,
-    mean_s,
     mostly_waits,
     stability,
     steady_part,
@@ -104,7 +103,7 @@ class Measurement:
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own;
             ended: it came to that end.
-        results: the number of requests with a result.
+        results: the number of requests with a result. total_s: the sum of their latencies.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
         lost: requests that were under way at the end and got no result (`complete`). waiting: those that Ctrl-C left
@@ -127,6 +126,7 @@ class Measurement:
     lost: int = 0
     waiting: int = 0
     ended: bool = False
+    total_s: float = 0.0
 
     @property
     def latencies(self) -> LatencyFigures:
@@ -168,8 +168,8 @@ class Measurement:
 
     @property
     def mean_s(self) -> float:
-        """Return the mean latency in all windows, as a server's figures are of all; 0 without a result."""
-        return mean_s(self.windows)
+        """Return the mean latency of all requests with a result, as a server's figures are of all; 0 without one."""
+        return self.total_s / max(1, self.results)
 
 
 @dataclass(slots=True)
@@ -290,6 +290,7 @@ def measure(
         last_result_s,
         float(latency_s.max(initial=0.0)),
         ended=ended,
+        total_s=float(latency_s.sum()),
     )
 
 
@@ -329,7 +330,7 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     # a service that answers what was sent later has only lost a request
     ceased = newest_due_s >= found.began_s + last_result_s
     silent = ceased and answered and oldest_s > max(SILENT_S, 2 * slowest_s)
-    results = found.results + len(ends)
+    results, total_s = found.results + len(ends), found.total_s + sum(latency_s for _, latency_s in ends)
     lost = failed if interrupted else [*failed, *waiting, *unsent]
     ends += lost
     return replace(
@@ -337,6 +338,7 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
         stability=Stability.SILENT if silent else found.stability,
         latencies_s=(*found.latencies_s, *(latency_s for due_s, latency_s in ends if first_s <= due_s <= last_s)),
         results=results,
+        total_s=total_s,
         last_result_s=last_result_s,
         slowest_s=max([slowest_s, *(age_s for _, age_s in lost)]),
         lost=len(lost),

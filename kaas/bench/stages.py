@@ -77,11 +77,11 @@ class StageTotals:
     def means_s(self, latency_s: float) -> dict[str, float]:
         """Return the mean seconds of a request in each stage that it has, and outside of all.
 
-        latency_s: the mean latency that the callers saw.
+        latency_s: the mean latency of the same requests that the callers saw; the stages add up to it.
         """
         requests = self.counts["request"]
         if not requests:
             return {}
         means = {stage: self.seconds[stage] / requests for stage in SPLIT if self.counts[stage]}
         whole_s = sum(self.seconds[stage] for stage in WHOLE) / requests
-        return {**means, BETWEEN: max(0.0, whole_s - sum(means.values())), OUTSIDE: max(0.0, latency_s - whole_s)}
+        return {**means, BETWEEN: whole_s - sum(means.values()), OUTSIDE: latency_s - whole_s}

@@ -189,6 +189,9 @@ def test_requests_that_end_after_the_windows_count() -> None:
     found, _ = Simulated(forever(0.03)).measured()
     whole = complete(found, Rest(), 1.0)
     assert whole.lost == 3
+    # the server's figures are of these requests, too: their mean latency is the sum of its stages
+    assert whole.mean_s * whole.results == pytest.approx(found.mean_s * found.results + 3.0 + 5.0)
+    assert whole.results == found.results + 2
     assert whole.slowest_s == pytest.approx(max(5.0, perf_counter() - 90.0), abs=60)
     assert len(whole.latencies_s) == len(found.latencies_s) + 3  # the failed one took as long as that at least
     assert sorted(whole.latencies_s)[-2 if whole.slowest_s > 3 else -1] == pytest.approx(3.0)

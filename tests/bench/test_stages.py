@@ -34,6 +34,12 @@ def test_the_stages_and_the_rest_are_the_latency() -> None:
     assert sum(means_s.values()) == 1.25
 
 
+def test_a_difference_that_is_wrong_is_not_hidden() -> None:
+    """Other programs may use the pool, and the stages are of their requests, too."""
+    means_s = StageTotals.of([stats(10, queue=1.0, request=1.25)]).means_s(latency_s=1.0)
+    assert means_s == {"queue": 1.0, BETWEEN: 0.25, OUTSIDE: -0.25}
+
+
 def test_only_requests_of_the_measurement_count() -> None:
     hit = TierStats("f", "ann", 0, "device", objects=7, nbytes=0, compulsory=2, capacity=1)
     before = StageTotals.of([stats(10, queue=1.0, request=1.0)])
