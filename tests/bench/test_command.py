@@ -37,12 +37,13 @@ def task_file(tmp_path: Path) -> Path:
     return path
 
 
+SHORT = ("--window", "0.3", "--limit", "1")
 Ended = subprocess.CompletedProcess[str]
 
 
 def bench(*arguments: str) -> Ended:
     """Run the command in this process: importing all that it needs takes longer than many of these tests."""
-    command = ["kaas", "bench", *arguments, "--window", "0.3", "--limit", "1"]
+    command = ["kaas", "bench", *SHORT, *arguments]
     stdout, stderr = StringIO(), StringIO()
     with patch.object(sys, "argv", command), redirect_stdout(stdout), redirect_stderr(stderr):
         try:
@@ -55,7 +56,7 @@ def bench(*arguments: str) -> Ended:
 def bench_by_itself(*arguments: str) -> Ended:
     """Run the command in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "kaas.cli", "bench", *arguments, "--window", "0.3", "--limit", "1"]
+    command = [sys.executable, "-m", "kaas.cli", "bench", *SHORT, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -216,6 +217,14 @@ def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--limit", "--window", "--duration", "--bound"])
+@pytest.mark.parametrize("time", ["nan", "inf", "1e300", "-1", "0"])
+def test_a_time_is_positive_finite_and_within_reason(task_file: Path, option: str, time: str) -> None:
+    ended = bench(str(task_file), "--scenario", "server", "--rate", "1", option, time)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"Invalid value for '{option}'" in ended.stderr
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,22 @@ from kaas.ktask.draw import printable
 
 if TYPE_CHECKING:
     from kaas.bench.service import LoadedService
+
+
+MOST_S = 1e6
+"""The longest time that an option takes: more than a week."""
+
+
+def _no_nan(value: float | None) -> float | None:
+    """Refuse `nan`, which is within any bounds. A callback of options."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter(f"{value} is no time")
+    return value
+
+
+def _time(least: float, help: str, unit_s: float = 1.0) -> Any:  # noqa: A002 - as typer's
+    """Return an option that takes a time, of `least` to MOST_S seconds. unit_s: seconds of its unit."""
+    return typer.Option(min=least, max=MOST_S / unit_s, callback=_no_nan, help=help)
 
 
 class FileFirst(TyperGroup):
@@ -71,11 +88,9 @@ def file(
     ] = None,
     bound: Annotated[
         float | None,
-        typer.Option(min=0.001, help="ms; of the 99th percentile in the scenario server, by default 100"),
+        _time(0.001, "ms; of the 99th percentile in the scenario server, by default 100", 1e-3),
     ] = None,
-    duration: Annotated[
-        float | None, typer.Option(min=0.01, help="seconds of a scenario; MLPerf asks for 600, the default")
-    ] = None,
+    duration: Annotated[float | None, _time(0.01, "seconds of a scenario; MLPerf asks for 600, the default")] = None,
     by_loadgen: Annotated[
         bool, typer.Option("--loadgen", help="MLPerf's own generator drives the scenario; Ctrl-C then gives no figures")
     ] = False,
@@ -108,10 +123,8 @@ def file(
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
     ] = False,
-    window: Annotated[float, typer.Option(min=0.01, help="seconds of a window")] = 1.0,
-    limit: Annotated[
-        float | None, typer.Option(min=0.01, help="most seconds of a measurement, by default 30, or ten windows")
-    ] = None,
+    window: Annotated[float, _time(0.01, "seconds of a window")] = 1.0,
+    limit: Annotated[float | None, _time(0.01, "most seconds of a measurement, by default 30, or ten windows")] = None,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
     html: Annotated[
         Path | None,
