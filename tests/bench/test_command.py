@@ -43,7 +43,7 @@ Ended = subprocess.CompletedProcess[str]
 
 def bench(*arguments: str) -> Ended:
     """Run the command in this process: importing all that it needs takes longer than many of these tests."""
-    command = ["kaas", "bench", *SHORT, *arguments]
+    command = ["kaas", "bench", *(() if "--scenario" in arguments else SHORT), *arguments]
     stdout, stderr = StringIO(), StringIO()
     with patch.object(sys, "argv", command), redirect_stdout(stdout), redirect_stderr(stderr):
         try:
@@ -202,6 +202,19 @@ def test_a_file_that_there_is_not() -> None:
             "--policy is of a pool, and has no meaning with --server",
         ),
         (("--scenario", "offline", "--rate", "1", "--concurrency", "2"), "a --scenario has loops of its own"),
+        *(
+            (("--scenario", "server", "--rate", "1", *option), f"one line of figures: leave out {option[0]}")
+            for option in (
+                ("--seed", "0"),
+                ("--arrivals", "constant"),
+                ("--limit", "9"),
+                ("--window", "1"),
+                ("--plots", "none"),
+            )
+        ),
+        (("--scenario", "offline", "--rate", "1", "--bound", "5"), "--scenario offline has no bound"),
+        (("--concurrency", "2", "--seed", "1"), "--seed is of a --rate, and has no meaning without"),
+        (("--arrivals", "constant"), "--arrivals is of a --rate"),
         (("--policy", "none"), "policy: no policy 'none'; there are fcfs, "),
         (("--loadgen",), "--loadgen is of a --scenario"),
         (("--duration", "5"), "--duration is of a --scenario"),
@@ -222,7 +235,7 @@ def test_a_wrong_load_is_an_error_in_one_line(task_file: Path, arguments: tuple[
 @pytest.mark.parametrize("option", ["--limit", "--window", "--duration", "--bound"])
 @pytest.mark.parametrize("time", ["nan", "inf", "1e300", "-1", "0"])
 def test_a_time_is_positive_finite_and_within_reason(task_file: Path, option: str, time: str) -> None:
-    ended = bench(str(task_file), "--scenario", "server", "--rate", "1", option, time)
+    ended = bench(str(task_file), option, time)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert f"Invalid value for '{option}'" in ended.stderr
 

@@ -98,8 +98,10 @@ def file(
         Path | None,
         typer.Option("--inputs", exists=True, dir_okay=False, callback=no_device, help="arrays by name, .npz or .json"),
     ] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="of an open loop")] = Arrivals.POISSON,
-    seed: Annotated[int, typer.Option(help="of random arrivals: the same seed gives the same ones")] = 0,
+    arrivals: Annotated[Arrivals | None, typer.Option(help="of a --rate, by default poisson")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="of random arrivals, by default 0: the same seed gives the same ones")
+    ] = None,
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
     endpoint: Annotated[
@@ -123,7 +125,7 @@ def file(
     ray: Annotated[
         bool, typer.Option("--ray/--no-ray", help="the running pool on Ray, or one of plain processes")
     ] = False,
-    window: Annotated[float, _time(0.01, "seconds of a window")] = 1.0,
+    window: Annotated[float | None, _time(0.01, "seconds of a window, by default 1")] = None,
     limit: Annotated[float | None, _time(0.01, "most seconds of a measurement, by default 30, or ten windows")] = None,
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
     html: Annotated[
@@ -146,15 +148,15 @@ def file(
     loaded, weights = loaded_from(target, endpoint or server), shares.parse(client)
     _refuse_mixed(endpoint, server, keys, weights, policy, name, ray=ray)
     chosen = None if policy is None else find_policy(policy)
-    measured = loops(concurrency, rate, trace, arrivals, seed)
-    if scenario is not None and (concurrency or trace):
-        raise InvalidRequest("a --scenario has loops of its own: leave out --concurrency and --trace")
-    if rate and scenario in (MlperfScenario.SINGLE_STREAM, MlperfScenario.MULTI_STREAM):
-        raise InvalidRequest(f"--scenario {scenario.value} sends a query when the last has ended: leave out --rate")
-    of_scenarios = {"--loadgen": by_loadgen, "--bound": bound, "--duration": duration}
-    for option, value in of_scenarios.items():
-        if value and scenario is None:
-            raise InvalidRequest(f"{option} is of a --scenario, and has no meaning without")
+    of_loops = {"--concurrency": concurrency, "--trace": trace, "--window": window, "--limit": limit}
+    of_rates = {"--arrivals": arrivals, "--seed": seed}
+    if scenario is None:
+        _refuse({"--loadgen": by_loadgen or None, "--bound": bound, "--duration": duration}, "a --scenario")
+        _refuse({} if rate else of_rates, "a --rate")
+    else:
+        _refuse_beside(scenario, rate, bound, {**of_loops, **of_rates, "--plots": plots})
+    measured = loops(concurrency, rate, trace, arrivals or Arrivals.POISSON, seed or 0)
+    window = window or 1.0
     if by_loadgen:
         loadgen.check_installed()
     if plots is not None or html is not None:
@@ -242,6 +244,34 @@ def _refuse_mixed(
     for option, value in of_pools.items():
         if outside and value:
             raise InvalidRequest(f"{option} is of a pool, and has no meaning with {outside}")
+
+
+def _refuse(options: Mapping[str, object], needed: str) -> None:
+    """Refuse options that were given without what they belong to.
+
+    Raises:
+        InvalidRequest
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise InvalidRequest(f"{option} is of {needed}, and has no meaning without")
+
+
+def _refuse_beside(
+    scenario: MlperfScenario, rate: str | None, bound: float | None, of_loops: Mapping[str, object]
+) -> None:
+    """Refuse options that have no effect on a scenario. of_loops: those of other loads, and of their plots.
+
+    Raises:
+        InvalidRequest
+    """
+    for option, value in of_loops.items():
+        if value is not None:
+            raise InvalidRequest(f"a --scenario has loops of its own, and one line of figures: leave out {option}")
+    if rate and scenario in (MlperfScenario.SINGLE_STREAM, MlperfScenario.MULTI_STREAM):
+        raise InvalidRequest(f"--scenario {scenario.value} sends a query when the last has ended: leave out --rate")
+    if bound is not None and scenario is not MlperfScenario.SERVER:
+        raise InvalidRequest(f"--scenario {scenario.value} has no bound, as the scenario server: leave out --bound")
 
 
 def _one_rate(scenario: MlperfScenario, rate: str | None) -> float:
