@@ -26,7 +26,7 @@ class JsonServer:
         """Take a URL, as http://host:8000; its path precedes those of the questions.
 
         Raises:
-            InvalidRequest: no URL of HTTP.
+            InvalidRequest: no URL of HTTP, or one with a user, a query or a fragment.
         """
         parts = _parts(url)
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -66,7 +66,8 @@ def _parts(url: str) -> SplitResult:
     """Return the parts of a URL of HTTP.
 
     Raises:
-        InvalidRequest
+        InvalidRequest: no such URL, or one with more than a host, a port and a path. It does not repeat the URL, which
+            may have a password.
     """
     try:
         parts = urlsplit(url)
@@ -75,7 +76,9 @@ def _parts(url: str) -> SplitResult:
     except ValueError:
         known = False
     if not known:
-        raise InvalidRequest(f"--inference-protocol takes a URL, as http://host:8000, not {url!r}")
+        raise InvalidRequest("--inference-protocol takes a URL, as http://host:8000")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InvalidRequest("--inference-protocol takes a URL without a user, a password, a query and a fragment")
     return parts
 
 

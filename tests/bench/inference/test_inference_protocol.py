@@ -179,6 +179,15 @@ def test_no_server_and_no_url() -> None:
             InferenceEndpoint(url, "double")
 
 
+@pytest.mark.parametrize(
+    "url", ["http://ann:s3cret@host", "http://host/?token=s3cret", "http://host/#s3cret", "ftp://ann:s3cret@host"]
+)
+def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="takes a URL") as refused:
+        InferenceEndpoint(url, "double")
+    assert "s3cret" not in str(refused.value)
+
+
 def test_a_service_that_dies_leaves_the_rows_that_were_measured(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its last figures cannot be read; the loop before has its row all the same."""
 
