@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from itertools import chain
 from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any
@@ -135,9 +136,15 @@ class InferenceEndpoint:
 
     def _infer(self, body: str) -> Mapping[str, Any]:
         found = self._server.ask("POST", f"{self._path}/infer", body)
-        if found.get("error") or not isinstance(found.get("outputs"), list) or not found["outputs"]:
+        outputs = found.get("outputs")
+        if found.get("error") or not isinstance(outputs, list) or not outputs:
             # as of a server that reports an error with status 200
             raise InferenceFailed(f"{self._url}{self._path}: the answer has no outputs: {json.dumps(found)[:200]}")
+        try:
+            for output in outputs:
+                _check(output)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InferenceFailed(f"{self._url}{self._path}: an output cannot be read: {error!r:.200}") from error
         return found
 
 
@@ -147,6 +154,22 @@ def _buffer(tensor: Mapping[str, Any]) -> Buffer:
         raise ValueError(f"input {tensor['name']!r} is of datatype {tensor['datatype']}")
     shape = tuple(1 if size < 0 else size for size in tensor["shape"])
     return Buffer(tensor["name"], shape, DTYPES[tensor["datatype"]])
+
+
+def _check(output: Mapping[str, Any]) -> None:
+    """Check that an output is whole: its data, flat or in lists of lists, are as many as its shape says.
+
+    Raises:
+        KeyError, TypeError, ValueError
+    """
+    shape, data = output["shape"], output["data"]
+    if not isinstance(output["name"], str) or not isinstance(output["datatype"], str) or not isinstance(data, list):
+        raise TypeError("an output has a name, a datatype, and a list of data")
+    for _ in shape[1:]:
+        if data and isinstance(data[0], list):
+            data = list(chain.from_iterable(data))
+    if any(type(size) is not int or size < 0 for size in shape) or len(data) != math.prod(shape):
+        raise ValueError(f"{len(data)} elements are not of the shape {shape!r:.80}")
 
 
 def _name_of(dtype: str) -> str:

@@ -23,6 +23,7 @@ from tests.timeouts import TIMEOUT_S, until
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}, {"name": "n", "datatype": "INT64", "shape": [1]}]
 
 
+Y = {"name": "y", "datatype": "FP32"}
 DEEP = b"[" * 100_000
 
 
@@ -35,7 +36,7 @@ class Doubling(BaseHTTPRequestHandler):
         if "dripping" in self.path:
             self.hold()
             return
-        names = ("double", "failing", "closing", "slow", "rude", "chunked")
+        names = ("double", "failing", "closing", "slow", "rude", "chunked", "broken")
         described = {name: {"inputs": INPUTS} for name in names} | {"odd": {"name": "odd"}, "deep": DEEP}
         described["large"] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1 << 31]}]}
         described["twice"] = {"inputs": [*INPUTS, INPUTS[0]]}
@@ -51,7 +52,10 @@ class Doubling(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if "named" in self.path:
-            self.answer({"outputs": [{"name": "y"}]})
+            self.answer({"outputs": [{**Y, "shape": [1], "data": [1]}]})
+            return
+        if "broken" in self.path:
+            self.answer({"outputs": self.server.outputs})  # type: ignore[attr-defined]
             return
         if "chunked" in self.path:
             self.send_response(200)
@@ -86,11 +90,16 @@ class Doubling(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def http() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Doubling) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield server
         server.shutdown()
+
+
+@pytest.fixture
+def url(http: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{http.server_address[1]}"
 
 
 def test_the_servers_numbers_come_back(url: str) -> None:
@@ -132,7 +141,35 @@ def test_a_server_that_hangs_up_on_a_request_has_failed_it(url: str) -> None:
 
 def test_any_input_has_any_name_and_any_path_is_asked(url: str) -> None:
     with at_endpoint(f"{url}/ä", "named") as service:
-        assert service.functions[""].call(**payload(service.inputs)).result(TIMEOUT_S)["outputs"] == [{"name": "y"}]
+        assert service.functions[""].call(**payload(service.inputs)).result(TIMEOUT_S)["outputs"][0]["data"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("output", "whole"),
+    [
+        ({**Y, "shape": [2, 2], "data": [1, 2, 3, 4]}, True),
+        ({**Y, "shape": [2, 2], "data": [[1, 2], [3, 4]]}, True),
+        ({**Y, "shape": [0, 3], "data": []}, True),
+        ({**Y, "shape": [], "data": [1]}, True),
+        (None, False),
+        ({}, False),
+        ({"name": "y", "shape": [1], "data": [1]}, False),
+        ({**Y, "shape": [1000, 1000], "data": []}, False),
+        ({**Y, "shape": [2, 2], "data": [[1, 2], 3]}, False),
+        ({**Y, "shape": [2, -2], "data": []}, False),
+        ({**Y, "shape": "12", "data": [1, 2]}, False),
+        ({**Y, "shape": [1], "data": "1"}, False),
+        ({**Y, "name": 5, "shape": [1], "data": [1]}, False),
+    ],
+)
+def test_an_output_that_is_not_whole_is_no_result(
+    http: ThreadingHTTPServer, url: str, output: Any, whole: bool
+) -> None:
+    http.outputs = [output]  # type: ignore[attr-defined]
+    with at_endpoint(url, "broken") as service:
+        error = service.functions[""].call(**payload(service.inputs)).exception(TIMEOUT_S)
+    assert (error is None) == whole
+    assert whole or isinstance(error, InferenceFailed)
 
 
 def test_lengths_of_chunks_are_checked(url: str) -> None:
