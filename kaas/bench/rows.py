@@ -57,7 +57,7 @@ def rows(
     """
     calls = [function.call for function in service.functions.values()]
     _first(calls, inputs, interrupt)
-    overloaded = False
+    slots, overloaded = service.slots() * len(service.devices), False
     for loop in loops:
         if loop.rising and overloaded:
             continue
@@ -94,7 +94,7 @@ def rows(
         if service.devices:
             row |= {"devices": len(service.devices), "kinds": sorted(set(service.devices))}
         if stages and service.devices:
-            row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / len(service.devices)
+            row["utilisation"] = stages.seconds["kernels"] / (perf_counter() - began_s) / slots
         if len(calls) > 1:
             counts = {client: answered[number] for number, client in enumerate(service.functions)}
             weights = {client: service.weight(client) for client in counts}

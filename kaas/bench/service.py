@@ -30,7 +30,8 @@ class LoadedService:
     Fields:
         functions: by client. stats: returns the service's figures, of each client. devices: the kind of each; none if
             the service does not say. weights: of clients whose weight is not 1. inputs: those that a caller gives, of a
-            model those of its first variant. scalars: kinds by name.
+            model those of its first variant. scalars: kinds by name. slots: returns the number of requests that each
+            device runs at a time, once it has run one.
     """
 
     functions: Mapping[str, Any]
@@ -39,6 +40,7 @@ class LoadedService:
     weights: Mapping[str, float]
     inputs: Sequence[Buffer]
     scalars: Mapping[str, str] = field(default_factory=dict)
+    slots: Callable[[], int] = lambda: 1
 
     def weight(self, client: str) -> float:
         """Return a client's weight."""
@@ -82,6 +84,13 @@ def as_registered(made: KTask | CompiledModel | Function) -> Function:
             return made
 
 
+def _slots() -> int:
+    """Return the slots of each device of this program's pool: they are the same for all devices that have a worker."""
+    from kaas.api import program
+
+    return max((each.info.slots for each in program.status().devices if each.info is not None), default=1)
+
+
 @contextmanager
 def in_pool(
     make: Callable[[], KTask | CompiledModel | Function],
@@ -115,7 +124,7 @@ def in_pool(
         each_own = {each: function.options(client=each) for each in weights}
         kinds, functions = [each.kind for each in program.status().devices], each_own or {"": function}
         stats = lambda: [program.stats()]  # noqa: E731
-        yield LoadedService(functions, stats, kinds, weights, function.inputs, function.task.scalars)
+        yield LoadedService(functions, stats, kinds, weights, function.inputs, function.task.scalars, _slots)
     finally:
         if opened:
             program.shutdown()

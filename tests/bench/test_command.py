@@ -21,7 +21,7 @@ import pytest
 
 import kaas
 from kaas.cli.main import main
-from tests.api.conftest import scale_task
+from tests.api.conftest import scale_task, spin_task
 from tests.server.conftest import Serve, serve
 
 __all__ = ["serve"]
@@ -90,6 +90,17 @@ def test_a_running_pool_is_taken_as_it_is(task_file: Path) -> None:
     finally:
         kaas.shutdown()
     assert found["requests"] > 0
+
+
+def test_a_device_with_two_slots_is_no_more_than_busy(tmp_path: Path) -> None:
+    name, task = f"slots_{os.getpid()}", tmp_path / "spin.json"
+    task.write_text(spin_task().to_json())
+    kaas.init(ray=False, name=name, config=kaas.Config(devices=(kaas.Device("software", 16 << 20),), slots=2))
+    try:
+        (found,) = measured(str(task), "--name", name, "--scalar", "steps=20000000", "--concurrency", "4")
+    finally:
+        kaas.shutdown()
+    assert 0 < found["utilisation"] <= 1
 
 
 @pytest.mark.full
