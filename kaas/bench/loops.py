@@ -38,7 +38,7 @@ class Loop(NamedTuple):
 
     Fields:
         opened: its queue may grow. rising: a later loop of the same series has a higher rate. callers: of a
-            closed loop. whole: it has an end, to which it runs.
+            closed loop. whole: it has an end, to which it runs. rate_per_s: of the arrivals, if they have one.
     """
 
     title: str
@@ -47,6 +47,7 @@ class Loop(NamedTuple):
     rising: bool = False
     callers: int = 0
     whole: bool = False
+    rate_per_s: float | None = None
 
 
 def loops(
@@ -75,7 +76,8 @@ def loops(
         series = ends if len(ends) == 1 else _range(part, *ends)
         for each in series:
             begin = partial(_opened, partial(arrivals.at, each, seed))
-            found.append(Loop(f"rate {each:g}/s", True, begin, rising=len(series) > 1))
+            title = f"rate {str(each).removesuffix('.0')}/s"  # all digits: two rates have two titles
+            found.append(Loop(title, True, begin, rising=len(series) > 1, rate_per_s=each))
     if trace is not None:
         times = _times(trace)
         name = trace.name.encode(errors="replace").decode()
@@ -95,11 +97,16 @@ def _range(text: str, first: float, last: float, step: float | None = None, *mor
     if more or first >= last:
         raise InvalidRequest(f"--rate takes a range that rises, as 10:1000, or 10:1000:90 with a step, not {text!r}")
     found = [first]
-    while (value := found[-1] + step if step else found[-1] * 2) <= last:
+    while (value := _rounded(found[-1] + step if step else found[-1] * 2)) <= last:
         if value == found[-1] or len(found) == MOST_RATES:
             raise InvalidRequest(f"--rate takes a range of {MOST_RATES} rates at most, not {text!r}")
         found.append(value)
     return found if found[-1] == last else [*found, last]
+
+
+def _rounded(value: float) -> float:
+    """Return a sum without the error of its last digits: 0.3 for 0.1 + 0.1 + 0.1."""
+    return float(f"{value:.12g}")
 
 
 def _times(file: Path) -> list[float]:

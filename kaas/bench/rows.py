@@ -90,7 +90,12 @@ def rows(
             print(f"{loop.title}: {words}", file=sys.stderr)
         found = complete(found, load, INTERRUPTED_DRAIN_S if found.interrupted else DRAIN_S, interrupt)
         stages = None if load.outstanding else _since(before, service, began_s)
-        row = {"load": loop.title, **figures(found, stages), "own_cores": own_cores}
+        row = {
+            "load": loop.title,
+            "rate_asked_per_s": loop.rate_per_s,
+            **figures(found, stages),
+            "own_cores": own_cores,
+        }
         if service.devices:
             row |= {"devices": len(service.devices), "kinds": sorted(set(service.devices))}
         if stages and service.devices:

@@ -31,6 +31,12 @@ def test_a_range_doubles_or_has_a_step_and_ends_with_its_end() -> None:
     assert [loop.rising for loop in loops(None, "5,10:20", None, Arrivals.POISSON)] == [False, True, True]
 
 
+def test_a_title_has_all_digits_of_its_rate_and_none_of_a_sums_error() -> None:
+    assert titles(rate="100.0001,100.0002,1e8") == ["rate 100.0001/s", "rate 100.0002/s", "rate 100000000/s"]
+    assert titles(rate="0.1:0.4:0.1") == ["rate 0.1/s", "rate 0.2/s", "rate 0.3/s", "rate 0.4/s"]
+    assert [loop.rate_per_s for loop in loops("2", "100.0001", None, Arrivals.POISSON)] == [None, 100.0001]
+
+
 @pytest.mark.parametrize("rate", ["20:10", "10:", "10:20:5:1", "a", "0", "-1", "", "1e400", "1e8:2e8:1e-9", "1:1e6:1"])
 def test_a_rate_that_is_none_is_refused(rate: str) -> None:
     with pytest.raises(InvalidRequest, match="--rate takes"):

@@ -118,6 +118,7 @@ def test_a_load_on_a_server_has_latencies_and_no_stages(url: str) -> None:
         measured = loops("2", "50", None, Arrivals.CONSTANT)
         found = list(rows(service, payload(service.inputs), measured, 0.1, 0.3))
     assert [row["load"] for row in found] == ["concurrency 2", "rate 50/s"]
+    assert [row["rate_asked_per_s"] for row in found] == [None, 50.0]
     for row in found:
         assert row["requests"] > 0
         assert (row["errors"], row["lost"], row["stages_ms"]) == ({}, 0, {})
