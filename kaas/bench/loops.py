@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from kaas.bench.arrivals import constant, poisson, recorded
 from kaas.bench.load import TICK_S, Completion, Load
 from kaas.errors import InvalidRequest
+from kaas.ktask.draw import printable
 
 MOST = 1e9
 MOST_RATES = 1000
@@ -80,8 +81,9 @@ def loops(
             found.append(Loop(title, True, begin, rising=len(series) > 1, rate_per_s=each))
     if trace is not None:
         times = _times(trace)
-        name = trace.name.encode(errors="replace").decode()
-        found.append(Loop(f"trace {name}", True, partial(_opened, partial(recorded, times)), whole=True))
+        found.append(
+            Loop(f"trace {printable(trace.name)}", True, partial(_opened, partial(recorded, times)), whole=True)
+        )
     return found
 
 

@@ -96,5 +96,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        Console(stderr=True, soft_wrap=True, emoji=False).print(escape(f"{error.filename}: {error.strerror}"))
+        Console(stderr=True, soft_wrap=True, emoji=False).print(
+            escape(printable(f"{error.filename}: {error.strerror}"))
+        )
         sys.exit(1)

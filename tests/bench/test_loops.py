@@ -57,6 +57,13 @@ def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
     assert (loop.title, loop.opened) == ("trace trace.csv", True)
 
 
+def test_a_traces_name_commands_no_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "t\x1b[31m\udcff.csv"
+    file.write_text("0\n")
+    (loop,) = loops(None, None, file, Arrivals.POISSON)
+    assert loop.title == "trace t\ufffd[31m\ufffd.csv"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
