@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,6 +23,7 @@ import kaas
 from kaas.cli.main import main
 from tests.api.conftest import scale_task, spin_task
 from tests.server.conftest import Serve, serve
+from tests.timeouts import TIMEOUT_S
 
 __all__ = ["serve"]
 
@@ -53,11 +54,13 @@ def bench(*arguments: str) -> Ended:
     raise AssertionError("a command ends with its exit status")
 
 
-def bench_by_itself(*arguments: str) -> Ended:
+def bench_by_itself(*arguments: str, stdout: IO[str] | int = subprocess.PIPE) -> Ended:
     """Run the command in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "kaas.cli", "bench", *SHORT, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=TIMEOUT_S
+    )
 
 
 def measured(*arguments: str, run: Callable[..., Ended] = bench) -> list[dict[str, Any]]:
@@ -199,6 +202,13 @@ def test_a_file_that_there_is_not() -> None:
         assert (ended.returncode, ended.stderr.startswith(f"InvalidRequest: there is no file '{target}'")) == (1, True)
 
 
+@pytest.mark.parametrize("service", ["--server=tcp://127.0.0.1:1", "--inference-protocol=http://127.0.0.1:1"])
+def test_a_name_that_is_no_text_is_refused(service: str) -> None:
+    ended = bench("\udcff", service)
+    told = "InvalidRequest: the name of a function or a model is a text, not '\\udcff'"
+    assert (ended.returncode, ended.stderr.splitlines()) == (1, [told])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -327,6 +337,32 @@ def test_a_page_that_cannot_be_written_costs_neither_time_nor_figures_nor_an_ear
     assert "concurrency 1" in ended.stdout
     assert ended.stderr.splitlines()[-1] == f"{page}: No space left on device"
     assert page.read_text() == "earlier"
+
+
+def test_a_page_is_written_though_plots_cannot_be(
+    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "latencies.png")
+
+    monkeypatch.setattr("kaas.bench.report.write_plots", full)
+    page = tmp_path / "page.html"
+    own = (str(task_file), "--scalar", "factor=3", "--plots", str(tmp_path / "plots"))
+    ended = bench(*own, "--html", str(page))
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "latencies.png: No space left on device")
+    assert "concurrency 1" in page.read_text()
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_page_is_written_though_stdout_is_full(task_file: Path, tmp_path: Path, form: tuple[str, ...]) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    with Path("/dev/full").open("w") as full:
+        ended = bench_by_itself(str(task_file), "--scalar", "factor=3", "--html", str(page), *form, stdout=full)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "stdout: No space left on device")
+    assert "concurrency 1" in page.read_text()
 
 
 @pytest.mark.full  # the client waits some seconds for a server that is gone

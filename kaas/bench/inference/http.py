@@ -72,7 +72,7 @@ def _parts(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"[\s\x00-\x1f]", url)
-        parts.netloc.encode("idna"), parts.port
+        parts.netloc.encode("idna"), parts.port, url.encode()
     except ValueError:
         known = False
     if not known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from kaas.bench.loops import Arrivals, loops
 from kaas.bench.mlperf import loadgen, scenarios
 from kaas.bench.mlperf.scenarios import MlperfScenario
 from kaas.cli.bench.peers import peers
-from kaas.cli.bench.tables import show, show_scenario
+from kaas.cli.bench.tables import show, show_scenario, to_stdout
 from kaas.cli.bench.target import loaded_from, opened
 from kaas.cli.files import no_device, pairs_of, scalar_value
 from kaas.cli.policies import find_policy
@@ -143,7 +144,6 @@ def file(
 
     from kaas.bench import report
     from kaas.bench.rows import rows, scenario_row
-    from kaas.papers.results import Hardware, write_whole
 
     loaded, weights = loaded_from(target, endpoint or server), shares.parse(client)
     _refuse_mixed(endpoint, server, keys, weights, policy, name, ray=ray)
@@ -168,7 +168,8 @@ def file(
     read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
     if html is not None and html.resolve() in {each.resolve() for each in read}:
         raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
-    with opened(target, loaded, endpoint, server, keys, name, weights, chosen, ray=ray) as service:
+    at_service = opened(target, loaded, endpoint, server, keys, name, weights, chosen, ray=ray)
+    with ExitStack() as written, at_service as service:
         inputs = _inputs(service, scalars, given)
         clients = len(service.functions)
         uneven = [loop for loop in measured if not loop.opened and loop.callers % clients]
@@ -187,23 +188,32 @@ def file(
             left = [loop.title for loop in measured if loop.title not in titles and not loop.rising]
             if left:
                 print(f"not measured: {', '.join(left)}", file=sys.stderr)
-        if json:  # before the pool ends: its process may hang
-            print(msgspec.json.encode(found).decode(), flush=True)
-        elif scenario is not None:
-            show_scenario(found[0])
-        else:
-            show(found)
-    if plots is not None:
-        report.write_plots(found, plots)
-    if html is not None:
-        here = Hardware.here()
-        about = f"{here.date}, {here.processors} processors, {here.processor}, load {here.load:g} before"
-        about += "".join(f", {each} devices" for each in found[0].get("kinds", ()))
-        about += f", KaaS {here.versions['kaas-gpu']} {here.commit}".rstrip()
-        page = report.page(f"kaas bench {printable(target)}", found, about)
-        write_whole(html, page.encode(errors="backslashreplace"))
+        if html is not None:  # each is written, though another one cannot be
+            written.callback(_write_page, html, target, found)
+        if plots is not None:
+            written.callback(report.write_plots, found, plots)
+        with to_stdout():  # before the pool ends: its process may hang
+            if json:
+                print(msgspec.json.encode(found).decode())
+            elif scenario is not None:
+                show_scenario(found[0])
+            else:
+                show(found)
     if any(map(_failed, found)):
         raise typer.Exit(1)
+
+
+def _write_page(html: Path, target: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the page, with the day and the machine of the measurement."""
+    from kaas.bench import report
+    from kaas.papers.results import Hardware, write_whole
+
+    here = Hardware.here()
+    about = f"{here.date}, {here.processors} processors, {here.processor}, load {here.load:g} before"
+    about += "".join(f", {each} devices" for each in rows[0].get("kinds", ()))
+    about += f", KaaS {here.versions['kaas-gpu']} {here.commit}".rstrip()
+    page = report.page(f"kaas bench {printable(target)}", rows, about)
+    write_whole(html, page.encode(errors="backslashreplace"))
 
 
 def _make_folder(plots: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.markup import escape
@@ -19,6 +23,19 @@ STATES = {
     "silent": "the service gave no more results",
 }
 """The meaning of each state of a load but *stable*, *whole* and *interrupted*."""
+
+
+@contextmanager
+def to_stdout() -> Iterator[None]:
+    """Name stdout in the error of what is printed meanwhile, as a full disk gives it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:  # the command line knows of a reader that has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python writes the rest at its end
+            raise OSError(error.errno, error.strerror, "stdout") from error
+        raise
 
 
 def _share(row: Mapping[str, Any]) -> str:

@@ -37,6 +37,10 @@ def loaded_from(target: str, server: str | None) -> KTask | CompiledModel | Call
     if server is None or Path(target).suffix in (".json", ".kaas"):
         others = "" if server else "; a Python function is module:function, a function's name needs --server"
         raise InvalidRequest(f"there is no file {target!r}{others}")
+    try:
+        target.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the name of a function or a model is a text, not {target!r}") from error
     return target
 
 

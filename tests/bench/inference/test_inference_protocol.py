@@ -211,6 +211,7 @@ def test_no_server_and_no_url() -> None:
         "http://a:b",
         "http://x y/",
         "http://a..b",
+        "http://host/\udcff",
     )
     for url in wrong:
         with pytest.raises(InvalidRequest, match="takes a URL"):
