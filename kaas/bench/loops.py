@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
@@ -19,6 +20,8 @@ MOST = 1e9
 MOST_RATES = 1000
 MOST_CALLERS = 10_000
 """The most requests outstanding: a closed loop sends all of them before it takes in a reply."""
+MOST_ARRIVALS = 10_000_000
+"""The most requests of a trace: 8 bytes each, and 170 if they are lost."""
 DRAIN_S = 30.0
 """Longest wait for the last replies of a trace."""
 
@@ -52,7 +55,12 @@ class Loop(NamedTuple):
 
 
 def loops(
-    concurrency: str | None, rate: str | None, trace: Path | None, arrivals: Arrivals, seed: int = 0
+    concurrency: str | None,
+    rate: str | None,
+    trace: Path | None,
+    arrivals: Arrivals,
+    seed: int = 0,
+    limit_s: float = math.inf,
 ) -> list[Loop]:
     """Return the loops, closed ones first; by default one of a single caller.
 
@@ -62,6 +70,7 @@ def loops(
         trace: a file with a time in seconds on each line, in order; what follows a comma is left out.
         arrivals: of the rates.
         seed: of random arrivals.
+        limit_s: of a measurement: what comes later in the trace is not read.
 
     Raises:
         InvalidRequest
@@ -80,7 +89,7 @@ def loops(
             title = f"rate {str(each).removesuffix('.0')}/s"  # all digits: two rates have two titles
             found.append(Loop(title, True, begin, rising=len(series) > 1, rate_per_s=each))
     if trace is not None:
-        times = _times(trace)
+        times = _times(trace, limit_s)
         found.append(
             Loop(f"trace {printable(trace.name)}", True, partial(_opened, partial(recorded, times)), whole=True)
         )
@@ -111,24 +120,31 @@ def _rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _times(file: Path) -> list[float]:
-    """Return the arrivals in a file.
+def _times(file: Path, limit_s: float) -> array[float]:
+    """Return the arrivals in a file, to the first one that is more than limit_s seconds after the beginning.
 
     Raises:
         InvalidRequest: a line has no time, or an earlier one than the line before; or no line has one.
     """
-    times: list[float] = []
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
-        if text := line.partition(",")[0].strip():
+    times = array("d")
+    with file.open(errors="replace") as lines:  # a trace may be larger than the memory
+        for number, line in enumerate(lines, 1):
+            if not (text := line.partition(",")[0].strip()):
+                continue
             try:
-                times.append(float(text))
+                time_s = float(text)
             except ValueError:
-                times.append(math.nan)
-            if not math.isfinite(times[-1]):
+                time_s = math.nan
+            if not math.isfinite(time_s):
                 raise InvalidRequest(f"{file}:{number}: a line begins with seconds, not {text[:40]!r}")
-            if times[-2:] != sorted(times[-2:]):
-                late = f"{times[-1]:g} s comes after {times[-2]:g} s"
+            if times and time_s < times[-1]:
+                late = f"{time_s:g} s comes after {times[-1]:g} s"
                 raise InvalidRequest(f"{file}:{number}: a trace is in the order of time: {late}")
+            times.append(time_s)
+            if time_s - times[0] > limit_s:
+                break
+            if len(times) > MOST_ARRIVALS:
+                raise InvalidRequest(f"{file}: a trace has {MOST_ARRIVALS:,} requests within --limit at most")
     if not times:
         raise InvalidRequest(f"{file}: the trace has no requests")
     return times

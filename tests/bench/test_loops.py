@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,27 @@ def test_a_trace_keeps_its_gaps(tmp_path: Path) -> None:
     file.write_text("100.0,resnet\n100.25,bert\n\n160.0\n")
     (loop,) = loops(None, None, file, Arrivals.POISSON)
     assert (loop.title, loop.opened) == ("trace trace.csv", True)
+
+
+def test_a_trace_is_read_to_the_limit_only(tmp_path: Path) -> None:
+    """The rest may be larger than the memory."""
+    file = tmp_path / "trace.csv"
+    file.write_text("100\n100.5,x\n\n101.25\nnoon\n")
+    (loop,) = loops(None, None, file, Arrivals.POISSON, limit_s=1.0)
+    load = Load(lambda _: Future())
+    next(loop.begin(load))
+    # the first one after the limit shows that the trace has not come to its end
+    half, late = load.unsent(math.inf)
+    assert late - half == pytest.approx(0.75)
+    with pytest.raises(InvalidRequest, match="not 'noon'"):
+        loops(None, None, file, Arrivals.POISSON, limit_s=2.0)
+
+
+def test_a_trace_has_requests_within_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kaas.bench.loops.MOST_ARRIVALS", 2)
+    (tmp_path / "t.csv").write_text("0\n" * 3)
+    with pytest.raises(InvalidRequest, match="a trace has 2 requests within --limit at most"):
+        loops(None, None, tmp_path / "t.csv", Arrivals.POISSON)
 
 
 def test_a_traces_name_commands_no_terminal(tmp_path: Path) -> None:

@@ -155,8 +155,9 @@ def file(
         _refuse({} if rate else of_rates, "a --rate")
     else:
         _refuse_beside(scenario, rate, bound, {**of_loops, **of_rates, "--plots": plots})
-    measured = loops(concurrency, rate, trace, arrivals or Arrivals.POISSON, seed or 0)
-    window = window or 1.0
+    window_s = window or 1.0
+    limit_s = limit or max(30.0, 10 * window_s)
+    measured = loops(concurrency, rate, trace, arrivals or Arrivals.POISSON, seed or 0, limit_s)
     if by_loadgen:
         loadgen.check_installed()
     if plots is not None or html is not None:
@@ -183,7 +184,7 @@ def file(
             found = [scenario_row(service, inputs, scenario, **asked, run=loadgen.run if by_loadgen else scenarios.run)]
         else:
             with interruptible() as interrupt:
-                found = list(rows(service, inputs, measured, window, limit or max(30.0, 10 * window), interrupt))
+                found = list(rows(service, inputs, measured, window_s, limit_s, interrupt))
             titles = [row["load"] for row in found]
             left = [loop.title for loop in measured if loop.title not in titles and not loop.rising]
             if left:
