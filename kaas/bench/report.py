@@ -21,6 +21,9 @@ th:first-child, td:first-child { text-align: left } img { max-width: 100% }
 COLUMNS = ("load", "state", "rate_per_s", "requests", "mean_ms", "sd_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms")
 COUNTS = ("load", "p99.9_ms", "errors", "lost", "hits", "misses", "cold", "utilisation", "own_cores")
 
+PLOTS = ("latencies", "rates")
+"""The names of all plots."""
+
 
 def check_matplotlib() -> None:
     """Check that plots can be drawn.
@@ -64,21 +67,23 @@ def plots(rows: Sequence[ReportRow]) -> dict[str, bytes]:
         over.plot(*zip(*points, strict=True) if points else ((), ()), "o", label=figure[:-3])
     over.set(xlabel="requests a second", ylabel="latency, ms", yscale="log")
     over.legend()
-    return {
-        **({"latencies": drawn(latencies)} if axes.lines else {}),
-        **({"rates": drawn(rates)} if steady else {}),
-    }
+    figures = zip(PLOTS, (latencies, rates), (axes.lines, steady), strict=True)
+    return {name: drawn(figure) for name, figure, shown in figures if shown}
 
 
 def write_plots(rows: Sequence[ReportRow], folder: Path) -> None:
-    """Write the plots into a folder, which is made if it is missing.
+    """Write the plots into a folder, which is made if it is missing. Those that an earlier run left there are removed.
 
     Raises:
         MissingPackage
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in plots(rows).items():
-        (folder / f"{name}.png").write_bytes(data)
+    drawn = plots(rows)
+    for name in PLOTS:
+        if name in drawn:
+            (folder / f"{name}.png").write_bytes(drawn[name])
+        else:  # rows without figures have no plot
+            (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 def page(title: str, rows: Sequence[ReportRow], about: str = "") -> str:

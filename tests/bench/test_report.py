@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from kaas.bench.report import page, plots
+from kaas.bench.report import page, plots, write_plots
 
 ROW = {
     "load": "concurrency <2>",
@@ -35,3 +37,11 @@ def test_a_load_without_a_number_has_no_plot() -> None:
     unstable = {**ROW, "state": "unstable", "rate_per_s": None, "p50_ms": None, "cdf_ms": []}
     assert plots([unstable]) == {}
     assert plots([ROW]).keys() == {"latencies", "rates"}
+
+
+def test_a_run_without_figures_leaves_no_plots_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.png").touch()
+    write_plots([ROW], tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"latencies.png", "rates.png", "mine.png"}
+    write_plots([{**ROW, "state": "silent", "rate_per_s": None, "p50_ms": None, "cdf_ms": []}], tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"mine.png"}
