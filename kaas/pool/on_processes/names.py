@@ -34,12 +34,16 @@ class PoolName:
         """Find the files of a name.
 
         Raises:
-            InvalidConfig: the folder is open to other users.
+            InvalidConfig: the folder is open to other users, or the name is no text.
         """
+        try:
+            quoted = quote(name, safe="")
+        except UnicodeEncodeError as error:
+            raise InvalidConfig(f"the name of a pool is a text, not {name!r}", field="name") from error
         self._name = name
         self._folder = _folder()
-        self._notice = self._folder / (quote(name, safe="") + NOTICE)
-        self._lock = self._folder / (quote(name, safe="") + LOCK)
+        self._notice = self._folder / (quoted + NOTICE)
+        self._lock = self._folder / (quoted + LOCK)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

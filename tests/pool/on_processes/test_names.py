@@ -86,6 +86,11 @@ def test_a_name_that_is_none_for_a_file_is_refused(runtime: Path) -> None:  # no
         PoolName("x" * 1000).running()
 
 
+def test_a_name_that_is_no_text_is_refused(runtime: Path) -> None:  # noqa: ARG001 - where it looks
+    with pytest.raises(InvalidConfig, match="the name of a pool is a text"):
+        PoolName("\udcff")
+
+
 def test_without_a_runtime_folder_there_is_one_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
