@@ -11,6 +11,7 @@ from typing import Any
 
 from kaas.bench import shares
 from kaas.errors import MissingPackage
+from kaas.output_files import write_whole
 
 ReportRow = Mapping[str, Any]
 
@@ -81,7 +82,7 @@ def write_plots(rows: Sequence[ReportRow], folder: Path) -> None:
     drawn = plots(rows)
     for name in PLOTS:
         if name in drawn:
-            (folder / f"{name}.png").write_bytes(drawn[name])
+            write_whole(folder / f"{name}.png", drawn[name])
         else:  # rows without figures have no plot
             (folder / f"{name}.png").unlink(missing_ok=True)
 

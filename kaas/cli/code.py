@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kaas import CompiledModel, KTask, Library
+from kaas.cli.files import writable
 from kaas.errors import InvalidRequest
 from kaas.ktask.images import ELF, FATBIN
 from kaas.models import model_file
@@ -45,7 +46,9 @@ def signer(
 def sign(
     files: Files,
     key: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="of the signer")] = SIGNER,
-    to: Annotated[Path, typer.Option(dir_okay=False, help="file to which the signatures are added")] = SIGNATURES,
+    to: Annotated[
+        Path, typer.Option(dir_okay=False, callback=writable, help="file to which the signatures are added")
+    ] = SIGNATURES,
 ) -> None:
     """Sign the kTasks of these files. Clients send the signatures to servers."""
     from kaas.wire.signing import sign as signature

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from kaas.cli.files import writable
 from kaas.errors import InvalidRequest, MissingPackage
 
 GROUP = "kaas.compilers"
@@ -56,8 +57,7 @@ def compile_model(
 ) -> None:
     """Compile a model: a kTask for each batch size, their kernels and the constants, in one .kaas file."""
     target_file = output or Path(model.stem + ".kaas")
-    if not target_file.parent.is_dir():
-        raise InvalidRequest(f"cannot write {target_file}: there is no folder {target_file.parent}")
+    writable(target_file)
     chosen, examples = _chosen(compiler), dict(map(_shaped, shapes or ()))
     with _bars() as report:
         options = {"target": target, "batch_sizes": batch_sizes or None, "name": name, "tune": tune}

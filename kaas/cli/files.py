@@ -19,6 +19,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.variant import Variant, described
 from kaas.models import model_file
 from kaas.models.model import CompiledModel
+from kaas.output_files import output_file
 
 if TYPE_CHECKING:
     from kaas.executor.profile import KernelTime
@@ -32,6 +33,17 @@ def no_device(path: T) -> T:
     """Refuse a device such as /dev/zero in place of a file: to read it whole has no end. A callback of options."""
     if path is not None and (path.is_char_device() or path.is_block_device()):
         raise typer.BadParameter(f"{path} is a device, not a file")
+    return path
+
+
+def writable(path: T) -> T:
+    """Refuse a name under which no file can be written, before the work for its content. A callback of options.
+
+    Raises:
+        InvalidRequest: `output_file` refuses the name, or its folder is missing.
+    """
+    if path is not None and not (folder := output_file(path).parent).is_dir():
+        raise InvalidRequest(f"{path}: there is no folder {folder}")
     return path
 
 
@@ -265,7 +277,7 @@ def _save(folder: Path, name: str, array: Any) -> None:
     plain = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / f"{name}.npy", plain)
+        np.save(output_file(folder / f"{name}.npy"), plain)
     except OSError as error:
         raise InvalidRequest(f"cannot write {name!r} to {folder}: {error}", buffer=name) from error
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from kaas.cli.files import writable
 from kaas.cli.serve import SERVER_CONFIG
 from kaas.errors import InvalidRequest, MissingPackage, NotInitialized
 from kaas.ktask.draw import printable
@@ -133,7 +134,9 @@ def _widen(table: Table, width: int) -> None:
 
 def trace(
     seconds: Annotated[float, typer.Option(min=0.001, help="duration of the record")] = 10.0,
-    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="file of the trace")] = Path("trace.json"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", dir_okay=False, callback=writable, help="file of the trace")
+    ] = Path("trace.json"),
     address: RayAddress = ANY_RAY,
     name: PoolNamed = "kaas",
     ray: EitherPool = None,

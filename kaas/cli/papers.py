@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.cli.files import writable
 from kaas.cli.observe import print_whole
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def kaas(
         Path, typer.Option(file_okay=False, help="of the results; a run that was stopped goes on")
     ] = Path("papers"),
     report: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="a page of all that the folder has, Markdown")
+        Path | None, typer.Option(dir_okay=False, callback=writable, help="a page of all that the folder has, Markdown")
     ] = None,
     plots: Annotated[bool, typer.Option(help="draw the figures into the folder; needs matplotlib")] = False,
     fresh: Annotated[bool, typer.Option(help="measure the figures again, though the folder has them")] = False,
@@ -66,14 +67,13 @@ def kaas(
     from kaas.bench.report import check_matplotlib
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
+    from kaas.output_files import write_whole
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
     from kaas.papers.page import page, result_tables
     from kaas.papers.plots import draw
-    from kaas.papers.results import Hardware, Results, write_whole
+    from kaas.papers.results import Hardware, Results
 
     check_ray()
-    if report is not None and not report.parent.is_dir():
-        raise InvalidRequest(f"--report {report}: there is no folder {report.parent}")
     if plots:
         check_matplotlib()
     figures = list(FIGURES) if figure == "all" else [each.strip() for each in figure.split(",")]
@@ -136,7 +136,9 @@ Zipf = Annotated[float | None, typer.Option(help="exponent of the functions' pop
 GpuMb = Annotated[float | None, typer.Option(help="memory of a GPU, if not the paper's")]
 OverheadS = Annotated[float, typer.Option(help="seconds of a request on its device, besides its load and run")]
 Seeds = Annotated[int, typer.Option(min=1, help="runs of each setting")]
-Plot = Annotated[Path | None, typer.Option(dir_okay=False, help="a PNG of the figures; needs matplotlib")]
+Plot = Annotated[
+    Path | None, typer.Option(dir_okay=False, callback=writable, help="a PNG of the figures; needs matplotlib")
+]
 OneLine = Annotated[bool, typer.Option("--json", help="one line, for programs")]
 
 

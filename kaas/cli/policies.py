@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kaas.cli.files import no_device
+from kaas.cli.files import no_device, writable
 from kaas.errors import InvalidRequest
 from kaas.import_target import modules_here
+from kaas.output_files import write_whole
 from kaas.scheduling.simulation.simulated import Simulated, Summary
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def simulate(
         str | None, typer.Option(help="an option and its values, as limit=0..45 or order=paper,longest")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, callback=no_device, help="a PNG of the figures; needs matplotlib")
+        Path | None, typer.Option(dir_okay=False, callback=writable, help="a PNG of the figures; needs matplotlib")
     ] = None,
     summary: Annotated[
         bool, typer.Option("--summary", help="keep and show no dispatches, for any number of requests")
@@ -76,7 +77,9 @@ def replay(
     ] = None,
     scenario: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="write the recorded requests there, as a scenario, and run nothing"),
+        typer.Option(
+            dir_okay=False, callback=writable, help="write the recorded requests there, as a scenario, and run nothing"
+        ),
     ] = None,
     json: Json = False,
     rows: RowCount = 20,
@@ -91,7 +94,7 @@ def replay(
             note = f"{recorded.left_out} recorded requests never ran to an end, and are left out"
             Console(stderr=True, emoji=False).print(note)
         if scenario is not None:
-            scenario.write_bytes(made.as_json())
+            write_whole(scenario, made.as_json())
         else:
             _simulate(made, policy, json, rows)
         return

@@ -29,6 +29,7 @@ from kaas.ktask.graph import KTask
 from kaas.ktask.library import Image, Library
 from kaas.ktask.variant import Variant
 from kaas.models import constants_file
+from kaas.output_files import output_file
 
 if TYPE_CHECKING:
     from kaas.models.constants_file import Array
@@ -84,9 +85,10 @@ def write(path: str | os.PathLike[str], parts: ModelParts) -> None:
     twice.
 
     Raises:
+        InvalidRequest: it is no file that `output_file` takes.
         OSError
     """
-    path = Path(path)
+    path = output_file(Path(path))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         tensors, model = Path(folder, "tensors"), Path(folder, "model")
         constants_file.write(tensors, parts.constants)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.bench.report import check_matplotlib
+from kaas.output_files import write_whole
 from kaas.papers.cells import Cell, Found, Side
 from kaas.papers.experiments import FIGURES
 
@@ -44,7 +46,9 @@ def draw(results: Results, folder: Path) -> list[Path]:
             axes.set_ylim(bottom=0)
             axes.legend(fontsize="small")
         made.append(folder / f"figure{name}.png")
-        figure.savefig(made[-1], dpi=150)
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=150)
+        write_whole(made[-1], drawn.getvalue())
     return made
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from secrets import token_hex
 
 import msgspec
 
 from kaas.errors import InvalidRecord
+from kaas.output_files import write_whole
 from kaas.papers.breakdown import Breakdown, Properties
 from kaas.papers.cells import Cell, Found
 
@@ -60,21 +60,6 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # git is not installed
         return ""
-
-
-def write_whole(file: Path, data: bytes) -> None:
-    """Write a file, or leave it as it was.
-
-    Raises:
-        OSError, with the file's name
-    """
-    beside = file.with_name(f"{file.name}.{token_hex(8)}")
-    try:
-        beside.write_bytes(data)
-        beside.replace(file)
-    except OSError as error:
-        beside.unlink(missing_ok=True)  # it is this call's own: no file had this name
-        raise OSError(error.errno, os.strerror(error.errno or 0), str(file)) from error
 
 
 ResultLine = Hardware | Breakdown | Properties | tuple[Cell, Found]

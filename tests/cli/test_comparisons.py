@@ -121,7 +121,7 @@ def test_a_wrong_line_of_a_trace_is_named_also_from_another_process(tmp_path: Pa
         (("--policies", "fcfs", "--sweep", "limit=0..3"), "--sweep limit: no such option of fcfs"),
         (("--sweep", "limit"), "--sweep is option="),
         (("--sweep", "limit=1,x"), "limit is a whole number"),
-        (("--plot", "/no/such/folder/out.png"), "--plot: there is no folder"),
+        (("--plot", "/no/such/folder/out.png"), "/no/such/folder/out.png: there is no folder /no/such/folder"),
         (("--policy", "fcfs", "--seeds", "2"), "--policies"),
     ],
 )

@@ -20,7 +20,7 @@ from kaas.bench.mlperf.scenarios import MlperfScenario
 from kaas.cli.bench.peers import peers
 from kaas.cli.bench.tables import show, show_scenario, to_stdout
 from kaas.cli.bench.target import loaded_from, opened
-from kaas.cli.files import no_device, pairs_of, scalar_value
+from kaas.cli.files import no_device, pairs_of, scalar_value, writable
 from kaas.cli.policies import find_policy
 from kaas.errors import InvalidRequest
 from kaas.ktask.draw import printable
@@ -131,7 +131,7 @@ def file(
     plots: Annotated[Path | None, typer.Option(file_okay=False, help="a folder for PNGs; needs matplotlib")] = None,
     html: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, callback=no_device, help="a page with tables and plots; needs matplotlib"),
+        typer.Option(dir_okay=False, callback=writable, help="a page with tables and plots; needs matplotlib"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="one line, for programs")] = False,
 ) -> None:
@@ -164,8 +164,6 @@ def file(
         report.check_matplotlib()
     if plots is not None:
         _make_folder(plots)
-    if html is not None and not html.parent.is_dir():
-        raise InvalidRequest(f"{html}: there is no folder {html.parent}")
     read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
     if html is not None and html.resolve() in {each.resolve() for each in read}:
         raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
@@ -207,7 +205,8 @@ def file(
 def _write_page(html: Path, target: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the page, with the day and the machine of the measurement."""
     from kaas.bench import report
-    from kaas.papers.results import Hardware, write_whole
+    from kaas.output_files import write_whole
+    from kaas.papers.results import Hardware
 
     here = Hardware.here()
     about = f"{here.date}, {here.processors} processors, {here.processor}, load {here.load:g} before"
