@@ -24,7 +24,8 @@ import numpy as np
 import softgpu
 from kaas.bench.networks import MODELS
 from kaas.errors import CompileFailed, WrongAnswer
-from kaas.peers.systems import PeerSystem
+from kaas.peers.peer_process import PeerProcess
+from kaas.peers.systems import PeerSystem, part_of
 from softgpu import user_cache
 
 READ = "import sys\nimport numpy as np\n"
@@ -127,6 +128,7 @@ def measure(
         folder: of the models' files, which a later measurement uses again.
 
     Raises:
+        PeerFailed
         CompileFailed: no compiler is installed, or the compiler failed; its words went to stderr.
         WrongAnswer: two sides give different numbers.
     """
@@ -141,7 +143,8 @@ def measure(
                     file = folder / f"{name}{each.suffix}"
                     if not cached:
                         _forget(file)
-                    seconds = _started(each.program, file, given, folder / f"{name}-{side}.npy")
+                    with part_of(each.peer):
+                        seconds = _started(each.program, file, given, folder / f"{name}-{side}.npy")
                     if turn:
                         times.setdefault(f"{name}, {side}, {'warm' if cached else 'dropped'}", []).append(seconds)
         _same([np.load(folder / f"{name}-{side}.npy") for side in sides], name)
@@ -169,7 +172,8 @@ def _files(name: str, folder: Path, sides: Iterable[StartedSide]) -> Path:
         np.save(given, np.random.default_rng(0).random(shape, np.float32))
     for side in sides:
         if not (file := folder / f"{name}{side.suffix}").exists():
-            side.make(graph, given, file)
+            with part_of(side.peer):
+                side.make(graph, given, file)
     return given
 
 
@@ -196,14 +200,16 @@ def _forget(model: Path) -> None:
 
 
 def _started(program: str, model: Path, given: Path, answer: Path) -> tuple[float, float]:
-    """Return the seconds from the start of a process until it says that it is ready, and until its first answer."""
+    """Return the seconds from the start of a process until it says that it is ready, and until its first answer.
+
+    Raises:
+        ChildProcessError
+    """
     began = perf_counter()
-    command = [sys.executable, "-c", program, str(model), str(given), str(answer)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        times = []
-        for word in ("ready\n", "answer\n"):
-            if child.stdout.readline() != word:
-                raise ChildProcessError(f"the process with {model.name} ended with an error, which it wrote above")
-            times.append(perf_counter() - began)
-    return times[0], times[1]
+    with PeerProcess(program, (str(model), str(given), str(answer))) as child:
+        child.expect("ready")
+        ready_s = perf_counter() - began
+        child.expect("answer")
+        answer_s = perf_counter() - began
+        child.end()
+    return ready_s, answer_s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kaas.peers.systems import PeerSystem, present
+from kaas.peers.systems import PeerFailed, PeerSystem, present
 
 Rows = Mapping[str, Mapping[str, float]]
 """Figures by side; seconds end with `_s`."""
@@ -88,12 +88,14 @@ class Report:
     """The result of a run.
 
     Fields:
-        rows: by experiment. absent: peers that are not installed, each once. left_out: experiments without a peer.
-        versions: of the peers that are installed. interrupted: Ctrl-C ended the run.
+        rows: by experiment. absent: peers that are not installed, each once. failed: by experiment, the reasons of
+            the peers that failed there. left_out: experiments without a peer. versions: of the peers that are
+            installed. interrupted: Ctrl-C ended the run.
     """
 
     rows: dict[str, Rows] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
@@ -105,29 +107,38 @@ def run(
     folder: Path,
     began: Callable[[str, Sequence[PeerSystem]], None],
     progress: Callable[[str, Rows], None],
+    failed: Callable[[str, PeerFailed], None],
 ) -> Report:
     """Measure KaaS beside the peers that are installed; Ctrl-C ends the run with what there is.
 
-    began: called before each experiment with its sides. progress: called after it.
+    An experiment in which a peer fails begins again without this peer, so that the other sides have all their turns.
+
+    began: called before each experiment with its sides. progress: called after it. failed: called for each peer that
+    failed.
     """
     report = Report(versions={"Python": platform.python_version(), PeerSystem.KAAS.title: PeerSystem.KAAS.version})
     for name in names:
         measure, peers = EXPERIMENTS[name]
-        here = present(peers)
+        here = list(present(peers))
         absent = [peer.title for peer in peers if peer not in here and peer.title not in report.absent]
         report.absent += absent
         report.versions |= {peer.title: peer.version for peer in here}
+        while here and name not in report.rows:
+            sides = (PeerSystem.KAAS, *here)
+            began(name, sides)
+            try:
+                report.rows[name] = measure(sides, effort, folder)
+            except KeyboardInterrupt:
+                report.interrupted = True
+                return report
+            except PeerFailed as error:
+                report.failed.setdefault(name, {})[error.peer.title] = error.reason
+                here.remove(error.peer)
+                failed(name, error)
+            else:
+                progress(name, report.rows[name])
         if not here:
             report.left_out.append(name)
-            continue
-        sides = (PeerSystem.KAAS, *here)
-        began(name, sides)
-        try:
-            report.rows[name] = measure(sides, effort, folder)
-        except KeyboardInterrupt:
-            report.interrupted = True
-            break
-        progress(name, report.rows[name])
     return report
 
 

@@ -6,11 +6,8 @@ arrays and a file with its result, some milliseconds.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -18,7 +15,8 @@ import numpy as np
 
 from kaas.errors import WrongAnswer
 from kaas.executor.local import run_local
-from kaas.peers.systems import PeerSystem
+from kaas.peers.peer_process import PeerProcess
+from kaas.peers.systems import PeerSystem, part_of
 from kaas.peers.turns import latencies_s
 
 SOURCES = {PeerSystem.TRITON: "triton_source", PeerSystem.NUMBA: "numba_source"}
@@ -45,43 +43,30 @@ def measure(peers: tuple[PeerSystem, ...], rounds: int, file: str) -> dict[str, 
         file: a path for the interpreters' results, which are compared.
 
     Raises:
+        PeerFailed
         WrongAnswer: the two give different numbers.
     """
     return {peer.title: _measured(peer, rounds, file) for peer in SOURCES if peer in peers}
 
 
 def _measured(peer: PeerSystem, rounds: int, file: str) -> dict[str, float]:
-    from importlib import import_module
-
-    source = import_module(f"kaas.peers.sources.{SOURCES[peer]}")
+    with part_of(peer):
+        source = import_module(f"kaas.peers.sources.{SOURCES[peer]}")
     task, given = source.build(), source.inputs()
-    with _interpreter(peer, file) as interpret:
+    with PeerProcess(CHILD, (SOURCES[peer], file), dict([VARIABLES[peer]])) as child:
+
+        def interpret() -> None:
+            child.order("run")
+            child.expect("done")
+
         sides: dict[str, Callable[[], Any]] = {"KaaS": lambda: run_local(task, given), "interpreter": interpret}
-        interpret()
+        with part_of(peer):
+            interpret()
         (ours,) = run_local(task, given).values()
         if not np.allclose(ours, np.load(file), rtol=1e-4, atol=1e-6):
             raise WrongAnswer(f"{peer.title} and the software GPU give different numbers")
-        seconds = latencies_s(sides, rounds, warm_up=0)
+        seconds = latencies_s(sides, rounds, 0, {"interpreter": peer})
+        with part_of(peer):
+            child.end()
     found = {name: median(values) for name, values in seconds.items()}
     return {"ours_s": found["KaaS"], "theirs_s": found["interpreter"]}
-
-
-@contextmanager
-def _interpreter(peer: PeerSystem, file: str) -> Iterator[Callable[[], None]]:
-    """Give a function that runs the kernel once in a process of its own."""
-    name, value = VARIABLES[peer]
-    command = [sys.executable, "-c", CHILD, SOURCES[peer], file]
-    with subprocess.Popen(
-        command, env={**os.environ, name: value}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        orders, replies = child.stdin, child.stdout
-
-        def interpret() -> None:
-            print("run", file=orders, flush=True)
-            if replies.readline() != "done\n":
-                raise ChildProcessError(f"{peer.title} ended with an error, which it wrote above")
-
-        yield interpret
-        orders.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from importlib import import_module
 from queue import SimpleQueue
 from statistics import median
@@ -25,12 +25,18 @@ from kaas.ktask.arguments import Buffer, In, Out, u32
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel
 from kaas.peers.serving import EchoApplication, free_port, quiet_ray, serving
-from kaas.peers.systems import PeerSystem
+from kaas.peers.systems import PeerSystem, part_of
 from kaas.peers.turns import MeasuredSide, latencies_s, rates_per_s
 
 ELEMENTS = 1024
 DEVICE_BYTES = 256 << 20
 OUTSTANDING = 64
+PEERS = {
+    "Ray actor": PeerSystem.ACTOR,
+    "Ray compiled graph": PeerSystem.COMPILED,
+    **dict.fromkeys(("Serve, handle", "Serve, HTTP", "Serve, gRPC"), PeerSystem.SERVE),
+}
+"""The systems of the sides that are not KaaS's."""
 
 
 def subtraction() -> KTask:
@@ -47,10 +53,13 @@ def measure(peers: tuple[PeerSystem, ...], rounds: int, requests: int) -> dict[s
         peers: those that are installed.
         rounds: calls of each side, one at a time.
         requests: of each side, 64 at a time.
+
+    Raises:
+        PeerFailed
     """
     with sides(peers) as found:
-        one = latencies_s({name: each.call for name, each in found.items()}, rounds, warm_up=50)
-        many = rates_per_s(found, requests, OUTSTANDING, rounds=3)
+        one = latencies_s({name: each.call for name, each in found.items()}, rounds, 50, PEERS)
+        many = rates_per_s(found, requests, OUTSTANDING, 3, PEERS)
     return {name: {"call_s": median(one[name]), "rate_per_s": many[name]} for name in found}
 
 
@@ -73,13 +82,15 @@ def sides(peers: tuple[PeerSystem, ...]) -> Iterator[Mapping[str, MeasuredSide]]
             found["Ray actor"] = MeasuredSide(lambda: actor.run.remote(x), ray.get)
             found["Ray actor, bytes"] = MeasuredSide(lambda: actor.run.remote(data), ray.get)
         if PeerSystem.COMPILED in peers:
-            found["Ray compiled graph"] = closing.enter_context(_compiled(x))
+            with part_of(PeerSystem.COMPILED):
+                found["Ray compiled graph"] = closing.enter_context(_compiled(x))
         if PeerSystem.SERVE in peers:
             port, grpc_port = free_port(), free_port()
-            (handle,) = closing.enter_context(serving(EchoApplication, port, grpc_port))
-            found["Serve, handle"] = MeasuredSide(lambda: handle.echo.remote(x), lambda sent: sent.result())
-            found["Serve, HTTP"] = closing.enter_context(_http(port, x.tobytes()))
-            found["Serve, gRPC"] = closing.enter_context(_grpc(grpc_port, "x" * x.nbytes))
+            with part_of(PeerSystem.SERVE):
+                (handle,) = closing.enter_context(serving(EchoApplication, port, grpc_port))
+                found["Serve, handle"] = MeasuredSide(lambda: handle.echo.remote(x), lambda sent: sent.result())
+                found["Serve, HTTP"] = closing.enter_context(_http(port, x.tobytes()))
+                found["Serve, gRPC"] = closing.enter_context(_grpc(grpc_port, "x" * x.nbytes))
         yield found
 
 
@@ -100,34 +111,48 @@ def _compiled(x: Any) -> Iterator[MeasuredSide]:
     with InputNode() as given:
         graph = actor.run.bind(given)
     compiled = graph.experimental_compile(_max_inflight_executions=2 * OUTSTANDING)
-    yield MeasuredSide(lambda: compiled.execute(x), ray.get)
-    compiled.teardown()
+    try:
+        yield MeasuredSide(lambda: compiled.execute(x), ray.get)
+    finally:
+        with part_of(PeerSystem.COMPILED):
+            compiled.teardown()
 
 
 @contextmanager
 def _http(port: int, body: bytes) -> Iterator[MeasuredSide]:
     """Give a client with a connection for each outstanding request, each kept open."""
-    jobs, threads = SimpleQueue[SimpleQueue[bytes] | None](), []
+    jobs, threads = SimpleQueue[SimpleQueue[bytes | Exception] | None](), []
 
     def work() -> None:
         connection = HTTPConnection("127.0.0.1", port)
         while (answer := jobs.get()) is not None:
-            connection.request("POST", "/", body)
-            answer.put(connection.getresponse().read())
+            try:
+                connection.request("POST", "/", body)
+                answer.put(connection.getresponse().read())
+            except (OSError, HTTPException) as error:  # for the caller, who waits
+                connection.close()
+                answer.put(error)
         connection.close()
 
     for _ in range(OUTSTANDING):
         threads.append(Thread(target=work, daemon=True))
         threads[-1].start()
 
-    def send() -> SimpleQueue[bytes]:
-        answer = SimpleQueue[bytes]()
+    def send() -> SimpleQueue[bytes | Exception]:
+        answer = SimpleQueue[bytes | Exception]()
         jobs.put(answer)
         return answer
 
-    yield MeasuredSide(send, SimpleQueue.get)
-    for _ in threads:
-        jobs.put(None)
+    def result(answer: SimpleQueue[bytes | Exception]) -> bytes:
+        if isinstance(got := answer.get(), Exception):
+            raise got
+        return got
+
+    try:
+        yield MeasuredSide(send, result)
+    finally:
+        for _ in threads:
+            jobs.put(None)
 
 
 @contextmanager

@@ -22,12 +22,14 @@ from kaas.executor.local import executor_for, run_local
 from kaas.ktask.arguments import Buffer, In, Out
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
-from kaas.peers.systems import PeerSystem
+from kaas.peers.systems import PeerSystem, part_of
 from kaas.peers.tenancy import PTX
 from kaas.peers.turns import latencies_s
 
 KERNELS = 1000
 ELEMENTS = 256
+PEERS = {"IREE": PeerSystem.IREE}
+"""The systems of the sides that are not KaaS's."""
 
 
 class Saved(NamedTuple):
@@ -45,20 +47,23 @@ def measure(peers: tuple[PeerSystem, ...], rounds: int) -> dict[str, dict[str, f
     """Return for each side the seconds to save and to load the graph, and those of a kernel in a replay.
 
     Raises:
-        WrongAnswer: a replay gives other numbers than NumPy.
+        PeerFailed
+        WrongAnswer: KaaS's replay gives other numbers than NumPy.
     """
     with TemporaryDirectory() as folder:
         saved = {"KaaS": _ktask(Path(folder))}
         if PeerSystem.IREE in peers:
-            saved["IREE"] = _iree(Path(folder))
+            with part_of(PeerSystem.IREE):
+                saved["IREE"] = _iree(Path(folder))
         loaded, load_s = {}, {}
         executor_for(None)  # KaaS' process has its device already
         for name, each in saved.items():
-            began = perf_counter()
-            loaded[name] = each.load()
-            _check(name, loaded[name]())  # loading ends with the first answer
-            load_s[name] = perf_counter() - began
-        seconds = latencies_s(loaded, rounds)
+            with part_of(PEERS.get(name, PeerSystem.KAAS)):
+                began = perf_counter()
+                loaded[name] = each.load()
+                _check(name, loaded[name]())  # loading ends with the first answer
+                load_s[name] = perf_counter() - began
+        seconds = latencies_s(loaded, rounds, peers=PEERS)
     return {
         name: {
             "save_s": each.save_s,

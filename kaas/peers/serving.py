@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from kaas.peers.systems import PeerSystem, part_of
+
 
 class EchoApplication:
     """Returns 4 KB, whichever way they come."""
@@ -44,15 +46,18 @@ def serving(application: type, port: int, grpc_port: int = 0, *, instances: Sequ
     serve: Any = import_module("ray.serve")
     functions = ["ray.serve.generated.serve_pb2_grpc.add_UserDefinedServiceServicer_to_server"]
     grpc = serve.config.gRPCOptions(port=grpc_port, grpc_servicer_functions=functions) if grpc_port else None
-    serve.start(http_options=serve.config.HTTPOptions(host="127.0.0.1", port=port), grpc_options=grpc)
     deployment: Any = serve.deployment(max_ongoing_requests=256, logging_config={"enable_access_log": False})(
         application
     )
-    yield [
-        serve.run(deployment.bind(*arguments), name=f"application-{number}", route_prefix=f"/{number or ''}")
-        for number, arguments in enumerate(instances)
-    ]
-    serve.shutdown()
+    serve.start(http_options=serve.config.HTTPOptions(host="127.0.0.1", port=port), grpc_options=grpc)
+    try:
+        yield [
+            serve.run(deployment.bind(*arguments), name=f"application-{number}", route_prefix=f"/{number or ''}")
+            for number, arguments in enumerate(instances)
+        ]
+    finally:
+        with part_of(PeerSystem.SERVE):
+            serve.shutdown()
 
 
 @contextmanager
@@ -63,5 +68,7 @@ def quiet_ray() -> Iterator[None]:
     from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
 
     ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, resources={SOFTWARE_RESOURCE: 8})
-    yield
-    ray.shutdown()
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from shutil import which
+from textwrap import shorten
+
+from kaas.ktask.draw import printable
+
+REASON = 300
+"""The most characters of a reason why a peer failed."""
 
 
 class PeerSystem(Enum):
@@ -43,6 +50,31 @@ class PeerSystem(Enum):
             return bool(self.version) and find_spec(self.module) is not None
         except ModuleNotFoundError:  # of the package that the module is in
             return False
+
+
+class PeerFailed(Exception):
+    """A peer failed. The run goes on without the peer."""
+
+    def __init__(self, peer: PeerSystem, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer, self.reason = peer, reason
+
+
+@contextmanager
+def part_of(peer: PeerSystem) -> Iterator[None]:
+    """Run a part of a measurement that is a peer's alone. An error of KaaS's own part stays as it is.
+
+    Raises:
+        PeerFailed: the part raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if peer is PeerSystem.KAAS:
+            raise
+        cause = getattr(error, "cause", error)  # Ray's error has the actor's error, and its own text is a page
+        kind = "" if isinstance(cause, ChildProcessError) else f"{type(cause).__name__}: "
+        raise PeerFailed(peer, printable(shorten(f"{kind}{cause}", REASON))) from error
 
 
 def present(peers: Sequence[PeerSystem]) -> tuple[PeerSystem, ...]:

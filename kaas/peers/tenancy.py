@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from kaas.ktask.arguments import Buffer, In, Out
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
 from kaas.peers.serving import free_port, quiet_ray, serving
-from kaas.peers.systems import PeerSystem
+from kaas.peers.systems import PeerSystem, part_of
 from kaas.peers.turns import MeasuredSide
 
 MODELS, ROOM = 64, 16
@@ -89,11 +89,12 @@ class TenantSide:
     """One side, and what its callers have got.
 
     Fields:
-        service: of a model. loaded_bytes: returns the bytes that were loaded since the side's start.
-        seconds: of each turn. latencies_s: of each request. done, waited_s: by model, its requests, and the sum of
-            their latencies.
+        system: of the side. service: of a model. loaded_bytes: returns the bytes that were loaded since the side's
+            start. seconds: of each turn. latencies_s: of each request. done, waited_s: by model, its requests, and the
+            sum of their latencies.
     """
 
+    system: PeerSystem
     service: Callable[[int], MeasuredSide]
     loaded_bytes: Callable[[], int]
     seconds: list[float] = field(default_factory=list)
@@ -132,7 +133,7 @@ class TenantSide:
 
     def rate_of(self, model: int, requests: int) -> float:
         """Return the requests a second for one model alone."""
-        alone = TenantSide(self.service, self.loaded_bytes)
+        alone = TenantSide(self.system, self.service, self.loaded_bytes)
         alone.turn([model] * requests)
         return requests / alone.seconds[0]
 
@@ -146,36 +147,50 @@ def measure(peers: tuple[PeerSystem, ...], requests: int) -> dict[str, dict[str,
     if no model waits longer than another.
 
     Raises:
-        WrongAnswer: an answer is another model's.
+        PeerFailed
+        WrongAnswer: an answer of KaaS is another model's.
     """
     order = asked(requests)
     with ExitStack() as closing:
         closing.enter_context(quiet_ray())
         sides = {"KaaS": closing.enter_context(_kaas())}
         if PeerSystem.SERVE in peers:
-            sides |= closing.enter_context(_serve())
+            with part_of(PeerSystem.SERVE):
+                sides |= closing.enter_context(_serve())
         for side in sides.values():
-            for model in range(MODELS):  # the first request of each model compiles, or starts a replica
-                side.service(model).call()
-        before = {name: side.loaded_bytes() for name, side in sides.items()}
+            with part_of(side.system):
+                for model in range(MODELS):  # the first request of each model compiles, or starts a replica
+                    side.service(model).call()
+        before = _loaded(sides)
         for first in range(0, requests, TURN):
             for side in sides.values():
-                side.turn(order[first : first + TURN])
+                with part_of(side.system):
+                    side.turn(order[first : first + TURN])
         hot: dict[str, list[float]] = {name: [] for name in sides}
-        loaded = {name: side.loaded_bytes() - before[name] for name, side in sides.items()}
+        after = _loaded(sides)
         for _ in range(HOT_TURNS):
             for name, side in sides.items():
-                hot[name].append(side.rate_of(0, TURN))
+                with part_of(side.system):
+                    hot[name].append(side.rate_of(0, TURN))
         return {
             name: {
                 "rate_per_s": TURN / median(side.seconds),
                 "p99_s": float(np.quantile(side.latencies_s, 0.99)),
-                "loaded_mb": loaded[name] / 1e6,
+                "loaded_mb": (after[name] - before[name]) / 1e6,
                 "jain": fairness(side.done, side.waited_s),
                 "hot_per_s": median(hot[name]),
             }
             for name, side in sides.items()
         }
+
+
+def _loaded(sides: Mapping[str, TenantSide]) -> dict[str, int]:
+    """Return the bytes that each side has loaded."""
+    found: dict[str, int] = {}
+    for name, side in sides.items():
+        with part_of(side.system):
+            found[name] = side.loaded_bytes()
+    return found
 
 
 @contextmanager
@@ -189,10 +204,14 @@ def _kaas() -> Iterator[TenantSide]:
     def loaded() -> int:
         return sum(tier.nbytes for tier in program.stats().tiers if tier.tier != "device")  # not found on the device
 
-    yield TenantSide(
-        lambda model: MeasuredSide(partial(functions[model].call, x=x), lambda sent: sent.result()), loaded
-    )
-    program.shutdown()
+    try:
+        yield TenantSide(
+            PeerSystem.KAAS,
+            lambda model: MeasuredSide(partial(functions[model].call, x=x), lambda sent: sent.result()),
+            loaded,
+        )
+    finally:
+        program.shutdown()
 
 
 @contextmanager
@@ -202,6 +221,7 @@ def _serve() -> Iterator[dict[str, TenantSide]]:
     def side(handle: Any) -> TenantSide:
         models = [handle.options(multiplexed_model_id=str(model)) for model in range(MODELS)]
         return TenantSide(
+            PeerSystem.SERVE,
             lambda model: MeasuredSide(partial(models[model].add.remote, x), lambda sent: sent.result()),
             lambda: handle.loaded.remote().result(),
         )

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from kaas.peers import tenancy, turns
+from kaas.cli.main import app
+from kaas.peers import experiments, tenancy, turns
 from kaas.peers.experiments import EXPERIMENTS, QUICK, bars, in_words
 from kaas.peers.losses import losses
-from kaas.peers.systems import PeerSystem
+from kaas.peers.peer_process import PeerProcess
+from kaas.peers.systems import PeerFailed, PeerSystem, part_of
 from kaas.peers.tenancy import MODELS, asked
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 
 
-def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+def ran(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kaas.cli", "bench", "peers", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S)
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S
+    )
 
 
 @pytest.mark.full
@@ -76,6 +84,106 @@ def test_an_experiment_that_there_is_not() -> None:
 def test_a_peer_is_here_with_its_package_and_its_module() -> None:
     assert PeerSystem.KAAS.installed
     assert PeerSystem.KAAS.version
+
+
+def fails(*_: Any) -> Any:
+    raise OSError("no room\nhere")
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason_and_all_other_figures_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(sides: tuple[PeerSystem, ...], *_: Any) -> experiments.Rows:
+        found: dict[str, dict[str, float]] = {}
+        for side in sides:
+            calls = {side.title: fails if side in (PeerSystem.TORCH, PeerSystem.IREE) else float}
+            found[side.title] = {"call_s": turns.latencies_s(calls, 1, peers={side.title: side})[side.title][0]}
+        return found
+
+    chosen = {
+        "coldstart": (measure, (PeerSystem.ONNXRUNTIME, PeerSystem.TORCH)),
+        "replay": (measure, (PeerSystem.IREE,)),
+    }
+    monkeypatch.setattr(experiments, "EXPERIMENTS", chosen)
+    monkeypatch.setattr(experiments, "present", tuple)
+    arguments = ["bench", "peers", "--only", "coldstart,replay", "--folder", str(tmp_path)]
+    ended = CliRunner().invoke(app, [*arguments, "--json"])
+    assert ended.exit_code == 1
+    detail = json.loads(ended.stdout)["detail"]
+    reason = "OSError: no room here"
+    assert detail["failed"] == {"coldstart": {"PyTorch": reason}, "replay": {"IREE": reason}}
+    assert detail["left_out"] == ["replay"]
+    assert {name: [*rows] for name, rows in detail["rows"].items()} == {"coldstart": ["KaaS", "ONNX Runtime"]}
+    assert ended.stderr.splitlines() == [
+        "coldstart: KaaS, ONNX Runtime, PyTorch ...",
+        f"coldstart: PyTorch failed, and is left out: {reason}",
+        "coldstart: KaaS, ONNX Runtime ...",
+        "replay: KaaS, IREE ...",
+        f"replay: IREE failed, and is left out: {reason}",
+    ]
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 1
+    assert f"coldstart: PyTorch failed: {reason}" in told.stdout
+
+
+def test_an_error_of_kaas_ends_the_run() -> None:
+    with pytest.raises(OSError, match="no room"):
+        turns.latencies_s({"KaaS": fails}, 1)
+    with pytest.raises(OSError, match="no room"), part_of(PeerSystem.KAAS):
+        fails()
+    with pytest.raises(PeerFailed), part_of(PeerSystem.IREE):
+        fails()
+    failing = {"IREE": turns.MeasuredSide(fails, fails)}
+    with pytest.raises(PeerFailed, match="no room"):
+        turns.rates_per_s(failing, 1, 1, 1, {"IREE": PeerSystem.IREE})
+
+
+@pytest.mark.processes
+def test_the_process_of_a_side_says_its_words_or_is_ended() -> None:
+    with PeerProcess("print(input()); print('b')") as child:
+        child.order("a")
+        child.expect("a")
+        child.expect("b")
+        child.end()
+    for program, limit_s, message in (
+        ("raise ImportError('no library')", TIMEOUT_S, "the process ended with status 1: ImportError: no library"),
+        ("import os; os._exit(0)", TIMEOUT_S, "the process ended before it said 'ready'"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", TIMEOUT_S, "the process ended with status -9"),
+        ("print('Ready')", TIMEOUT_S, "the process said 'Ready', not 'ready'"),
+        ("import signal; signal.pause()", 0, "the process did not say 'ready' within 0 s"),
+    ):
+        with PeerProcess(program, limit_s=limit_s) as silent, pytest.raises(ChildProcessError) as error:
+            silent.expect("ready")
+        assert str(error.value) == message
+        assert silent.ended
+    endless = "import signal; print('ready', flush=True); signal.pause()"
+    with PeerProcess(endless, limit_s=TIMEOUT_S) as child:
+        child.expect("ready")
+    assert child.ended
+    pausing = "import signal; signal.pause()"
+    with PeerProcess(pausing, limit_s=0) as child, pytest.raises(ChildProcessError, match="did not end within 0 s"):
+        child.end()
+    assert child.ended
+    with PeerProcess("", limit_s=TIMEOUT_S) as child:
+        child.end()
+        assert child.ended
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_peer_whose_package_cannot_be_imported(tmp_path: Path) -> None:
+    pytest.importorskip("tvm")
+    pytest.importorskip("onnx")
+    packages = tmp_path / "packages"
+    for folder in ("onnxruntime", "onnxruntime-9.9.dist-info"):
+        (packages / folder).mkdir(parents=True)
+    (packages / "onnxruntime" / "__init__.py").write_text("raise ImportError('broken')\n")
+    (packages / "onnxruntime-9.9.dist-info" / "METADATA").write_text("Name: onnxruntime\nVersion: 9.9\n")
+    arguments = ("--quick", "--only", "coldstart", "--folder", str(tmp_path / "models"), "--json")
+    ended = ran(*arguments, PYTHONPATH=str(packages))
+    assert ended.returncode == 1, ended.stderr
+    failed = json.loads(ended.stdout.splitlines()[-1])["detail"]["failed"]["coldstart"]
+    assert failed[PeerSystem.ONNXRUNTIME.title] == "the process ended with status 1: ImportError: broken"
 
 
 def test_bars_are_ratios_of_the_sides() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +16,8 @@ from kaas.cache_folders import cache_root
 from kaas.cli.observe import print_whole
 
 if TYPE_CHECKING:
-    from kaas.peers.experiments import Rows
-    from kaas.peers.systems import PeerSystem
+    from kaas.peers.experiments import Report, Rows
+    from kaas.peers.systems import PeerFailed, PeerSystem
 
 console = Console(emoji=False)
 SPANS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
@@ -35,15 +35,15 @@ def peers(
 ) -> None:
     """Measure KaaS beside its peers in one run, each in turn. A peer that is not installed is left out, and named.
 
-    An experiment of which no peer is installed is left out, too. Ctrl-C ends the run with what there is.
+    A peer that fails is left out, too, with its reason; the exit status is then 1. So is an experiment without a peer.
+    Ctrl-C ends the run with what there is.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
     import msgspec
 
     from kaas.errors import InvalidRequest
     from kaas.optional_ray import check_ray
-    from kaas.peers.experiments import EXPERIMENTS, QUICK, Effort, bars, in_words, run
-    from kaas.peers.losses import losses
+    from kaas.peers.experiments import EXPERIMENTS, QUICK, Effort, bars, run
 
     names = tuple(EXPERIMENTS) if only == "all" else tuple(each.strip() for each in only.split(","))
     for name in names:
@@ -61,7 +61,10 @@ def peers(
     def began(name: str, sides: Sequence[PeerSystem]) -> None:
         print(f"{name}: {', '.join(each.title for each in sides)} ...", file=sys.stderr)
 
-    report = run(names, QUICK if quick else Effort(), place, began, progress)
+    def failed(name: str, error: PeerFailed) -> None:
+        print(f"{name}: {error.peer.title} failed, and is left out: {error.reason}", file=sys.stderr)
+
+    report = run(names, QUICK if quick else Effort(), place, began, progress, failed)
     if report.interrupted:
         print("Ctrl-C ended the run", file=sys.stderr)
     found = bars(report.rows)
@@ -70,11 +73,22 @@ def peers(
             "rows": report.rows,
             "versions": report.versions,
             "not_installed": report.absent,
+            "failed": report.failed,
             "left_out": report.left_out,
             "interrupted": report.interrupted,
         }
         print(msgspec.json.encode({"benchmark": "peers", "bars": found, "detail": detail}).decode())
-        return
+    else:
+        _tell(report, found)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _tell(report: Report, found: Mapping[str, tuple[float, str, float]]) -> None:
+    """Print the bars of a run, its losses, and what is missing."""
+    from kaas.peers.experiments import in_words
+    from kaas.peers.losses import losses
+
     for bar, measured in found.items():
         print(in_words(bar, *measured))
     for loss in losses(report.rows):
@@ -84,8 +98,11 @@ def peers(
     if report.absent:
         installing = "; requirements/peers.txt has most of them"
         console.print(f"not installed: {', '.join(report.absent)}{installing}", highlight=False)
+    for name, reasons in report.failed.items():
+        for peer, reason in reasons.items():
+            print(f"{name}: {peer} failed: {reason}")
     if report.left_out:
-        console.print(f"left out, since no peer of KaaS is there: {', '.join(report.left_out)}", highlight=False)
+        console.print(f"left out, since no peer of KaaS runs here: {', '.join(report.left_out)}", highlight=False)
 
 
 def _table(title: str, rows: Rows) -> Table:
