@@ -14,8 +14,10 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ import numpy as np
 import softgpu
 from kaas.bench.networks import MODELS
 from kaas.errors import CompileFailed, WrongAnswer
+from kaas.output_files import write_whole
 from kaas.peers.peer_process import PeerProcess
 from kaas.peers.systems import PeerSystem, part_of
 from softgpu import user_cache
@@ -68,7 +71,7 @@ class StartedSide(NamedTuple):
 
     Fields:
         suffix: of the file that the process reads. program: of the process. make: writes the file, given ONNX's and
-            the input's.
+            the input's. The file's folder is for this file alone, and removed afterwards.
     """
 
     peer: PeerSystem
@@ -101,8 +104,7 @@ def _compiled_ahead(graph: Path, given: Path, file: Path) -> None:
     from kaas.peers.torch_graph import compile_ahead, load
 
     weights = file.with_suffix(".pt")
-    if not weights.exists():
-        _weights(graph, given, weights)
+    _weights(graph, given, weights)
     compile_ahead(load(str(weights)), torch.from_numpy(np.load(given)), file)
 
 
@@ -135,7 +137,7 @@ def measure(
     found: dict[str, dict[str, float]] = {}
     for name in names:
         sides = {side: each for side, each in SIDES.items() if each.peer in peers}
-        given = _files(name, folder, sides.values())
+        given = files(name, folder, sides.values())
         times: dict[str, list[tuple[float, float]]] = {}
         for cached in (True, False):
             for turn in range(rounds + 1):  # the first one fills caches, of compiled code too
@@ -160,20 +162,27 @@ def _same(answers: list[Any], name: str) -> None:
         raise WrongAnswer(f"{name}: the sides give different numbers")
 
 
-def _files(name: str, folder: Path, sides: Iterable[StartedSide]) -> Path:
-    """Make the model's files that are missing. Return the path of its input."""
+def files(name: str, folder: Path, sides: Iterable[StartedSide]) -> Path:
+    """Make the model's files that are missing, each whole or not at all. Return the path of its input.
+
+    Raises:
+        PeerFailed
+        CompileFailed
+        OSError, with the file's name
+    """
     make, shape = MODELS[name]
     given, graph = (folder / f"{name}{suffix}" for suffix in (".npy", ".onnx"))
     if not graph.exists():
-        import onnx
-
-        onnx.save(make(), str(graph))
+        write_whole(graph, make().SerializeToString())
     if not given.exists():
-        np.save(given, np.random.default_rng(0).random(shape, np.float32))
+        data = BytesIO()
+        np.save(data, np.random.default_rng(0).random(shape, np.float32))
+        write_whole(given, data.getvalue())
     for side in sides:
         if not (file := folder / f"{name}{side.suffix}").exists():
-            with part_of(side.peer):
-                side.make(graph, given, file)
+            with part_of(side.peer), TemporaryDirectory(dir=folder) as making:
+                side.make(graph, given, made := Path(making, file.name))
+                made.replace(file)
     return given
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
-from kaas.peers import experiments, tenancy, turns
+from kaas.peers import coldstart, experiments, tenancy, turns
+from kaas.peers.coldstart import StartedSide
 from kaas.peers.experiments import EXPERIMENTS, QUICK, bars, in_words
 from kaas.peers.losses import losses
 from kaas.peers.peer_process import PeerProcess
 from kaas.peers.systems import PeerFailed, PeerSystem, part_of
 from kaas.peers.tenancy import MODELS, asked
+from tests.limits import limited
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +187,34 @@ def test_a_peer_whose_package_cannot_be_imported(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr
     failed = json.loads(ended.stdout.splitlines()[-1])["detail"]["failed"]["coldstart"]
     assert failed[PeerSystem.ONNXRUNTIME.title] == "the process ended with status 1: ImportError: broken"
+
+
+def half(graph: Path, given: Path, file: Path) -> None:
+    """Write a part of a model's file, and fail."""
+    assert graph.read_bytes()
+    assert given.read_bytes()
+    file.write_bytes(b"ha")
+    fails()
+
+
+def whole(graph: Path, given: Path, file: Path) -> None:  # noqa: ARG001
+    file.write_bytes(b"whole")
+
+
+def test_a_model_s_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    with limited(resource.RLIMIT_FSIZE, 10), pytest.raises(OSError, match="mlp") as error:
+        coldstart.files("mlp", tmp_path, ())
+    assert error.value.filename == str(tmp_path / "mlp.onnx")  # the command prints it in one line
+    assert list(tmp_path.iterdir()) == []
+    side = StartedSide(PeerSystem.TORCH, ".pt", "", half)
+    with pytest.raises(PeerFailed, match="no room"):
+        coldstart.files("mlp", tmp_path, [side])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.npy", "mlp.onnx"]
+    coldstart.files("mlp", tmp_path, [side._replace(make=whole)])
+    coldstart.files("mlp", tmp_path, [side])  # the file is not made again
+    assert (tmp_path / "mlp.pt").read_bytes() == b"whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.npy", "mlp.onnx", "mlp.pt"]
 
 
 def test_bars_are_ratios_of_the_sides() -> None:
