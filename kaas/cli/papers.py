@@ -71,7 +71,7 @@ def kaas(
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
     from kaas.papers.page import page, result_tables
     from kaas.papers.plots import draw
-    from kaas.papers.results import Hardware, Results
+    from kaas.papers.results import Hardware, Results, set_aside
 
     check_ray()
     if plots:
@@ -89,8 +89,8 @@ def kaas(
         raise InvalidRequest(f"another run measures into {folder}") from error
     if report is not None and report.resolve() == file.resolve():
         raise InvalidRequest(f"{report} has the results: the page needs another file")
-    if fresh and set(figures) == set(FIGURES) and file.is_file():
-        file.replace(file.with_suffix(".old"))
+    if fresh and set(figures) == set(FIGURES) and (earlier := set_aside(file)):
+        print(f"earlier results: {', '.join(map(str, earlier))}", file=sys.stderr)
     results = Results(file, testbed.scale)
     if fresh:
         results.forget(lambda kept: is_of(kept, figures))

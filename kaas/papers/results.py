@@ -62,6 +62,23 @@ def _commit() -> str:
         return ""
 
 
+def set_aside(file: Path) -> list[Path]:
+    """Rename a file of results, whatever is in it, to the first free name of .old, .old2 and so on.
+
+    An empty file is left. Return the files of these names, oldest first.
+    """
+    number, aside = 1, file.with_suffix(".old")
+    earlier: list[Path] = []
+    while aside.exists():
+        earlier.append(aside)
+        number += 1
+        aside = file.with_suffix(f".old{number}")
+    if not file.is_file() or file.stat().st_size == 0:
+        return earlier
+    file.rename(aside)
+    return [*earlier, aside]
+
+
 ResultLine = Hardware | Breakdown | Properties | tuple[Cell, Found]
 
 

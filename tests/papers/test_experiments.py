@@ -259,6 +259,21 @@ def test_the_command_shows_the_table_of_its_figure_beside_the_paper(tmp_path: Pa
 
 
 @pytest.mark.processes  # git, for the commit
+@pytest.mark.parametrize("unfinished", [b"", b"a damaged line\n"])
+def test_a_fresh_run_keeps_the_results_of_all_earlier_runs(stand: Stand, tmp_path: Path, unfinished: bytes) -> None:
+    pytest.importorskip("ray")
+    old, more = tmp_path / "kaas-small.old", tmp_path / "kaas-small.old2"
+    old.write_bytes(b"of the first run\n")
+    (tmp_path / "kaas-small.jsonl").write_bytes(unfinished)  # of a second one, which was interrupted
+    stand.stops_at = cells_of(["10"])[0]
+    outcome = CliRunner().invoke(app, ["papers", "kaas", "--fresh", "--folder", str(tmp_path)])
+    assert outcome.exit_code != 0
+    assert old.read_bytes() == b"of the first run\n"
+    assert (more.read_bytes() if more.exists() else b"") == unfinished
+    assert outcome.stderr.splitlines()[0] == f"earlier results: {old}{f', {more}' if unfinished else ''}"
+
+
+@pytest.mark.processes  # git, for the commit
 def test_a_figure_that_is_measured_again_leaves_the_others(stand: Stand, tmp_path: Path) -> None:
     run(["8", "10", "12"], Results(tmp_path / "results"), SMALL, nothing, nothing)
     results = Results(tmp_path / "results")
