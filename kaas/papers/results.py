@@ -112,7 +112,7 @@ class Results:
                 _check(kept, scale)
                 self._take(kept)
             except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
-                message = f"{file}, line {number}: {error}; --fresh measures all again"
+                message = f"{file}, line {number}: {error}; `--figure all --fresh` measures all again"
                 raise InvalidRecord(message, path=str(file), line=number) from error
 
     def measuring_on(self, machine: Hardware) -> None:

@@ -223,7 +223,7 @@ def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
         msgspec.json.encode(Hardware.here()).decode().replace('"commit":"', '"commit":"a | b'),
     ):
         (tmp_path / "results").write_bytes(line.encode(errors="surrogateescape") + b"\n")
-        with pytest.raises(InvalidRecord, match=r"results, line .: .*; --fresh measures all again"):
+        with pytest.raises(InvalidRecord, match=r"results, line .: .*; `--figure all --fresh` measures all"):
             Results(tmp_path / "results")
 
 
