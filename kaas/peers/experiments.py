@@ -119,26 +119,28 @@ def run(
     report = Report(versions={"Python": platform.python_version(), PeerSystem.KAAS.title: PeerSystem.KAAS.version})
     for name in names:
         measure, peers = EXPERIMENTS[name]
-        here = list(present(peers))
-        absent = [peer.title for peer in peers if peer not in here and peer.title not in report.absent]
-        report.absent += absent
-        report.versions |= {peer.title: peer.version for peer in here}
-        while here and name not in report.rows:
-            sides = (PeerSystem.KAAS, *here)
-            began(name, sides)
+        candidates = list(peers)
+        while name not in report.rows:
             try:
+                here = present(candidates)
+                titles = [peer.title for peer in candidates if peer not in here]
+                report.absent += [title for title in titles if title not in report.absent]
+                if not here:
+                    report.left_out.append(name)
+                    break
+                report.versions |= {peer.title: peer.version for peer in here}
+                sides = (PeerSystem.KAAS, *here)
+                began(name, sides)
                 report.rows[name] = measure(sides, effort, folder)
             except KeyboardInterrupt:
                 report.interrupted = True
                 return report
             except PeerFailed as error:
                 report.failed.setdefault(name, {})[error.peer.title] = error.reason
-                here.remove(error.peer)
+                candidates.remove(error.peer)
                 failed(name, error)
             else:
                 progress(name, report.rows[name])
-        if not here:
-            report.left_out.append(name)
     return report
 
 

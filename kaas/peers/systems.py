@@ -78,5 +78,13 @@ def part_of(peer: PeerSystem) -> Iterator[None]:
 
 
 def present(peers: Sequence[PeerSystem]) -> tuple[PeerSystem, ...]:
-    """Return the installed ones."""
-    return tuple(peer for peer in peers if peer.installed)
+    """Return the installed ones.
+
+    Raises:
+        PeerFailed: the package of a peer's module cannot be imported.
+    """
+    found: list[PeerSystem] = []
+    for peer in peers:
+        with part_of(peer):
+            found += [peer] if peer.installed else []
+    return tuple(found)

@@ -189,6 +189,28 @@ def test_a_peer_whose_package_cannot_be_imported(tmp_path: Path) -> None:
     assert failed[PeerSystem.ONNXRUNTIME.title] == "the process ended with status 1: ImportError: broken"
 
 
+def test_a_peer_of_which_not_even_the_package_can_be_imported_has_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if PeerSystem.IREE.installed:
+        pytest.skip("the peer is installed")
+    for folder in ("iree", "iree_base_runtime-9.9.dist-info"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "iree" / "__init__.py").write_text("raise ImportError('broken')")
+    (tmp_path / "iree_base_runtime-9.9.dist-info" / "METADATA").write_text("Name: iree-base-runtime\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    failed: list[tuple[str, str]] = []
+    report = experiments.run(
+        ("replay",), QUICK, tmp_path, fails, fails, lambda name, error: failed.append((name, error.reason))
+    )
+    assert failed == [("replay", "ImportError: broken")]
+    assert (report.failed, report.left_out, report.absent) == (
+        {"replay": {PeerSystem.IREE.title: "ImportError: broken"}},
+        ["replay"],
+        [],
+    )
+
+
 def half(graph: Path, given: Path, file: Path) -> None:
     """Write a part of a model's file, and fail."""
     assert graph.read_bytes()
