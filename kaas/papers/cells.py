@@ -31,7 +31,9 @@ WINDOW_REQUESTS = 40
 SHORTEST_S, LONGEST_S = 1.2, 2.5
 """Bounds of the seconds of a window with so many. One of random arrivals has LONGEST_S: a percentile takes many."""
 FEW_S = 2.0
-"""Seconds of a window with fewer: of long kernels, or where nearly each request starts a process."""
+"""Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
+longer than START_S, so do these windows."""
+START_S = 0.6
 WINDOWS = 4
 """The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
 but online four are the least that show a growing queue."""
@@ -151,8 +153,17 @@ class Found(msgspec.Struct, frozen=True):
         return self.state in (Stability.STABLE, Stability.UNSETTLED)
 
 
-def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None) -> Found:
-    """Measure a cell. peak_per_s: the rate of `cell.offline`, for an online cell.
+def measured(
+    cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None, start_s: float = START_S
+) -> Found:
+    """Measure a cell.
+
+    Args:
+        cell: the load and the setting.
+        replicas: those of the cell.
+        testbed: what they run on.
+        peak_per_s: the rate of `cell.offline`, for an online cell.
+        start_s: the time of a request that starts a process, on this machine.
 
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
@@ -165,7 +176,7 @@ def measured(cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float
     warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
-    window_s, windows = _windows(cell, testbed, offered_per_s)
+    window_s, windows = _windows(cell, testbed, offered_per_s, start_s)
     if cell.online:
         load = _random_clients(cell.replicas, replicas)
         count_online = max(1, round(offered_per_s * windows * window_s))
@@ -215,14 +226,15 @@ def _rate_per_s(cell: Cell, found: Measurement) -> float:
     return found.rate_per_s
 
 
-def _windows(cell: Cell, testbed: Testbed, offered_per_s: float) -> tuple[float, int]:
+def _windows(cell: Cell, testbed: Testbed, offered_per_s: float, start_s: float) -> tuple[float, int]:
     """Return the seconds of a cell's windows, and the most windows."""
-    if cell.online:
-        return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else FEW_S, WINDOWS
     crowded = cell.side.exclusive and cell.replicas > testbed.devices * cell.side.etask_workers
+    few_s = FEW_S * max(1.0, start_s / START_S) if crowded else FEW_S
+    if cell.online:
+        return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else few_s, WINDOWS
     enough_s = WINDOW_REQUESTS * testbed.kernels_s(WORKLOADS[cell.workload]) / testbed.devices
     if crowded or enough_s > LONGEST_S:
-        return FEW_S, STABLE_WINDOWS + crowded  # the first results of processes come late
+        return few_s, STABLE_WINDOWS + crowded  # the first results of processes come late
     return max(enough_s, SHORTEST_S), WINDOWS
 
 

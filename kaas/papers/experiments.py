@@ -141,8 +141,9 @@ def _found(
     if cell.online and peak is None:
         tell(f"{cell.title}: no figure, since the rate is a share of that of {cell.offline.title}")
         return None
+    rate_per_s, starts_s = peak.rate_per_s if peak else None, results.process_start_s
     try:
-        return measured(cell, replicas.first(cell.replicas), testbed, peak.rate_per_s if peak else None)
+        return measured(cell, replicas.first(cell.replicas), testbed, rate_per_s, *starts_s)
     except DeadlineExceeded as error:
         tell(f"{cell.title}: no figure, {error.message}")
         return None

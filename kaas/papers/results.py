@@ -15,7 +15,7 @@ import msgspec
 
 from kaas.errors import InvalidRecord
 from kaas.output_files import write_whole
-from kaas.papers.breakdown import Breakdown, Properties
+from kaas.papers.breakdown import Breakdown, Properties, Warmth
 from kaas.papers.cells import Cell, Found
 
 
@@ -114,6 +114,11 @@ class Results:
             except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
                 message = f"{file}, line {number}: {error}; `--figure all --fresh` measures all again"
                 raise InvalidRecord(message, path=str(file), line=number) from error
+
+    @property
+    def process_start_s(self) -> list[float]:
+        """The seconds of a request of the micro-benchmark that starts a process, if it has been measured."""
+        return [each.total_s for each in self.breakdowns if (each.task, each.start) == ("eTask", Warmth.COLD)]
 
     def measuring_on(self, machine: Hardware) -> None:
         """Name the machine of the results that follow; one that measures nothing does not come into the file."""

@@ -88,7 +88,13 @@ def test_windows_that_are_too_few_to_agree_are_short_and_not_made_more(
     monkeypatch: pytest.MonkeyPatch, workload: str, side: Side, offered_per_s: float, windows: tuple[float, int]
 ) -> None:
     monkeypatch.undo()
-    assert cells._windows(Cell(workload, side, 16, online=offered_per_s > 0), SMALL, offered_per_s) == windows
+    assert cells._windows(Cell(workload, side, 16, online=offered_per_s > 0), SMALL, offered_per_s, 0.5) == windows
+
+
+def test_windows_are_longer_where_processes_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    slow = [cells._windows(Cell("bert", side, 16), SMALL, 0, 1.2) for side in (Side.ETASK_EXCLUSIVE, Side.KTASK)]
+    assert slow == [(4.0, 4), (2.0, 3)]
 
 
 def test_a_part_of_a_batch_at_the_end_is_no_lower_rate() -> None:

@@ -84,7 +84,7 @@ class Stand:
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
 
-    def measured(self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None) -> Found:
+    def measured(self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None, *__: float) -> Found:
         kind = "eTask" if cell.side.is_etask else "kTask"
         assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
