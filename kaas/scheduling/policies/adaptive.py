@@ -339,7 +339,7 @@ class BoostedArrivals(BoostedScores):
                         return request, worker
         if self._local.next_overdue_s is not None:
             self._take_back()
-        while self.group is not None and (idle := self._policy.idle_worker(self.group)) is not None:
+        while self._flows and self.group and (idle := self._policy.idle_worker(self.group)) is not None:
             chosen = (self._urgent_one(idle) if self._urgent.waiting else None) or self._best(idle)
             if chosen is None:
                 return None
