@@ -16,8 +16,8 @@ REASONS = {
     ),
     ("overhead", "Ray actor"): "`kaas.invoke` returns a reference of Ray's object store: two calls of actors",
     ("overhead", "Ray actor, bytes"): (
-        "bytes cost Ray less than an array; a call of KaaS passes the pool's process, whose policy chooses a device for "
-        "each request, and runs a kernel. `kaas.invoke` returns a reference of Ray's object store, too"
+        "bytes cost Ray less than an array; a call of KaaS passes the pool's process, whose policy chooses a device "
+        "for each request, and runs a kernel. `kaas.invoke` returns a reference of Ray's object store, too"
     ),
     ("coldstart", "ONNX Runtime"): (
         "KaaS imports CUDA's bindings, and opens a device; a pool starts two processes more. The first answer reads "
