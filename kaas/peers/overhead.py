@@ -32,7 +32,7 @@ ELEMENTS = 1024
 DEVICE_BYTES = 256 << 20
 OUTSTANDING = 64
 PEERS = {
-    "Ray actor": PeerSystem.ACTOR,
+    **dict.fromkeys(("Ray actor", "Ray actor, bytes"), PeerSystem.ACTOR),
     "Ray compiled graph": PeerSystem.COMPILED,
     **dict.fromkeys(("Serve, handle", "Serve, HTTP", "Serve, gRPC"), PeerSystem.SERVE),
 }

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kaas.cli.main import app
-from kaas.peers import coldstart, experiments, tenancy, turns
+from kaas.peers import coldstart, experiments, overhead, tenancy, turns
 from kaas.peers.coldstart import StartedSide
 from kaas.peers.experiments import EXPERIMENTS, QUICK, bars, in_words
 from kaas.peers.losses import losses
@@ -55,6 +55,9 @@ def test_calls_beside_an_actor_and_what_else_is_installed() -> None:
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told["bars"]["call_over_actor"][0] < 1
+    others = {side for side in told["detail"]["rows"]["overhead"] if not side.startswith("kaas.")}
+    assert "Ray actor, bytes" in others
+    assert others <= overhead.PEERS.keys(), "an error of another side would count as one of KaaS"
     assert (PeerSystem.SERVE.title in told["detail"]["not_installed"]) is not PeerSystem.SERVE.installed
 
 
