@@ -2,14 +2,17 @@
 
 A test is in the quick lane unless it has one of the markers of OUTSIDE["quick"] or stands in a file that imports what
 `make quick` does not install. So a new test of plain Python is quick without a mark, and a test that starts a program
-fails there until it is marked.
+fails there until it is marked. Of a test with many cases the quick lane runs a sample, and all where `-k`, a file or a
+test is given.
 """
 
 from __future__ import annotations
 
 import ast
 import gc
+import random
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
@@ -22,6 +25,8 @@ OUTSIDE = {"quick": {"full", "processes", "ray", "slow"}, "test": {"full"}, "all
 NOT_INSTALLED = {"cupy", "cutlass_blas", "numba", "onnx", "ray", "torch", "triton", "tvm", "tvm_backend"}
 """Packages that a file of the quick lane, and a file of ours that it imports, may not import at its top. A folder whose
 conftest.py imports one is left out whole."""
+QUICK_CASES = 8
+"""The most cases of one test that the quick lane runs where no test is asked for by name."""
 ROOT = Path(__file__).parent.parent
 SOURCES = (ROOT, ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
 """Folders that our packages stand in."""
@@ -59,6 +64,18 @@ class Head(NamedTuple):
     marks: set[str]
 
 
+def _sample(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Return QUICK_CASES cases of each test that has more, drawn by the test's name, and all of the others."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    return {
+        item
+        for test, listed in cases.items()
+        for item in random.Random(test).sample(listed, min(QUICK_CASES, len(listed)))
+    }
+
+
 @cache
 def _head(path: Path) -> Head:
     imports, marks = set[str](), set[str]()
@@ -81,19 +98,25 @@ def _file(name: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+@cache
+def _ours(path: Path) -> set[Path]:
+    """Return the files of ours that a file imports at its top."""
+    names = {".".join(parts[:length]) for parts in _parts(path) for length in range(1, len(parts) + 1)}
+    return {file for name in names if (file := _file(name)) is not None}
+
+
+def _parts(path: Path) -> list[list[str]]:
+    return [name.split(".") for name in _head(path).imports]
+
+
 def _packages(path: Path) -> set[str]:
     """Return the packages that a file imports at its top, and those that our files import that it imports so."""
-    found, seen, left = set[str](), {path}, [path]
+    seen, left = {path}, [path]
     while left:
-        for name in _head(left.pop()).imports:
-            parts = name.split(".")
-            found.add(parts[0])
-            for length in range(1, len(parts) + 1):
-                file = _file(".".join(parts[:length]))
-                if file is not None and file not in seen:
-                    seen.add(file)
-                    left.append(file)
-    return found
+        new = _ours(left.pop()) - seen
+        seen |= new
+        left += new
+    return {parts[0] for file in seen for parts in _parts(file)}
 
 
 def is_outside(path: Path, lane: str) -> bool:
@@ -120,10 +143,13 @@ class Lane:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave single tests out."""
         outside = OUTSIDE[self.name]
-        left = [item for item in items if outside & {mark.name for mark in item.iter_markers()}]
-        if left:
+        chosen = {item for item in items if not outside & {mark.name for mark in item.iter_markers()}}
+        asked = config.option.keyword or config.args_source is pytest.Config.ArgsSource.ARGS
+        if self.name == "quick" and not asked:
+            chosen = _sample(item for item in items if item in chosen)
+        if left := [item for item in items if item not in chosen]:
             config.hook.pytest_deselected(items=left)
-            items[:] = [item for item in items if item not in set(left)]
+            items[:] = [item for item in items if item in chosen]
 
     def pytest_collection_finish(self) -> None:
         """Keep what thousands of collected tests hold out of collections of garbage, of which tests ask for many."""

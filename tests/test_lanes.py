@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import OUTSIDE, is_outside, spread
+from tests.lanes import OUTSIDE, QUICK_CASES, is_outside, spread
 
 pytest_plugins = ["pytester"]
 
@@ -60,6 +60,26 @@ def test_the_quick_lane_refuses_programs_and_names_the_marker(folder: pytest.Pyt
     ended = folder.runpytest_subprocess("--lane", "quick", "-p", "no:cacheprovider")
     assert ended.parseoutcomes() == {"passed": 4, "failed": 1, "deselected": 9}
     ended.stdout.fnmatch_lines(["*test_it starts a program*mark it pytest.mark.processes*"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("lane", "asked", "passed"),
+    [("quick", (), QUICK_CASES), ("quick", ("-k", "many"), 20), ("quick", ("test_many.py",), 20), ("test", (), 20)],
+)
+def test_the_quick_lane_runs_a_sample_of_many_cases_and_all_of_what_is_asked_for(
+    pytester: pytest.Pytester, lane: str, asked: tuple[str, ...], passed: int
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        test_many="""
+        import pytest
+        @pytest.mark.parametrize("case", range(20))
+        def test_many(case): pass
+    """
+    )
+    ended = pytester.runpytest_subprocess("--lane", lane, *asked, "-p", "no:cacheprovider")
+    assert ended.parseoutcomes()["passed"] == passed
 
 
 def test_files_of_packages_that_a_lane_lacks_are_not_imported(tmp_path: Path) -> None:
