@@ -6,7 +6,10 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
-TWO    := -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+# tests of all lanes often wait for processes that start, and three processes of tests leave two cores less idle than two
+SPREAD := --dist loadfile --no-loadscope-reorder --durations=25
+TWO    := -n 2 $(SPREAD)
+THREE  := -n 3 $(SPREAD)
 CASES  := softgpu/softgpu/tests/driver/cases -o python_files='case_*.py' -m 'not alone' -p no:cacheprovider
 FIRST   = $(shell cat tests/libraries/built_first.txt)
 LOCK   := uv pip compile pyproject.toml --no-emit-package softgpu --universal --python-version 3.11 --generate-hashes \
@@ -42,19 +45,19 @@ quick: $(VENV)/.quick ## the tests that need no Ray, no nvcc, no TVM and no serv
 	@$(BIN)/python -m pytest --lane quick $(TWO) $(ARGS)
 
 # ARGS choose tests of all lanes; without them the kernels that the tests use are built, and the driver's cases run, while
-# the two processes of tests begin
-test: setup ## what decides whether a commit is right, in two processes; ARGS='-k graph -x' is passed to pytest, in one
+# the processes of tests begin
+test: setup ## what decides whether a commit is right, in three processes; ARGS='-k graph -x' is passed to pytest, in one
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m cutlass_blas build -j 1 $(FIRST) & built=$$!; \
 	  $(BIN)/python -m pytest $(CASES) & cases=$$!; \
-	  $(BIN)/python -m pytest --lane test $(TWO); status=$$?; \
+	  $(BIN)/python -m pytest --lane test $(THREE); status=$$?; \
 	  wait $$cases || status=1; wait $$built || status=1; exit $$status
 endif
 
 test-all: libs ## every test; images and programs by the thousand
-	@$(BIN)/python -m pytest $(TWO)
+	@$(BIN)/python -m pytest $(THREE)
 	@$(MAKE) --no-print-directory fuzz
 
 wheel: $(VENV)/.run ## the wheels that an installation needs, in dist/: KaaS, and softgpu with its driver library, for machines without a C compiler
