@@ -224,7 +224,7 @@ class BoostedArrivals(BoostedScores):
         """Remove a request from its flow, or from a local queue."""
         if request.deadline_s is not None:
             self._urgent.discard(request)
-        if request in self._local:
+        if request.promised and request in self._local:
             self._local.withdraw(request)
         else:
             self._leave(request)

@@ -78,7 +78,9 @@ class FairTurns:
         if self._lead_s < math.inf:
             share = request.share
             turns = self._turns[share.priority]
-            turns.now_s = max(turns.now_s, share.time_s - (request.estimate_s or 0.0) / share.weight)
+            start_s = share.charged_s / share.weight - (request.estimate_s or 0.0) / share.weight
+            if start_s > turns.now_s:
+                turns.now_s = start_s
 
     def changed(self, share: ClientShare, *, waits: bool) -> list[ClientShare]:
         """Take in that a client waits or does not, or that its time changed. Return those that may go, or no longer."""
@@ -98,7 +100,10 @@ class FairTurns:
             self._forgive(share)
         time_s = share.time_s
         turns.waiting.put(share, (time_s,))
-        before, after = share in turns.ahead, time_s > turns.waiting.least()[0] + self._lead_s
+        after = time_s > turns.waiting.least()[0] + self._lead_s
+        if not after and not turns.ahead:
+            return left
+        before = share in turns.ahead
         if after:
             turns.ahead.put(share, (time_s,))
         elif before:
@@ -120,7 +125,7 @@ class FairTurns:
         del self._forgiven_s[share]
         turns = self._turns[priority]
         turns.waiting.discard(share)
-        if turns.ahead.first() is None:
+        if not turns.ahead:
             return []
         turns.ahead.discard(share)
         return self._settle(turns)
