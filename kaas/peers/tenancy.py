@@ -1,12 +1,13 @@
 """Many models, little memory: 64 models of 16 MB, asked for by Zipf's law, and room for 16.
 
 A model is a vector of 16 MB, and its answer the sum of 4 KB of input and the vector's first 4 KB. KaaS keeps the
-vectors as constants of 64 functions; Serve's replica keeps at most 16 models, and loads others from a file each, as
-Serve's documentation shows it. Both find all models in the host's memory: KaaS in its host cache, Serve in the page
-cache. KaaS's device has two slots, so that a model is copied to it while another runs; Serve's replica, too, begins
-requests while others run. A second replica maps its files into memory in place of reading them: a model costs it only
-the pages that a request reads, where a device would need all of them. `rate_per_s` is that of the median turn, and
-`hot_per_s` the rate for one model that is loaded: what is left without misses.
+vectors as constants of 64 functions, under the policy that docs/policies.md advises for functions that do not fit
+together, `adaptive`: its device gives up the models that are asked for least. Serve's replica keeps at most 16 models,
+and loads others from a file each, as Serve's documentation shows it. Both find all models in the host's memory: KaaS
+in its host cache, Serve in the page cache. KaaS's device has two slots, so that a model is copied to it while another
+runs; Serve's replica, too, begins requests while others run. A second replica maps its files into memory in place of
+reading them: a model costs it only the pages that a request reads, where a device would need all of them. `rate_per_s`
+is that of the median turn, and `hot_per_s` the rate for one model that is loaded: what is left without misses.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ def _loaded(sides: Mapping[str, TenantSide]) -> dict[str, int]:
 @contextmanager
 def _kaas() -> Iterator[TenantSide]:
     x = np.ones(ELEMENTS, np.float32)
-    config = Config(devices=(DEVICE,), slots=SLOTS, host_cache_bytes=2 * MODELS * MODEL_BYTES)
+    config = Config((DEVICE,), policy="adaptive", slots=SLOTS, host_cache_bytes=2 * MODELS * MODEL_BYTES)
     program.init(config=config)
     task = addition()
     functions = [register(task, constants={"w": weights_of(model)}) for model in range(MODELS)]
