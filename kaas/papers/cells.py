@@ -43,6 +43,8 @@ FEWEST = 4
 """Results that stand behind a rate; it is that of the first ones of each device to the last."""
 SHARED = 4
 """The most processes of eTasks on a device, on the side that has them take turns there."""
+CROWDED = 5
+"""Replicas of Figure 11: one more than devices."""
 DRAWS = 10_000
 """The number of random arrivals after which their clients repeat."""
 
@@ -134,6 +136,11 @@ class Found(msgspec.Struct, frozen=True):
             raise ValueError("a cell has positive figures, and a distribution in steps of 1 %")
 
     @property
+    def p10_s(self) -> float:
+        """The 10th percentile."""
+        return self.cdf_s[10]
+
+    @property
     def p50_s(self) -> float:
         """The median latency."""
         return self.cdf_s[50]
@@ -154,7 +161,13 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def measured(
-    cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None, start_s: float = START_S
+    cell: Cell,
+    replicas: Replicas,
+    testbed: Testbed,
+    peak_per_s: float | None,
+    start_s: float = START_S,
+    *,
+    warm: bool = False,
 ) -> Found:
     """Measure a cell.
 
@@ -164,16 +177,18 @@ def measured(
         testbed: what they run on.
         peak_per_s: the rate of `cell.offline`, for an online cell.
         start_s: the time of a request that starts a process, on this machine.
+        warm: the replicas have just run, and no others since.
 
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
         DeadlineExceeded: too few requests have a result in the cell's time, so that there is no figure.
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
-    # an exclusive policy has a process on each device, and ends it for the next replica's
-    some = testbed.devices * cell.side.etask_workers
-    warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
-    warmed.warm(SLOTS * testbed.devices)
+    if not warm:
+        # an exclusive policy has a process on each device, and ends it for the next replica's
+        some = testbed.devices * cell.side.etask_workers
+        warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
+        warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s, windows = _windows(cell, testbed, offered_per_s, start_s)

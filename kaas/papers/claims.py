@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kaas.bench.windows import Stability
 from kaas.papers.breakdown import TABLE, Warmth
-from kaas.papers.cells import SHARED, Cell, Found, Side
+from kaas.papers.cells import CROWDED, SHARED, Cell, Found, Side
 from kaas.papers.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -70,7 +70,18 @@ def _throughput(results: Results, testbed: Testbed, claim: Claim) -> str:
     )
 
 
-RATE, MEDIAN, TAIL = "rate_per_s", "p50_s", "p90_s"
+def _own_peaks(results: Results, _: Testbed, claim: Claim) -> str:
+    """Return how far apart the loads of two settings are, each of which is at a share of its own peak."""
+    over, under = (results.found.get(Cell(claim.workloads[0], *each)) for each in (claim.over, claim.under))
+    if over is None or under is None:
+        return ""
+    times = under.rate_per_s / over.rate_per_s
+    return (
+        f"each at 80 % of its own peak: with {claim.under[1]} replicas that is {times:.2g} times as high, and more wait"
+    )
+
+
+RATE, BEST, MEDIAN, TAIL = "rate_per_s", "p10_s", "p50_s", "p90_s"
 SOLVER = "introduction: a linear solver, four times as many clients as devices"
 INFERENCE = "introduction: deep-learning inference, 1.5 times the memory; here a third of it"
 OWN_PEAKS = "16 replicas, each at 80 % of its own peak"
@@ -181,6 +192,40 @@ CLAIMS = (
         (K, 32),
         ("cgemm",),
         "each at 80 % of its own peak",
+    ),
+    Claim(
+        "median latency of eTasks over kTasks, 4 replicas (§5.3.2, Figure 11)",
+        "similar",
+        MEDIAN,
+        (E, 4),
+        (K, 4),
+        ("bert",),
+        "a device runs two kTasks at a time, and one eTask: more eTasks wait",
+    ),
+    Claim(
+        f"90th percentile of eTasks, {CROWDED} replicas over 4 (§5.3.2, Figure 11)",
+        "suffers significantly",
+        TAIL,
+        (E, CROWDED),
+        (E, 4),
+        ("bert",),
+        _own_peaks,
+    ),
+    Claim(
+        "10th percentile of eTasks, 16 replicas over 4 (§5.3.2, Figure 11)",
+        "suffers too: nearly each request is a cold start",
+        BEST,
+        (E, 16),
+        (E, 4),
+        ("bert",),
+    ),
+    Claim(
+        "median latency of kTasks, 16 replicas over 4 (§5.3.2, Figure 11)",
+        "no noticeable difference",
+        MEDIAN,
+        (K, 16),
+        (K, 4),
+        ("bert",),
     ),
 )
 

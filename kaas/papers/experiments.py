@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kaas.errors import DeadlineExceeded, InvalidRequest
 from kaas.papers.breakdown import BREAKDOWNS, TABLE, Breakdown, Properties, breakdowns, properties
-from kaas.papers.cells import Cell, Found, Side, measured
+from kaas.papers.cells import CROWDED, Cell, Found, Side, measured
 from kaas.papers.experiment_server import STOP_S, serve
 from kaas.papers.workloads import MOST_REPLICAS, WORKLOADS
 
@@ -36,8 +36,6 @@ FURTHER = [
 ]
 """Single clients, the most clients, and the fall of cGEMM from 20 replicas on, of which the paper's text speaks; and
 eTasks whose processes take turns on a device, of which it does not."""
-CROWDED = 5
-"""Replicas of Figure 11: one more than devices."""
 
 Bar = tuple[float | str, str, float]
 """A measured value, or a word why there is none; the comparison with the limit; and the limit."""
@@ -110,7 +108,7 @@ def run(
     """
     left = sorted(
         (cell for cell in cells_of(figures) if cell not in results.found),
-        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
+        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.replicas, cell.online),
     )
     singles = _missing_singles(figures, results)
     with _Servers(testbed, tell) as servers:
@@ -127,23 +125,26 @@ def run(
                     measuring = list(group)
                     registered = server.etasks if side.is_etask else server.ktasks
                     with registered(WORKLOADS[name], max(cell.replicas for cell in measuring)) as replicas:
+                        warm = 0
                         for cell in measuring:
-                            if (found := _found(cell, replicas, results, testbed, tell)) is not None:
+                            found = _found(cell, replicas, results, testbed, tell, warm=cell.replicas == warm)
+                            warm = cell.replicas
+                            if found is not None:
                                 results.add((cell, found))
                                 progress((cell, found))
 
 
 def _found(
-    cell: Cell, replicas: Replicas, results: Results, testbed: Testbed, tell: Callable[[str], object]
+    cell: Cell, replicas: Replicas, results: Results, testbed: Testbed, tell: Callable[[str], object], *, warm: bool
 ) -> Found | None:
-    """Measure a cell. Return None if it has no figure, and say why."""
+    """Measure a cell. Return None if it has no figure, and say why. warm: its replicas are those of the cell before."""
     peak = results.found.get(cell.offline)
     if cell.online and peak is None:
         tell(f"{cell.title}: no figure, since the rate is a share of that of {cell.offline.title}")
         return None
     rate_per_s, starts_s = peak.rate_per_s if peak else None, results.process_start_s
     try:
-        return measured(cell, replicas.first(cell.replicas), testbed, rate_per_s, *starts_s)
+        return measured(cell, replicas.first(cell.replicas), testbed, rate_per_s, *starts_s, warm=warm)
     except DeadlineExceeded as error:
         tell(f"{cell.title}: no figure, {error.message}")
         return None
