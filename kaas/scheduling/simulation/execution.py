@@ -79,7 +79,7 @@ class Execution:
 
     def _begin(self, request: SimulatedRequest, device: SimulatedDevice, place: FunctionPlace) -> None:
         function, memory, now_ps = request.function, device.memory, self._clock.now_ps
-        dispatch, key = request.dispatched, request.function.key
+        dispatch, worker, key = request.dispatched, request.at, function.key
         request.place, request.began_ps = place, now_ps
         memory.begin(key)
         request.ran_ps = device.run_ps(request)
@@ -88,7 +88,6 @@ class Execution:
         if place.loaded:
             how = "fetch" if place.fetched and function.fetch_ps else "load"
         elsewhere = place.loaded and self._copies[key] > 1
-        worker = device.workers[dispatch.worker]
         if worker.cold_ps is not None:
             how, elsewhere = "cold", False
             request.started_ps, worker.cold_ps = worker.cold_ps, None

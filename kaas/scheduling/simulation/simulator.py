@@ -150,13 +150,21 @@ class _Simulation:
 
     def _tell(self, *events: Event) -> None:
         """Send events to the policy, and then those that follow at once from its decisions."""
-        queue = [*events]
-        for event in queue:
-            decisions = self._policy.handle(event)
-            if self._observe is not None:
-                self._observe(event, decisions)
-            for decision in decisions:
-                queue += self._apply(decision)
+        following: list[Event] = []
+        for event in events:
+            self._handle(event, following)
+        for event in following:
+            self._handle(event, following)
+
+    def _handle(self, event: Event, following: list[Event]) -> None:
+        decisions = self._policy.handle(event)
+        if self._observe is not None:
+            self._observe(event, decisions)
+        for decision in decisions:
+            if type(decision) is Dispatch:  # most are
+                self._dispatch(decision, following)
+            else:
+                following += self._apply(decision)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._figures.arrived(request.arrival.client)
@@ -237,8 +245,6 @@ class _Simulation:
     def _apply(self, decision: Decision) -> Iterable[Event]:
         """Carry out a decision, and return the events that follow at once."""
         match decision:
-            case Dispatch():
-                return self._dispatch(decision)
             case Reject(request=id_):
                 self._reject(self._open.pop(id_), decision.reason)
             case StartWorker():
@@ -254,17 +260,17 @@ class _Simulation:
                 self._clock.at(no_earlier_ps(decision.time_s), Turn.WAKE, (0, 0), self._wake, decision)
         return ()
 
-    def _dispatch(self, decision: Dispatch) -> Iterable[Event]:
+    def _dispatch(self, decision: Dispatch, following: list[Event]) -> None:
         request, worker = self._open[decision.request], self._workers[decision.worker]
         request.dispatch, request.worker = decision, worker
         worker.running += 1
         device = worker.device
         if request.function.nbytes > device.memory.size_bytes:
             self._reject(request, "memory")
-            return [self._left(request, Outcome.FAILED)]
+            following.append(self._left(request, Outcome.FAILED))
+            return
         device.entering.append(request)
         self._execution.enter(device)
-        return ()
 
     # --- workers
 
