@@ -265,7 +265,7 @@ class BoostedArrivals(BoostedScores):
         self._classes[whole].put(queue, key)
         if head.reads.constants is not NOTHING:
             self._readers.put(queue, key, head.reads.constants)
-        elif known is not None:
+        elif queue in self._readers:
             self._readers.discard(queue)  # its run costs the same on each device
 
     def _cost_classes(self, head: QueuedRequest) -> tuple[int, int]:
@@ -274,10 +274,10 @@ class BoostedArrivals(BoostedScores):
         return run, run if whole_s == run_s else cost_class(whole_s)
 
     def _remove_place(self, queue: Queue) -> None:
-        costs = self._costs.pop(queue, None)
-        if costs is not None:
+        if (costs := self._costs.pop(queue, None)) is not None:
             _, whole = costs
-            self._readers.discard(queue)
+            if queue in self._readers:
+                self._readers.discard(queue)
             self._classes[whole].discard(queue)
             if not self._classes[whole]:
                 del self._classes[whole]
@@ -299,7 +299,7 @@ class BoostedArrivals(BoostedScores):
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function places by its new times, if these are of another class."""
-        for queue in self._of_function.of(function):
+        for queue in self._of_function.get(function, ()):
             if (known := self._costs.get(queue)) is not None:
                 if known == (costs := self._cost_classes(queue.head)):
                     return  # so are those of the others

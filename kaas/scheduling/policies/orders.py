@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any, ClassVar, TypeVar
 
@@ -64,7 +64,7 @@ class PriorityQueue(dict[Item, Entry]):
         if known is not None:
             if known[:-2] == key:
                 return
-            self._remove(known)
+            PriorityQueue.discard(self, item)  # what a subclass keeps of the item stays
         entry = self[item] = (*key, next(self._puts), item)
         place = bisect_right(self._splits, entry) if self._splits else 0
         block = self._blocks[place]
@@ -77,11 +77,9 @@ class PriorityQueue(dict[Item, Entry]):
 
     def discard(self, item: Item) -> None:
         """Remove an item, if it is there."""
-        known = self.pop(item, None)
-        if known is not None:
-            self._remove(known)
-
-    def _remove(self, entry: Entry) -> None:
+        entry = self.pop(item, None)
+        if entry is None:
+            return
         place = bisect_right(self._splits, entry) if self._splits else 0
         block = self._blocks[place]
         del block[bisect_left(block, entry)]
@@ -103,29 +101,19 @@ def by_age(request: QueuedRequest) -> SortKey:
     return -request.share.priority, request.id
 
 
-class FunctionFlows:
+class FunctionFlows(dict[str, dict[Queue, None]]):
     """The flows of each function, for orders that depend on its times."""
-
-    def __init__(self) -> None:
-        self._flows: dict[str, dict[Queue, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._flows)
 
     def add(self, queue: Queue) -> None:
         """Add a flow."""
-        self._flows.setdefault(queue.function, {})[queue] = None
+        self.setdefault(queue.function, {})[queue] = None
 
     def discard(self, queue: Queue) -> None:
         """Remove a flow, if it is there."""
-        own = self._flows.get(queue.function, {})
+        own = self.get(queue.function, {})
         own.pop(queue, None)
         if not own:
-            self._flows.pop(queue.function, None)
-
-    def of(self, function: str) -> Collection[Queue]:
-        """Return the flows of a function, which must not come or go meanwhile."""
-        return self._flows.get(function, ())
+            self.pop(queue.function, None)
 
 
 class FlowOrder(RequestOrder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from kaas.scheduling.policies.holdings import NOTHING, WorkingSet
 from kaas.scheduling.policies.orders import PriorityQueue, SortKey
@@ -11,8 +11,8 @@ from kaas.scheduling.policies.orders import PriorityQueue, SortKey
 Reader = TypeVar("Reader")
 
 
-class Readers(Generic[Reader]):
-    """Items by the working sets that they read, and by their keys.
+class Readers(dict[Reader, WorkingSet]):
+    """Items by the working sets that they read, and by their keys. It is a dict, which only its methods change.
 
     Fields:
         sets: the readers of each working set. homeless: the sets that no device holds whole, as far as `whole_changed`
@@ -20,15 +20,15 @@ class Readers(Generic[Reader]):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.sets: dict[WorkingSet, PriorityQueue[Reader]] = {}
         self.homeless: dict[WorkingSet, None] = {}
-        self._reads: dict[Reader, WorkingSet] = {}
 
     def put(self, item: Reader, key: SortKey, reads: WorkingSet) -> None:
         """Add an item, or give it another key or working set."""
-        if self._reads.get(item, reads) is not reads:
+        if self.get(item, reads) is not reads:
             self.discard(item)
-        self._reads[item] = reads
+        self[item] = reads
         readers = self.sets.get(reads)
         if readers is None:
             readers = self.sets[reads] = PriorityQueue()
@@ -37,7 +37,7 @@ class Readers(Generic[Reader]):
 
     def discard(self, item: Reader) -> None:
         """Remove an item, if it is there."""
-        reads = self._reads.pop(item, None)
+        reads = self.pop(item, None)
         if reads is not None:
             self.sets[reads].discard(item)
             if not self.sets[reads]:
@@ -50,10 +50,6 @@ class Readers(Generic[Reader]):
             self.homeless.pop(reads, None)
         elif reads.nbytes and reads in self.sets:
             self.homeless[reads] = None
-
-    def of(self, item: Reader) -> WorkingSet:
-        """Return the working set of an item; NOTHING of one that is not there."""
-        return self._reads.get(item, NOTHING)
 
     def reads(self, reads: WorkingSet) -> bool:
         """Return True if an item reads a working set."""
@@ -97,7 +93,7 @@ class ReaderQueue(PriorityQueue[Reader]):
         readers = self._readers
         found = readers.first_of(NOTHING)
         for item, reads in zip(self, held, strict=False):
-            if readers.of(item) in held:
+            if readers.get(item, NOTHING) in held:
                 return item if found is None else min(item, found, key=self.key)
             first = readers.first_of(reads)
             if first is not None and (found is None or self.key(first) < self.key(found)):

@@ -71,5 +71,5 @@ class ShortestFirst(PriorityOrder):
 
     def estimated(self, function: str) -> None:
         """Give the flows of a function their places anew."""
-        for queue in self._of_function.of(function):
+        for queue in self._of_function.get(function, ()):
             self.offer(queue)
