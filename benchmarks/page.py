@@ -104,6 +104,8 @@ def page(results: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mappin
             parts.append("\n".join([*stages, ""]))
         if result is not None and name == "peers":
             parts.append("\n".join([*_peers(result["detail"]), ""]))
+        if result is not None and not result["bars"] and not stages:
+            parts.append(f"It has no bars; its figures are in `benchmarks/results/{name}.json`.\n")
     return "\n".join(parts)
 
 
@@ -143,8 +145,21 @@ def _stages(detail: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {stage} | {' | '.join('' if each is None else f'{each:.1f}' for each in found)} |"
 
 
+PEER_FIGURES = (
+    "Figures that end in `_s` are seconds, those in `_mb` and `_kb` sizes. *overhead*: `call_s` is the median of "
+    "single calls, `rate_per_s` has 64 outstanding. *coldstart*: from the start of a process until it is ready "
+    "(`ready_s`) and until its first answer has come (`answer_s`), with the files in the page cache (*warm*) or not "
+    "(*dropped*). *tenancy*: KaaS runs under `adaptive`, on one device with two slots and room for 16 models; "
+    "`rate_per_s` is of all 64, `hot_per_s` of a model that is loaded, `loaded_mb` what misses have copied, `jain` "
+    "the fairness between models. *replay*: 1,000 kernels saved, loaded, and the time of one when they are replayed. "
+    "*interpreters*: one launch of the same source."
+)
+
+
 def _peers(detail: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table for each experiment beside peers, and one of what KaaS loses."""
+    yield PEER_FIGURES
+    yield ""
     for experiment, rows in detail["rows"].items():
         figures = list(dict.fromkeys(figure for each in rows.values() for figure in each))
         yield f"| {experiment} | {' | '.join(figures)} |"

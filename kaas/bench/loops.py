@@ -22,6 +22,7 @@ MOST_CALLERS = 10_000
 """The most requests outstanding: a closed loop sends all of them before it takes in a reply."""
 MOST_ARRIVALS = 10_000_000
 """The most requests of a trace: 8 bytes each, and 170 if they are lost."""
+LONGEST_LINE = 1 << 20
 DRAIN_S = 30.0
 """Longest wait for the last replies of a trace."""
 
@@ -128,11 +129,13 @@ def _times(file: Path, limit_s: float) -> array[float]:
     """
     times = array("d")
     with file.open(errors="replace") as lines:  # a trace may be larger than the memory
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(partial(lines.readline, LONGEST_LINE), ""), 1):
+            if len(line) == LONGEST_LINE:
+                raise InvalidRequest(f"{file}:{number}: a line has more than {LONGEST_LINE:,} letters")
             if not (text := line.partition(",")[0].strip()):
                 continue
             try:
-                time_s = float(text)
+                time_s = math.nan if "_" in text else float(text)
             except ValueError:
                 time_s = math.nan
             if not math.isfinite(time_s):

@@ -99,15 +99,16 @@ class Measurement:
         windows: all, in order. began_s: the time of the beginning. span_s: times of the beginning of the first window
             that counts, and of the last's end.
         latencies_s: of requests that were due in the span and have a result, also after its end (`complete`).
-        errors: number of failed requests by error class, in all windows.
+        errors: number of failed requests by error class.
         late_s: mean time by which the generator sent requests later than they were due. It is part of their latency.
         interrupted: Ctrl-C ended the measurement. open_loop: its queue may grow. whole: the load has an end of its own;
             ended: it came to that end.
         results: the number of requests with a result. total_s: the sum of their latencies.
         last_result_s: seconds from the beginning to the last result; 0 without one. A service that died says no more.
         slowest_s: the longest latency of all requests, those before the span included.
-        lost: requests that were under way at the end and got no result (`complete`). waiting: those that Ctrl-C left
-            under way, of which nothing is known.
+        lost: requests that were under way at the end, and later, too (`complete`). unanswered: these, and those that
+            failed after the end, as far as they were due in the span. waiting: those that Ctrl-C left under way, of
+            which nothing is known.
     """
 
     stability: Stability
@@ -124,6 +125,7 @@ class Measurement:
     last_result_s: float = 0.0
     slowest_s: float = 0.0
     lost: int = 0
+    unanswered: int = 0
     waiting: int = 0
     ended: bool = False
     total_s: float = 0.0
@@ -139,11 +141,12 @@ class Measurement:
         if not self.windows or not self.has_level:
             return None
         if self.whole:
-            return self.results / self.last_result_s if self.last_result_s else 0.0
+            waited_s = 0.0 if self.ended else sum(each.seconds for each in self.windows)  # for what --limit cut off
+            return self.results / max(self.last_result_s, waited_s) if self.results else 0.0
         counted = steady_part(self.windows) if self.stability is Stability.STABLE else self.windows
         # a service that keeps up answers all that came, some of it after these windows
-        ended = (each.due - each.failed if self._keeps_up else each.answered for each in counted)
-        return sum(ended) / sum(each.seconds for each in counted)
+        ended = sum(each.due - each.failed if self._keeps_up else each.answered for each in counted)
+        return (ended - self.unanswered if self._keeps_up else ended) / sum(each.seconds for each in counted)
 
     @property
     def has_level(self) -> bool:
@@ -297,10 +300,11 @@ def measure(
 def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable[[], bool] = never) -> Measurement:
     """Wait for the requests that are under way at the end, for timeout_s seconds at most, and count them too.
 
-    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no result in this
-    time is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is
-    known of it. A service is SILENT that gave no result after the last of the requests without one was due, though the
-    oldest of these waits twice as long as any other has waited.
+    Otherwise the slowest requests would be missing among the latencies: they end last. One that has no end in this time
+    is lost, and counts with its age, which its latency exceeds; but if the measurement is interrupted, nothing is known
+    of it. One that fails counts among the errors, as one that fails before. A service is SILENT that gave no result
+    after the last of the requests without one was due, though the oldest of these waits twice as long as any other has
+    waited.
 
     Args:
         found: of a loop of the load. Of a load with an end of its own, what was due and not sent is lost, too.
@@ -310,6 +314,7 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     """
     first_s, last_s = found.span_s
     ends, failed, interrupted = list[tuple[float, float]](), list[tuple[float, float]](), found.interrupted
+    errors = Counter(found.errors)
     last_result_s = found.last_result_s
     stop = never if found.interrupted else stop
     try:
@@ -317,6 +322,8 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
             (ends if completed.error is None else failed).append((completed.due_s, completed.latency_s))
             if completed.error is None:
                 last_result_s = completed.ended_s - found.began_s
+            else:
+                errors[type(completed.error).__name__] += 1
     except KeyboardInterrupt:
         interrupted = True
     interrupted, now_s = interrupted or stop(), perf_counter()
@@ -331,7 +338,8 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
     ceased = newest_due_s >= found.began_s + last_result_s
     silent = ceased and answered and oldest_s > max(SILENT_S, 2 * slowest_s)
     results, total_s = found.results + len(ends), found.total_s + sum(latency_s for _, latency_s in ends)
-    lost = failed if interrupted else [*failed, *waiting, *unsent]
+    lost = [] if interrupted else [*waiting, *unsent]
+    unanswered = sum(first_s <= due_s <= last_s for due_s, _ in (*failed, *lost))
     ends += lost
     return replace(
         found,
@@ -341,7 +349,9 @@ def complete(found: Measurement, load: Drained, timeout_s: float, stop: Callable
         total_s=total_s,
         last_result_s=last_result_s,
         slowest_s=max([slowest_s, *(age_s for _, age_s in lost)]),
+        errors=dict(errors),
         lost=len(lost),
+        unanswered=unanswered,
         waiting=len(waiting) if interrupted else 0,
         interrupted=interrupted,
     )

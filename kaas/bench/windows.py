@@ -86,10 +86,12 @@ def stability(
         fewest: the windows that there have to be until the last ones may agree.
         callers: of a closed loop; each always has a request under way. 0: unknown.
         final: there are no more windows. Until then only a strong overload is called UNSTABLE: a service of which some
-            requests take long fills its queue for as long, too.
+            requests take long fills its queue for as long, too. Nor is one that answers nothing at the moment: it
+            stalls, and may go on.
     """
     behind = bool(windows) and windows[-1].queued >= MOST_UNSENT
-    if open_loop and (behind or (_grows(windows) and (final or _overloaded(windows)))):
+    overloaded = bool(windows) and windows[-1].answered > 0 and _overloaded(windows)
+    if open_loop and (behind or (_grows(windows) and (final or overloaded))):
         return Stability.UNSTABLE
     last = windows[-STABLE_WINDOWS:]
     if len(last) == STABLE_WINDOWS and not _answered(last) and any(each.failed for each in last):

@@ -71,7 +71,7 @@ def kaas(
     from kaas.papers.experiments import FIGURES, bars, cells_of, is_of, missing, run
     from kaas.papers.page import page, result_tables
     from kaas.papers.plots import draw
-    from kaas.papers.results import Hardware, Results, set_aside
+    from kaas.papers.results import Hardware, Results, has_results, set_aside
 
     check_ray()
     if plots:
@@ -87,13 +87,19 @@ def kaas(
         flock(os.open(folder, os.O_RDONLY), LOCK_EX | LOCK_NB)  # until the end of this process
     except BlockingIOError as error:
         raise InvalidRequest(f"another run measures into {folder}") from error
-    if report is not None and report.resolve() == file.resolve():
-        raise InvalidRequest(f"{report} has the results: the page needs another file")
-    if fresh and set(figures) == set(FIGURES) and (earlier := set_aside(file)):
+    if report is not None and has_results(report, folder):
+        raise InvalidRequest(f"{report} has results: the page needs another file")
+    other = Scale.FULL if scale is Scale.SMALL else Scale.SMALL
+    # read before hours of measuring, and not after
+    others = None if report is None else Results(folder / f"kaas-{other.value}.jsonl", other.value)
+    if fresh and (earlier := set_aside(file, copied=set(figures) != set(FIGURES))):
         print(f"earlier results: {', '.join(map(str, earlier))}", file=sys.stderr)
     results = Results(file, testbed.scale)
     if fresh:
+        stale = sum(cell.offline in cells and cell not in cells for cell in results.found)
         results.forget(lambda kept: is_of(kept, figures))
+        if stale:
+            print(f"{stale} results of other figures go too: their rates are shares of these", file=sys.stderr)
 
     def tell(text: str) -> None:
         if not json:
@@ -107,9 +113,7 @@ def kaas(
             tell(f"{file} has all of it already; --fresh measures it again")
         run(figures, results, testbed, tell, lambda kept: tell(_line(kept)))
     finally:
-        if report is not None:
-            other = Scale.FULL if scale is Scale.SMALL else Scale.SMALL
-            others = Results(folder / f"kaas-{other.value}.jsonl", other.value)
+        if report is not None and others is not None:
             write_whole(report, page(results, testbed, others).encode())
             tell(f"the page is {report}")
         if left := missing(figures, results):

@@ -66,7 +66,8 @@ def _throughput(results: Results, testbed: Testbed, claim: Claim) -> str:
     needed_s = (float(claim.paper) - 1) * gpu_s
     return (
         f"{_start(results, testbed, claim)}. With the paper's start in each request and nothing else the "
-        f"ratio is {1 + PAPER_START_S / gpu_s:.2g}; the published one needs {needed_s:.2g} s more in each request"
+        f"ratio is {1 + PAPER_START_S / gpu_s:.2g}; the published one needs a start of {needed_s:.2g} s in each, "
+        f"or {needed_s * testbed.slow:.2g} s at this scale"
     )
 
 

@@ -62,10 +62,11 @@ def _commit() -> str:
         return ""
 
 
-def set_aside(file: Path) -> list[Path]:
+def set_aside(file: Path, *, copied: bool = False) -> list[Path]:
     """Rename a file of results, whatever is in it, to the first free name of .old, .old2 and so on.
 
-    An empty file is left. Return the files of these names, oldest first.
+    An empty file is left. Return the files of these names, oldest first. copied: the file stays, and a copy has the
+    name.
     """
     number, aside = 1, file.with_suffix(".old")
     earlier: list[Path] = []
@@ -75,8 +76,18 @@ def set_aside(file: Path) -> list[Path]:
         aside = file.with_suffix(f".old{number}")
     if not file.is_file() or file.stat().st_size == 0:
         return earlier
-    file.rename(aside)
+    if copied:
+        write_whole(aside, file.read_bytes())
+    else:
+        file.rename(aside)
     return [*earlier, aside]
+
+
+def has_results(file: Path, folder: Path) -> bool:
+    """Return True if a file is one of a folder's results, of any scale, or of its earlier ones, whatever its name."""
+    kept = [*folder.glob("kaas-*.jsonl"), *folder.glob("kaas-*.old*")]
+    named = file.resolve().parent == folder.resolve() and file.match("kaas-*.jsonl")
+    return named or any(file.exists() and file.samefile(each) for each in kept if each.exists())
 
 
 ResultLine = Hardware | Breakdown | Properties | tuple[Cell, Found]
@@ -112,7 +123,8 @@ class Results:
                 _check(kept, scale)
                 self._take(kept)
             except (ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
-                message = f"{file}, line {number}: {error}; `--figure all --fresh` measures all again"
+                remedy = f"with --scale {scale}, `--figure all --fresh` sets it aside, and measures all again"
+                message = f"{file}, line {number}: {error}; {remedy}"
                 raise InvalidRecord(message, path=str(file), line=number) from error
 
     @property

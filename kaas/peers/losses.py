@@ -28,6 +28,10 @@ REASONS = {
         "KaaS reads the kernels' compiled code, copies the weights to the device, and runs PTX on a CPU, where PyTorch "
         "has code for this CPU"
     ),
+    ("tenancy", "Serve, multiplexed"): (
+        "under `adaptive` models that are asked for seldom leave first, and wait for their load each time; with Serve "
+        "the model that was used longest ago leaves"
+    ),
     ("tenancy", "Serve, multiplexed, mapped files"): "a mapped model is not loaded: a request reads one page of it",
     ("replay", "IREE"): "KaaS reads JSON and lays out a device's memory for 1,001 buffers; IREE maps a compiled module",
 }

@@ -284,6 +284,29 @@ def test_a_folder_of_plots_that_cannot_be_made_costs_no_measurement(task_file: P
     assert (ended.returncode, ended.stdout, ended.stderr.splitlines()) == (1, "", [told])
 
 
+def test_a_page_replaces_no_input_and_no_plot(task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "its_source.py"
+    module.write_text("def make(): pass\nclass Policy: pass\n")
+    plots = tmp_path / "plots"
+    plots.mkdir()
+    for own in (
+        ("its_source:make", "--html", "its_source.py"),
+        (str(task_file), "--policy", "its_source:Policy", "--html", "its_source.py"),
+        (str(task_file), "--plots", str(plots), "--html", str(plots / "rates.png")),
+    ):
+        ended = bench(*own)
+        assert ended.returncode == 1
+        assert "would be overwritten" in ended.stderr or "--plots has a plot of this name" in ended.stderr
+    assert module.read_text().startswith("def make")
+
+
+def test_a_seed_without_random_arrivals_is_refused(task_file: Path) -> None:
+    ended = bench(str(task_file), "--rate", "10", "--arrivals", "constant", "--seed", "3")
+    assert (ended.returncode, "--seed is of random arrivals" in ended.stderr) == (1, True)
+
+
 @pytest.mark.full
 def test_inputs_that_the_function_does_not_take(task_file: Path, tmp_path: Path) -> None:
     for text, said in (('{"z": [1]}', "there is no input 'z'"), ("[1]", "no object"), ("{", "has no inputs")):

@@ -90,6 +90,8 @@ def test_a_traces_name_commands_no_terminal(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "trace.csv: the trace has no requests"),
+        ("0\n1_0\n", "trace.csv:2: a line begins with seconds, not '1_0'"),
+        ("0\n" + "1" * (1 << 20), "trace.csv:2: a line has more than 1,048,576 letters"),
         ("2\n\n1\n", "trace.csv:3: a trace is in the order of time: 1 s comes after 2 s"),
         ("0\nnoon,x\n", "trace.csv:2: .* not 'noon'"),
         ("0\ninf\n", "trace.csv:2: .* not 'inf'"),

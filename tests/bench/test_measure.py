@@ -188,12 +188,16 @@ def test_requests_that_end_after_the_windows_count() -> None:
 
     found, _ = Simulated(forever(0.03)).measured()
     whole = complete(found, Rest(), 1.0)
-    assert whole.lost == 3
+    assert (whole.lost, whole.errors) == (2, {"DeadlineExceeded": 1})
+    assert whole.unanswered == 2  # the failed one, and the lost one of these windows: the other came before
+    assert found.rate_per_s is not None
+    span_s = sum(window.seconds for window in found.windows[-found.counted :])
+    assert whole.rate_per_s == pytest.approx(found.rate_per_s - (2 / span_s if whole.open_loop else 0))
     # the server's figures are of these requests, too: their mean latency is the sum of its stages
     assert whole.mean_s * whole.results == pytest.approx(found.mean_s * found.results + 3.0 + 5.0)
     assert whole.results == found.results + 2
     assert whole.slowest_s == pytest.approx(max(5.0, perf_counter() - 90.0), abs=60)
-    assert len(whole.latencies_s) == len(found.latencies_s) + 3  # the failed one took as long as that at least
+    assert len(whole.latencies_s) == len(found.latencies_s) + 2  # a failed one has no latency, as in the windows
     assert sorted(whole.latencies_s)[-2 if whole.slowest_s > 3 else -1] == pytest.approx(3.0)
 
 

@@ -31,6 +31,15 @@ def windows(*rows: tuple[int, int, float]) -> list[MeasurementWindow]:
 STEADY = (100, 100, 0.01)
 
 
+def test_a_service_that_stalls_is_not_called_overloaded_while_it_may_go_on() -> None:
+    stalls = [(20, answered, 0.006) for answered in (17, 14, 19, 18, 0, 0, 0, 0, 0)]
+    assert {stability(windows(*stalls[:count]), open_loop=True) for count in range(4, 10)} == {Stability.UNSETTLED}
+    gone_on = windows(*stalls, (20, 120, 3.0), *[(20, 20, 0.006)] * 6)
+    assert stability(gone_on, open_loop=True) is not Stability.UNSTABLE
+    overloaded = [(20, 20, 0.006)] * 4 + [(20, 2, 0.5)] * 5
+    assert stability(windows(*overloaded), open_loop=True) is Stability.UNSTABLE
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

@@ -235,7 +235,7 @@ def test_a_file_that_holds_no_results_is_named(tmp_path: Path) -> None:
         msgspec.json.encode(Hardware.here()).decode().replace('"commit":"', '"commit":"a | b'),
     ):
         (tmp_path / "results").write_bytes(line.encode(errors="surrogateescape") + b"\n")
-        with pytest.raises(InvalidRecord, match=r"results, line .: .*; `--figure all --fresh` measures all"):
+        with pytest.raises(InvalidRecord, match=r"results, line .: .*`--figure all --fresh` sets it aside"):
             Results(tmp_path / "results")
 
 
@@ -283,6 +283,44 @@ def test_a_fresh_run_keeps_the_results_of_all_earlier_runs(stand: Stand, tmp_pat
     assert old.read_bytes() == b"of the first run\n"
     assert (more.read_bytes() if more.exists() else b"") == unfinished
     assert outcome.stderr.splitlines()[0] == f"earlier results: {old}{f', {more}' if unfinished else ''}"
+
+
+@pytest.mark.processes  # git, for the commit
+@pytest.mark.usefixtures("stand")
+def test_a_fresh_figure_leaves_a_copy_of_all_results_and_says_which_others_go(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    file, asked = tmp_path / "kaas-small.jsonl", cells_of(["10"])
+    others = [cell for cell in cells_of(["13"]) if cell.offline in asked and cell not in asked]
+    run(["10", "13"], Results(file), SMALL, nothing, nothing)
+    before = file.read_bytes()
+    outcome = CliRunner().invoke(app, ["papers", "kaas", "--fresh", "--figure", "10", "--folder", str(tmp_path)])
+    assert outcome.exit_code == 0, outcome.output
+    assert f"{len(others)} results of other figures go too" in outcome.stderr
+    assert file.with_suffix(".old").read_bytes() == before
+    assert {*Results(file).found} == {*cells_of(["10", "13"])} - {*others}
+
+
+@pytest.mark.parametrize("page", ["kaas-full.jsonl", "kaas-small.old", "kaas-small.jsonl", "link"])
+def test_a_page_replaces_no_results(stand: Stand, tmp_path: Path, page: str) -> None:
+    pytest.importorskip("ray")
+    for name in ("kaas-full.jsonl", "kaas-small.old"):
+        (tmp_path / name).write_bytes(b"results\n")
+    (tmp_path / "link").hardlink_to(tmp_path / "kaas-full.jsonl")
+    command = ["papers", "kaas", "--figure", "10", "--folder", str(tmp_path), "--report", str(tmp_path / page)]
+    outcome = CliRunner().invoke(app, command)
+    assert outcome.exit_code != 0
+    assert "the page needs another file" in str(outcome.exception or outcome.output)
+    assert (tmp_path / "kaas-full.jsonl").read_bytes() == (tmp_path / "kaas-small.old").read_bytes() == b"results\n"
+    assert stand.cells == []
+
+
+def test_damaged_results_of_another_scale_are_named_before_the_run(stand: Stand, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "kaas-full.jsonl").write_bytes(b"damaged\n")
+    command = ["papers", "kaas", "--figure", "10", "--folder", str(tmp_path), "--report", str(tmp_path / "page.md")]
+    outcome = CliRunner().invoke(app, command)
+    assert "with --scale full" in str(outcome.exception or outcome.output)
+    assert stand.cells == []
 
 
 @pytest.mark.processes  # git, for the commit

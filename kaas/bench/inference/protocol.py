@@ -20,7 +20,7 @@ import numpy as np
 
 from kaas.bench.inference.http import JsonServer
 from kaas.bench.service import LoadedService
-from kaas.errors import InferenceFailed, InvalidRequest, Unreachable
+from kaas.errors import InferenceFailed, InvalidGraph, InvalidRequest, Unreachable
 from kaas.ktask.arguments import Buffer
 
 DTYPES = {
@@ -37,6 +37,8 @@ DTYPES = {
 """The protocol's names of dtypes, but for strings and BF16, which JSON cannot carry as numbers."""
 CONNECTIONS = 64
 """The most requests under way; further ones wait for a connection, and their latencies count the wait."""
+MOST_ELEMENTS = 1 << 40
+"""The most elements of an output, and the largest size of a dimension."""
 METADATA_S = 60.0
 """Longest wait for a model's description."""
 MOST_VALUES = 1 << 22
@@ -68,7 +70,7 @@ class InferenceEndpoint:
             inputs = tuple(_buffer(each) for each in told["inputs"])
             if len({buffer.name for buffer in inputs}) < len(inputs):
                 raise ValueError("two inputs have one name")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, InvalidGraph) as error:
             message = f"{self._url}: the metadata of model {model!r} cannot be read: {error!r}"
             raise InferenceFailed(message) from error
         values = sum(math.prod(buffer.shape) for buffer in inputs)
@@ -165,10 +167,19 @@ def _check(output: Mapping[str, Any]) -> None:
     shape, data = output["shape"], output["data"]
     if not isinstance(output["name"], str) or not isinstance(output["datatype"], str) or not isinstance(data, list):
         raise TypeError("an output has a name, a datatype, and a list of data")
-    for _ in shape[1:]:
-        if data and isinstance(data[0], list):
+    if any(type(size) is not int or not 0 <= size <= MOST_ELEMENTS for size in shape):
+        raise ValueError(f"a size of an output is a number from 0 to {MOST_ELEMENTS:,}")
+    if data and isinstance(data[0], list):
+        for size in shape[1:]:
+            if any(not isinstance(row, list) or len(row) != size for row in data):
+                raise ValueError("an output's lists of lists are not of its shape")
             data = list(chain.from_iterable(data))
-    if any(type(size) is not int or size < 0 for size in shape) or len(data) != math.prod(shape):
+    if any(not isinstance(element, int | float | str) for element in data):
+        raise TypeError("an output's elements are numbers, truth values or texts")
+    count = 1
+    for size in shape:  # `math.prod` of many large sizes takes minutes
+        count = min(count * size, MOST_ELEMENTS)
+    if len(data) != count:
         raise ValueError(f"{len(data)} elements are not of the shape {shape!r:.80}")
 
 

@@ -112,19 +112,27 @@ def run(
         for completed in _loop(query, scenario, rate_per_s):
             if completed is not None:
                 ends.append(completed)
-            if perf_counter() - began_s >= duration_s or (scenario is MlperfScenario.OFFLINE and ends):
+            if scenario is MlperfScenario.OFFLINE and ends:
+                break
+            if scenario is not MlperfScenario.OFFLINE and query.last_due_s - began_s >= duration_s:
+                break
+            if perf_counter() - began_s >= duration_s + patience_s:
                 break
         for completed in query.drain(patience_s):
             ends.append(completed)
         interrupted = False
     seconds = perf_counter() - began_s
-    if not query.outstanding and scenario is MlperfScenario.OFFLINE:
-        seconds = max(completed.ended_s for completed in ends) - began_s
+    issued_s = query.last_due_s - began_s
+    if scenario is MlperfScenario.OFFLINE:
+        issued_s = seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
     lost = query.outstanding
     errors = len(ends) - len(latencies) + lost
-    missing = [*rules_broken(scenario, samples, seconds, errors), *_too_slow(scenario, estimate, bound_s)]
+    missing = [
+        *rules_broken(scenario, samples, min(duration_s, issued_s), errors),
+        *_too_slow(scenario, estimate, bound_s),
+    ]
     if interrupted:
         missing.insert(0, "Ctrl-C ended it")
     rate = len(latencies) * samples / seconds
@@ -163,7 +171,15 @@ def offline_samples(rate_per_s: float, duration_s: float) -> int:
 
 
 def rules_broken(scenario: MlperfScenario, samples: int, seconds: float, errors: int) -> Iterator[str]:
-    """Yield what the rules ask and a run has not. samples: of a query. errors: the queries that have no result."""
+    """Yield what the rules ask and a run has not.
+
+    Args:
+        scenario: of the run.
+        samples: of a query.
+        seconds: that were asked for; or fewer, to the time at which the last query was due (offline, to its end). A
+            slow last query makes no run longer.
+        errors: the queries that have no result.
+    """
     if seconds < DURATION_S:
         yield f"a run takes {DURATION_S:g} s or more, not {seconds:.3g} s"
     if errors:

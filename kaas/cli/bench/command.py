@@ -153,6 +153,8 @@ def file(
     if scenario is None:
         _refuse({"--loadgen": by_loadgen or None, "--bound": bound, "--duration": duration}, "a --scenario")
         _refuse({} if rate else of_rates, "a --rate")
+        if seed is not None and arrivals is Arrivals.CONSTANT:
+            raise InvalidRequest("--seed is of random arrivals, which those of --arrivals constant are not")
     else:
         _refuse_beside(scenario, rate, bound, {**of_loops, **of_rates, "--plots": plots})
     window_s = window or 1.0
@@ -164,9 +166,9 @@ def file(
         report.check_matplotlib()
     if plots is not None:
         _make_folder(plots)
-    read = [each for each in (Path(target), trace, given, *(keys or ())) if each is not None]
-    if html is not None and html.resolve() in {each.resolve() for each in read}:
-        raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
+    if html is not None:
+        read = [Path(target), trace, given, *(keys or ()), _source_of(target), _source_of(policy)]
+        _refuse_to_replace(html, read, [plots / f"{name}.png" for name in report.PLOTS] if plots else [])
     at_service = opened(target, loaded, endpoint, server, keys, name, weights, chosen, ray=ray)
     with ExitStack() as written, at_service as service:
         inputs = _inputs(service, scalars, given)
@@ -265,6 +267,25 @@ def _refuse(options: Mapping[str, object], needed: str) -> None:
     for option, value in options.items():
         if value is not None:
             raise InvalidRequest(f"{option} is of {needed}, and has no meaning without")
+
+
+def _source_of(text: str | None) -> Path | None:
+    """Return the file of the module of module:name, which is imported already; None of other texts."""
+    module, colon, _ = (text or "").partition(":")
+    found = getattr(sys.modules.get(module), "__file__", None) if colon else None
+    return None if found is None else Path(found)
+
+
+def _refuse_to_replace(html: Path, read: Sequence[Path | None], drawn: Sequence[Path]) -> None:
+    """Refuse a page that has the name of an input, or of a plot of the same run.
+
+    Raises:
+        InvalidRequest
+    """
+    if html.resolve() in {each.resolve() for each in read if each is not None}:
+        raise InvalidRequest(f"--html {html}: this file is an input, and would be overwritten")
+    if html.resolve() in {each.resolve() for each in drawn}:
+        raise InvalidRequest(f"--html {html}: --plots has a plot of this name")
 
 
 def _refuse_beside(

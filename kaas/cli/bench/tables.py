@@ -17,7 +17,7 @@ from kaas.cli.observe import print_whole
 
 NONE = "-"
 STATES = {
-    "unsettled": "its windows did not agree; a longer --limit helps, and with it a longer --window",
+    "unsettled": "its windows did not agree, or were too few; a longer --limit helps, and with it a longer --window",
     "cut off": "--limit ended the trace before its last request; the figures are of those before",
     "unstable": "the queue grew as fast as requests came; a steady rate and latency do not exist",
     "silent": "the service gave no more results",

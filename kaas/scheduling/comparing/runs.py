@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, fields
+from multiprocessing import active_children
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,6 +20,7 @@ from kaas.scheduling.policy_choice import choose_policy
 from kaas.scheduling.simulation.scenario import Scenario
 from kaas.scheduling.workloads.workload import open_workload
 
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 Spread = tuple[float, float]
 """The mean of a figure over seeds, and its standard deviation, which is 0 for one seed."""
 
@@ -48,7 +51,8 @@ def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda:
     Raises:
         KaasError: the first one of a run; the others are not run any more. Or a process was killed.
     """
-    with ProcessPoolExecutor(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as processes:
+    others = set(active_children())
+    with ProcessPoolExecutor(initializer=_end_with_parent) as processes:
         submitted = [processes.submit(run.figures) for run in runs]
         try:
             for ended in as_completed(submitted):
@@ -58,8 +62,16 @@ def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda:
             raise KaasError("the process of a simulation was killed; perhaps it needed too much memory") from error
         except BaseException:
             processes.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:  # those of these runs, which may take long
+                process.terminate()
             raise
         return [each.result() for each in submitted]
+
+
+def _end_with_parent() -> None:
+    """Have this process end with its parent, whatever ends that one (prctl(2)), and by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def spreads(measured: Sequence[PolicyFigures]) -> dict[str, Spread]:

@@ -157,6 +157,12 @@ def test_any_input_has_any_name_and_any_path_is_asked(url: str) -> None:
         ({"name": "y", "shape": [1], "data": [1]}, False),
         ({**Y, "shape": [1000, 1000], "data": []}, False),
         ({**Y, "shape": [2, 2], "data": [[1, 2], 3]}, False),
+        ({**Y, "shape": [2, 2], "data": [[1, 2, 3], [4]]}, False),
+        ({**Y, "shape": [3], "data": [[1, [2]], None, {}]}, False),
+        ({**Y, "shape": [2], "data": [None, None]}, False),
+        ({**Y, "shape": [10**4000] * 2000, "data": [1]}, False),  # whose product takes minutes
+        ({**Y, "shape": [10**12] * 2000, "data": [1]}, False),
+        ({**Y, "shape": [10**12, 0], "data": []}, True),
         ({**Y, "shape": [2, -2], "data": []}, False),
         ({**Y, "shape": "12", "data": [1, 2]}, False),
         ({**Y, "shape": [1], "data": "1"}, False),

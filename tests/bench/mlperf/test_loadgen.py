@@ -65,7 +65,6 @@ def test_both_drivers_find_the_same_of_a_service(scenario: MlperfScenario, servi
     assert theirs.latency_s is not None
     assert ours.latency_s is not None
     assert ours.rate_per_s == pytest.approx(theirs.rate_per_s, rel=0.3)
-    assert ours.latency_s == pytest.approx(theirs.latency_s, rel=3.0)  # of the slowest queries
     assert min(theirs.latency_s, ours.latency_s) >= SERVICE_S
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from time import perf_counter
 from typing import Any
 
@@ -79,6 +79,34 @@ def test_a_short_run_has_figures_and_names_the_rules_that_it_breaks(scenario: Ml
     assert found.rate_per_s > 0
     assert not found.valid
     assert found.missing[0].startswith("a run takes 600 s or more, not 0.")
+
+
+@pytest.mark.parametrize("scenario", [MlperfScenario.SINGLE_STREAM, MlperfScenario.SERVER])
+def test_a_slow_last_query_makes_no_short_run_valid(monkeypatch: pytest.MonkeyPatch, scenario: MlperfScenario) -> None:
+    monkeypatch.setattr(scenarios, "DURATION_S", 0.3)
+
+    def send(number: int) -> Future[Any]:
+        counts["sent"] += 1
+        if counts["sent"] != 50:
+            return answered(number)
+        slow: Future[Any] = Future()
+        Timer(0.4, slow.set_result, (None,)).start()
+        return slow
+
+    counts = Counter[str]()
+    found = run(send, scenario, rate_per_s=1000.0, bound_s=1.0, duration_s=0.1)
+    assert found.seconds > 0.3
+    assert found.missing[0] == "a run takes 0.3 s or more, not 0.1 s"
+
+
+def test_ctrl_c_while_an_offline_query_is_sent_is_told() -> None:
+    def send(number: int) -> Future[Any]:
+        if number == 3:
+            raise KeyboardInterrupt
+        return answered(number)
+
+    found = run(send, MlperfScenario.OFFLINE, rate_per_s=50.0, bound_s=1.0, duration_s=0.2)
+    assert (found.interrupted, found.queries, found.missing[0]) == (True, 0, "Ctrl-C ended it")
 
 
 def test_an_interrupted_run_has_the_figures_that_there_are() -> None:

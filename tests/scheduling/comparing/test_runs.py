@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +39,40 @@ def test_an_error_of_a_run_ends_all_of_them() -> None:
     wrong = read({"policy": {"name": "lalbo3", "limit": -1}, "requests": []})
     with pytest.raises(InvalidScenario, match="limit"):
         measure_all([SimulatedRun(partial(replace, each)) for each in (SCENARIO, wrong)])
+
+
+LONG = """
+import sys
+from functools import partial
+from pathlib import Path
+from kaas.scheduling.comparing.runs import SimulatedRun, measure_all
+
+def endless(number):
+    Path(f"{sys.argv[1]}/{number}").touch()
+    while True: pass
+
+measure_all([SimulatedRun(partial(endless, number)) for number in range(2)])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_long_runs_end_with_the_program(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal to the program alone, as a supervisor sends it, and not to its group."""
+    file = tmp_path / "long.py"
+    file.write_text(LONG)
+    # a shell may have left SIGINT ignored
+    begin = "import runpy, signal; signal.signal(2, signal.default_int_handler); runpy.run_path({!r}, None, '__main__')"
+    command = [sys.executable, "-c", begin.format(str(file)), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    reader, writer = os.pipe()  # whose end comes when all processes have ended
+    with subprocess.Popen(command, env=environment, pass_fds=[writer], stderr=subprocess.DEVNULL) as program:
+        os.close(writer)
+        while not all((tmp_path / str(each)).exists() for each in range(2)):
+            assert program.poll() is None
+        program.send_signal(number)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read() == b""
 
 
 def test_a_run_of_a_policy_of_ones_own() -> None:
