@@ -9,7 +9,7 @@ from lzma import LZMAError
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 from kaas.errors import InvalidRequest
 from kaas.ktask.arguments import Buffer
@@ -80,6 +80,8 @@ def from_file(file: Path, inputs: Iterable[Buffer]) -> dict[str, np.ndarray[Any,
     taken = {buffer.name: buffer for buffer in inputs}
     try:
         if file.suffix == ".npz":
+            if not is_zipfile(file):
+                raise ValueError("it is no archive of arrays, as `numpy.savez` writes it")
             with np.load(file, allow_pickle=False) as opened:
                 found = dict(opened)
         else:
