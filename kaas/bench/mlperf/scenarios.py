@@ -106,24 +106,23 @@ def run(
     """
     samples = offline_samples(rate_per_s, duration_s) if scenario is MlperfScenario.OFFLINE else scenario.samples
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
-    patience_s = DRAIN_S if scenario is not MlperfScenario.OFFLINE else DRAIN_S + SLOWER * duration_s
+    offline = scenario is MlperfScenario.OFFLINE
+    patience_s = DRAIN_S + SLOWER * duration_s if offline else DRAIN_S
     began_s, ends, interrupted = perf_counter(), list[Completion](), True
     with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
         for completed in _loop(query, scenario, rate_per_s):
             if completed is not None:
                 ends.append(completed)
-            if scenario is MlperfScenario.OFFLINE and ends:
+            sent = bool(ends) if offline else query.last_due_s - began_s >= duration_s
+            if sent or perf_counter() - began_s >= duration_s + patience_s:
                 break
-            if scenario is not MlperfScenario.OFFLINE and query.last_due_s - began_s >= duration_s:
-                break
-            if perf_counter() - began_s >= duration_s + patience_s:
-                break
-        for completed in query.drain(patience_s):
+        waited_s = 0.0 if offline else perf_counter() - began_s - duration_s
+        for completed in query.drain(patience_s - waited_s):
             ends.append(completed)
         interrupted = False
     seconds = perf_counter() - began_s
     issued_s = query.last_due_s - began_s
-    if scenario is MlperfScenario.OFFLINE:
+    if offline:
         issued_s = seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
