@@ -161,13 +161,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def measured(
-    cell: Cell,
-    replicas: Replicas,
-    testbed: Testbed,
-    peak_per_s: float | None,
-    start_s: float = START_S,
-    *,
-    warm: bool = False,
+    cell: Cell, replicas: Replicas, testbed: Testbed, peak_per_s: float | None, start_s: float = START_S
 ) -> Found:
     """Measure a cell.
 
@@ -177,18 +171,16 @@ def measured(
         testbed: what they run on.
         peak_per_s: the rate of `cell.offline`, for an online cell.
         start_s: the time of a request that starts a process, on this machine.
-        warm: the replicas have just run, and no others since.
 
     Raises:
         WrongAnswer: a result is not the replica's, or a request has none.
         DeadlineExceeded: too few requests have a result in the cell's time, so that there is no figure.
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
-    if not warm:
-        # an exclusive policy has a process on each device, and ends it for the next replica's
-        some = testbed.devices * cell.side.etask_workers
-        warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
-        warmed.warm(SLOTS * testbed.devices)
+    # an exclusive policy has a process on each device, and ends it for the next replica's
+    some = testbed.devices * cell.side.etask_workers
+    warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
+    warmed.warm(SLOTS * testbed.devices)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s, windows = _windows(cell, testbed, offered_per_s, start_s)

@@ -108,7 +108,7 @@ def run(
     """
     left = sorted(
         (cell for cell in cells_of(figures) if cell not in results.found),
-        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.replicas, cell.online),
+        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
     )
     singles = _missing_singles(figures, results)
     with _Servers(testbed, tell) as servers:
@@ -125,26 +125,23 @@ def run(
                     measuring = list(group)
                     registered = server.etasks if side.is_etask else server.ktasks
                     with registered(WORKLOADS[name], max(cell.replicas for cell in measuring)) as replicas:
-                        warm = 0
                         for cell in measuring:
-                            found = _found(cell, replicas, results, testbed, tell, warm=cell.replicas == warm)
-                            warm = cell.replicas
-                            if found is not None:
+                            if (found := _found(cell, replicas, results, testbed, tell)) is not None:
                                 results.add((cell, found))
                                 progress((cell, found))
 
 
 def _found(
-    cell: Cell, replicas: Replicas, results: Results, testbed: Testbed, tell: Callable[[str], object], *, warm: bool
+    cell: Cell, replicas: Replicas, results: Results, testbed: Testbed, tell: Callable[[str], object]
 ) -> Found | None:
-    """Measure a cell. Return None if it has no figure, and say why. warm: its replicas are those of the cell before."""
+    """Measure a cell. Return None if it has no figure, and say why."""
     peak = results.found.get(cell.offline)
     if cell.online and peak is None:
         tell(f"{cell.title}: no figure, since the rate is a share of that of {cell.offline.title}")
         return None
     rate_per_s, starts_s = peak.rate_per_s if peak else None, results.process_start_s
     try:
-        return measured(cell, replicas.first(cell.replicas), testbed, rate_per_s, *starts_s, warm=warm)
+        return measured(cell, replicas.first(cell.replicas), testbed, rate_per_s, *starts_s)
     except DeadlineExceeded as error:
         tell(f"{cell.title}: no figure, {error.message}")
         return None

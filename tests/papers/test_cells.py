@@ -106,12 +106,6 @@ def test_a_part_of_a_batch_at_the_end_is_no_lower_rate() -> None:
     assert cells._rate_per_s(Cell("bert", Side.KTASK, 4), found) == 4.0
 
 
-def test_replicas_that_are_warm_get_no_further_requests_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StandReplicas, "warm", lambda *_: pytest.fail("these are warm"))
-    replicas: Any = StandReplicas()
-    assert measured(OFFLINE, replicas, SMALL, None, warm=True).requests > 0
-
-
 def test_an_exclusive_policy_is_warm_where_its_devices_are() -> None:
     replicas: Any = StandReplicas()
     measured(Cell("jacobi", Side.KTASK_EXCLUSIVE, 16), replicas, SMALL, None)

@@ -64,7 +64,6 @@ class Stand:
         self.policies: list[str] = []
         self.cells: list[Cell] = []
         self.peaks: list[float | None] = []
-        self.warm: list[bool] = []
         self.stops_at: Cell | None = None
         self.silent_at: Cell | None = None
         monkeypatch.setattr(experiments, "serve", self.serve)
@@ -85,9 +84,7 @@ class Stand:
     def properties(self, _: StandServer) -> list[Properties]:
         return [Properties(workload, 1.3e9, 0.092, 0.132) for workload in TABLE]
 
-    def measured(
-        self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None, *__: float, warm: bool
-    ) -> Found:
+    def measured(self, cell: Cell, replicas: StandReplicas, _: Testbed, peak_per_s: float | None, *__: float) -> Found:
         kind = "eTask" if cell.side.is_etask else "kTask"
         assert replicas == StandReplicas(cell.side.policy, kind, cell.workload, cell.replicas)
         if cell == self.stops_at:
@@ -96,7 +93,6 @@ class Stand:
             raise DeadlineExceeded("no result within 5 s")
         self.cells.append(cell)
         self.peaks.append(peak_per_s)
-        self.warm.append(warm)
         return found(cell.replicas, offered_per_s=1.0 if cell.online else 0.0)
 
 
@@ -128,14 +124,6 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     assert stand.policies == ["cfs_affinity", *["exclusive"] * 9, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75] * 5
     assert [each.workload for each in results.properties] == list(TABLE)
-
-
-def test_replicas_that_have_just_run_are_not_made_warm_again(stand: Stand, tmp_path: Path) -> None:
-    run(["13"], Results(tmp_path / "results"), SMALL, nothing, nothing)
-    before = [None, *stand.cells]
-    for last, cell, warm in zip(before, stand.cells, stand.warm, strict=False):
-        assert warm == (cell.online and cell.offline == last)
-    assert sum(stand.warm) == sum(cell.online for cell in stand.cells)
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
