@@ -108,12 +108,16 @@ def run(
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
     offline = scenario is MlperfScenario.OFFLINE
     patience_s = DRAIN_S + SLOWER * duration_s if offline else DRAIN_S
-    began_s, ends, interrupted = perf_counter(), list[Completion](), True
+    began_s, ends, interrupted, sent_s = perf_counter(), list[Completion](), True, 0.0
     with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
         for completed in _loop(query, scenario, rate_per_s):
             if completed is not None:
                 ends.append(completed)
-            sent = bool(ends) if offline else query.last_due_s - began_s >= duration_s
+            if scenario is MlperfScenario.SERVER:  # its queries come at random, and may be far apart
+                sent_s = perf_counter() - began_s
+            elif not offline:
+                sent_s = query.last_due_s - began_s
+            sent = bool(ends) if offline else sent_s >= duration_s
             if sent or perf_counter() - began_s >= duration_s + patience_s:
                 break
         waited_s = 0.0 if offline else perf_counter() - began_s - duration_s
@@ -121,15 +125,14 @@ def run(
             ends.append(completed)
         interrupted = False
     seconds = perf_counter() - began_s
-    issued_s = query.last_due_s - began_s
     if offline:
-        issued_s = seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
+        sent_s = seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
     lost = query.outstanding
     errors = len(ends) - len(latencies) + lost
     missing = [
-        *rules_broken(scenario, samples, min(duration_s, issued_s), errors),
+        *rules_broken(scenario, samples, min(duration_s, sent_s), errors),
         *_too_slow(scenario, estimate, bound_s),
     ]
     if interrupted:
@@ -175,8 +178,8 @@ def rules_broken(scenario: MlperfScenario, samples: int, seconds: float, errors:
     Args:
         scenario: of the run.
         samples: of a query.
-        seconds: that were asked for; or fewer, to the time at which the last query was due (offline, to its end). A
-            slow last query makes no run longer.
+        seconds: that were asked for; or fewer, if queries were sent for a shorter time (offline: ran). A slow last
+            query makes no run longer.
         errors: the queries that have no result.
     """
     if seconds < DURATION_S:
