@@ -32,7 +32,7 @@ OTHERS = {"tvm_backend": RUNS, "cutlass_blas": f"{RUNS}; `provider` in executors
 
 ORDER = (
     ("softgpu",),
-    ("errors", "store", "cache_folders", "import_target", "optional_ray", "output_files", "futures"),
+    ("errors", "store", "cache_folders", "import_target", "optional_ray", "output_files", "parent_end", "futures"),
     ("config",),
     ("profiles",),
     ("ktask",),

@@ -68,8 +68,8 @@ class Load:
     """Requests to one service, by one thread.
 
     Fields:
-        sent: the number of requests. last_due_s: when the last of them was due. outstanding: those without an end.
-            under_way: when each of these was due, by its future.
+        sent: the number of requests. outstanding: those without an end. under_way: when each of these was due, by its
+            future.
     """
 
     def __init__(self, send: Send, check: Check | None = None) -> None:
@@ -81,7 +81,6 @@ class Load:
         self._ahead = deque[float]()  # arrivals that were read, and not sent
         self.under_way: dict[Future[Any], float] = {}
         self.sent = 0
-        self.last_due_s = 0.0
         self.outstanding = 0
 
     def due(self, now_s: float) -> int:
@@ -170,7 +169,6 @@ class Load:
             self.outstanding -= 1
             raise
         else:
-            self.last_due_s = due_s
             self.under_way[future] = due_s
             future.add_done_callback(partial(self._ended, number, due_s, sent_s))
 

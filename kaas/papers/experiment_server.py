@@ -6,7 +6,6 @@ device, and another step.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ import msgspec
 from kaas.client.client import Client
 from kaas.errors import DeviceUnavailable, WrongAnswer
 from kaas.papers.workloads import WORKLOADS, Workload
+from kaas.parent_end import end_with_parent
 from kaas.server.clients.keys import new_client
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ STORED_BYTES = 2 * max(each.constant_bytes for each in WORKLOADS.values())
 BUILD_S_PER_MINUTE = 600.0
 """A client's quota: a provider may compile kernels on several processors at a time."""
 STOP_S = 60.0
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-"""Loaded here: between fork and exec, in a program with threads, only the call itself is safe."""
 TOLERANCE = 1e-3
 """Of a result, relative to it if it is larger than one."""
 
@@ -174,7 +171,7 @@ def serve(
             stderr=errors,
             text=True,
             env=environment,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
             start_new_session=True,  # a signal to the whole group would end Ray first, and the server would wait for it
         )
     try:
@@ -191,11 +188,6 @@ def serve(
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-
-
-def _end_with_parent() -> None:
-    """Have this process get SIGTERM when its parent ends, whatever ends it (prctl(2))."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _settings(folder: Path, policy: str, testbed: Testbed, etask_workers: int) -> dict[str, Any]:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.processes
 
 _PARENT = """
 import subprocess, sys
-from kaas.papers.experiment_server import _end_with_parent
-child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=_end_with_parent)
+from kaas.parent_end import end_with_parent
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=end_with_parent)
 print(child.pid, flush=True)
 input()
 """

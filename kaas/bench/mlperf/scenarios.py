@@ -108,33 +108,25 @@ def run(
     query = Load((lambda number: gathered(send, number * samples, samples)) if samples > 1 else send)
     offline = scenario is MlperfScenario.OFFLINE
     patience_s = DRAIN_S + SLOWER * duration_s if offline else DRAIN_S
-    began_s, ends, interrupted, sent_s = perf_counter(), list[Completion](), True, 0.0
+    began_s, ends, interrupted = perf_counter(), list[Completion](), True
     with suppress(KeyboardInterrupt):  # the run then ends here, with the figures that there are
         for completed in _loop(query, scenario, rate_per_s):
             if completed is not None:
                 ends.append(completed)
-            if scenario is MlperfScenario.SERVER:  # its queries come at random, and may be far apart
-                sent_s = perf_counter() - began_s
-            elif not offline:
-                sent_s = query.last_due_s - began_s
-            sent = bool(ends) if offline else sent_s >= duration_s
-            if sent or perf_counter() - began_s >= duration_s + patience_s:
+            if perf_counter() - began_s >= duration_s or (offline and ends):
                 break
-        waited_s = 0.0 if offline else perf_counter() - began_s - duration_s
-        for completed in query.drain(patience_s - waited_s):
+        for completed in query.drain(patience_s):
             ends.append(completed)
         interrupted = False
     seconds = perf_counter() - began_s
     if offline:
-        sent_s = seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
+        seconds = max((completed.ended_s for completed in ends), default=perf_counter()) - began_s
     latencies = sorted(completed.latency_s for completed in ends if completed.error is None)
     estimate = early_stopping(latencies, scenario.percentile) if scenario.percentile else None
     lost = query.outstanding
     errors = len(ends) - len(latencies) + lost
-    missing = [
-        *rules_broken(scenario, samples, min(duration_s, sent_s), errors),
-        *_too_slow(scenario, estimate, bound_s),
-    ]
+    counted_s = min(duration_s, seconds)  # a slow last query makes no run longer than was asked for
+    missing = [*rules_broken(scenario, samples, counted_s, errors), *_too_slow(scenario, estimate, bound_s)]
     if interrupted:
         missing.insert(0, "Ctrl-C ended it")
     rate = len(latencies) * samples / seconds
@@ -173,15 +165,7 @@ def offline_samples(rate_per_s: float, duration_s: float) -> int:
 
 
 def rules_broken(scenario: MlperfScenario, samples: int, seconds: float, errors: int) -> Iterator[str]:
-    """Yield what the rules ask and a run has not.
-
-    Args:
-        scenario: of the run.
-        samples: of a query.
-        seconds: that were asked for; or fewer, if queries were sent for a shorter time (offline: ran). A slow last
-            query makes no run longer.
-        errors: the queries that have no result.
-    """
+    """Yield what the rules ask and a run has not. samples: of a query. errors: the queries that have no result."""
     if seconds < DURATION_S:
         yield f"a run takes {DURATION_S:g} s or more, not {seconds:.3g} s"
     if errors:

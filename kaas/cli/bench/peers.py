@@ -36,8 +36,7 @@ def peers(
     """Measure KaaS beside its peers in one run, each in turn. A peer that is not installed is left out, and named.
 
     A peer that fails is left out, too, with its reason, and the exit status is then 1. An experiment without a peer is
-    left out, and changes no status.
-    Ctrl-C ends the run with what there is.
+    left out, and changes no status. Ctrl-C ends the run with what there is.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
     import msgspec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,13 +13,13 @@ from typing import Any
 
 from kaas.errors import KaasError
 from kaas.import_target import modules_here
+from kaas.parent_end import end_with_parent
 from kaas.scheduling.comparing.figures import PolicyFigures, measure
 from kaas.scheduling.policies import factory
 from kaas.scheduling.policy_choice import choose_policy
 from kaas.scheduling.simulation.scenario import Scenario
 from kaas.scheduling.workloads.workload import open_workload
 
-_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 Spread = tuple[float, float]
 """The mean of a figure over seeds, and its standard deviation, which is 0 for one seed."""
 
@@ -52,7 +51,7 @@ def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda:
         KaasError: the first one of a run; the others are not run any more. Or a process was killed.
     """
     others = set(active_children())
-    with ProcessPoolExecutor(initializer=_end_with_parent) as processes:
+    with ProcessPoolExecutor(initializer=_begin) as processes:
         submitted = [processes.submit(run.figures) for run in runs]
         try:
             for ended in as_completed(submitted):
@@ -68,10 +67,9 @@ def measure_all(runs: Sequence[SimulatedRun], done: Callable[[], None] = lambda:
         return [each.result() for each in submitted]
 
 
-def _end_with_parent() -> None:
-    """Have this process end with its parent, whatever ends that one (prctl(2)), and by Ctrl-C."""
+def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
 
 
 def spreads(measured: Sequence[PolicyFigures]) -> dict[str, Spread]:
