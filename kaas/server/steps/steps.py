@@ -18,6 +18,10 @@ from kaas.worker.processes import Child
 
 _log = logging.getLogger(__name__)
 
+GRACE_S = 1.0
+"""How long a step may go on after its call was cancelled: to end its process costs about as much as the next one takes
+to start, which calls of other clients would wait for."""
+
 
 class Made(NamedTuple):
     """A value that a step has made; plain bytes have neither dtype nor shape."""
@@ -68,28 +72,48 @@ class Steps:
             raise InvalidConfig(f"no process of steps starts: {error.message}", field="steps") from error
 
     async def run(self, name: str, values: Mapping[str, Any], whose: Mapping[str, str] = {}) -> dict[str, Made]:
-        """Run a step. A cancelled call ends the step's process, which is replaced. whose: fields for the log.
+        """Run a step. That of a cancelled call has GRACE_S to end; then its process ends, and is replaced.
+
+        Args:
+            name: of the step.
+            values: by name.
+            whose: fields for the log.
 
         Raises:
             StepFailed
         """
-        async with self._room:
-            try:
-                async with asyncio.timeout(self._limit_s):
-                    process, made = await self._run(name, {key: memoryview(each) for key, each in values.items()})
-            except EOFError as error:
-                raise _failed(name, whose, "its process has ended") from error
-            except KaasError as error:
-                raise _failed(name, whose, error.message) from error
-            except TimeoutError as error:
-                message = f"it ran for longer than {self._limit_s:g} s, and its process was ended"
-                raise _failed(name, whose, message) from error
+        await self._room.acquire()
+        step = asyncio.ensure_future(self._limited(name, {key: memoryview(each) for key, each in values.items()}))
+        step.add_done_callback(self._done)
+        try:
+            made = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(GRACE_S, step.cancel)
+            raise
+        except EOFError as error:
+            raise _failed(name, whose, "its process has ended") from error
+        except KaasError as error:
+            raise _failed(name, whose, error.message) from error
+        except TimeoutError as error:
+            message = f"it ran for longer than {self._limit_s:g} s, and its process was ended"
+            raise _failed(name, whose, message) from error
+        if isinstance(made, Raised):
+            raise _failed(name, whose, f"{made.kind}: {made.text}", made.kind, made.traceback)
+        return made
+
+    def _done(self, step: asyncio.Future[Any]) -> None:
+        self._room.release()
+        if not step.cancelled():
+            step.exception()  # the error of a cancelled call's step is read here only
+
+    async def _limited(self, name: str, values: Mapping[str, memoryview]) -> dict[str, Made] | Raised:
+        """Run a step, for `limit_s` at most, and keep its process for the next one."""
+        async with asyncio.timeout(self._limit_s):
+            process, made = await self._run(name, values)
         if self._closed:
             process.kill()
         else:
             self._idle.append(process)
-        if isinstance(made, Raised):
-            raise _failed(name, whose, f"{made.kind}: {made.text}", made.kind, made.traceback)
         return made
 
     async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kaas.errors import InvalidConfig, StepFailed
+from kaas.server.steps import steps as steps_module
 from kaas.server.steps.steps import Steps
 from kaas.wire import protocol, sent_ktasks
 from kaas.worker.processes import on_end
@@ -116,14 +117,49 @@ def test_all_processes_end_with_their_server_also_after_a_kill() -> None:
     run(scenario())
 
 
+async def cancelled(waits: Awaitable[object]) -> None:
+    call = asyncio.ensure_future(waits)
+    await asyncio.sleep(0)  # now it is sent
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 @pytest.mark.processes
-def test_the_process_of_a_cancelled_step_is_ended() -> None:
+def test_a_cancelled_step_that_does_not_end_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "GRACE_S", 0.01)
+
     async def scenario(steps: Steps) -> None:
         ended = end_of(await pid_of(steps))
-        waits = asyncio.ensure_future(steps.run("wait", {}))
-        await asyncio.sleep(0)
-        waits.cancel()
+        await cancelled(steps.run("wait", {}))
         await ended
+
+    with_steps(scenario)
+
+
+@pytest.mark.processes
+def test_a_cancelled_step_that_ends_leaves_its_process_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a client that cancels many calls has other clients wait for the start of as many processes."""
+    monkeypatch.setattr(steps_module, "GRACE_S", TIMEOUT_S)
+
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        await cancelled(steps.run("same", {"x": b"cancelled"}))
+        assert (await steps.run("same", {"x": b"the next one's"}))["x"].data == b"the next one's"
+        await cancelled(steps.run("fail_without_text", {}))
+        assert await pid_of(steps) == first
+
+    with_steps(scenario)
+
+
+@pytest.mark.processes
+def test_a_call_that_is_cancelled_before_its_turn_runs_no_step() -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        before = asyncio.ensure_future(steps.run("same", {"x": b""}))
+        await cancelled(steps.run("end", {}))
+        await before
+        assert await pid_of(steps) == first
 
     with_steps(scenario)
 
