@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,9 @@ class Registering:
         Raises:
             KaasError: the server refuses the value.
         """
-        if len(content.data) <= protocol.CHUNK_BYTES:
-            self._put(made, frame=content.data)
-        else:
+        if content.large:
             self._transfers.upload([content], progress)
-            self._put(made, digest=content.hash)
-
-    def _put(self, made: RemoteObject, frame: memoryview | None = None, digest: str = "") -> None:
-        self._ask(
-            lambda number: protocol.Put(number, made.name, made.dtype or "uint8", made.shape, digest),
-            () if frame is None else (frame,),
-        )
+        self._ask(*_put(made, content))
 
     def _code(self, library: Library) -> UploadContent:
         data = memoryview(encode_library(library))
@@ -144,19 +136,22 @@ class Registering:
             stored = {entry["name"] for entry in self._ask(protocol.Objects).entries}
             by_name = {constant.object.name: constant for constant in constants}
             missing = [constant for name, constant in by_name.items() if name not in stored]
-        large = [constant for constant in missing if len(constant.content.data) > protocol.CHUNK_BYTES]
+        large = [constant.content for constant in missing if constant.content.large]
         try:
-            self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
+            self._transfers.upload([*contents, *large], progress)
         except NotAllowed as error:
             with_keys = _with_keys(error, tasks)
             if with_keys is None:
                 raise
             raise with_keys from error
-        for constant in missing:
-            if len(constant.content.data) > protocol.CHUNK_BYTES:
-                self._put(constant.object, digest=constant.content.hash)
-            else:
-                self._put(constant.object, frame=constant.content.data)
+        # a model has hundreds, and the network's delay is not to count for each
+        self._transfers.ask_all(_put(constant.object, constant.content) for constant in missing)
+
+
+def _put(made: RemoteObject, content: UploadContent) -> tuple[Callable[[int], protocol.Put], Sequence[memoryview]]:
+    """Return a request that makes an object of its frame, or of a large content that the server has; and the frame."""
+    digest, frames = (content.hash, ()) if content.large else ("", (content.data,))
+    return lambda number: protocol.Put(number, made.name, made.dtype or "uint8", made.shape, digest), frames
 
 
 def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:

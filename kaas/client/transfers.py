@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from kaas.futures import PendingReply
 from kaas.wire import protocol
 
 WINDOW = 4
-"""Number of chunks that are under way at a time."""
+"""Number of chunks, or of small values, that are under way at a time."""
 
 OnProgress = Callable[[int, int], Any]
 """Called with the number of bytes that have arrived, and the number of all bytes."""
@@ -31,6 +31,11 @@ class UploadContent:
     data: memoryview
     kind: str
     signature: bytes = b""
+
+    @property
+    def large(self) -> bool:
+        """True if the content is sent in chunks."""
+        return len(self.data) > protocol.CHUNK_BYTES
 
     @classmethod
     def value(cls, data: memoryview) -> UploadContent:
@@ -58,6 +63,16 @@ class Transfers:
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Any:
         """Send a request, and return the header of its reply. make: returns the message for a number."""
         return self.reply(self._calls.ask(make, frames))[0]
+
+    def ask_all(self, requests: Iterable[tuple[Callable[[int], Any], Sequence[Any]]]) -> None:
+        """Send requests, some at a time, each with its frames, and wait for all replies."""
+        in_flight: deque[PendingReply] = deque()
+        for make, frames in requests:
+            if len(in_flight) == WINDOW:
+                self.reply(in_flight.popleft())
+            in_flight.append(self._calls.ask(make, frames))
+        for pending in in_flight:
+            self.reply(pending)
 
     def removal(self, make: Callable[[int], Any]) -> Callable[[], None]:
         """Return a function that sends a Delete or Unregister, and may be repeated after TryAgain.

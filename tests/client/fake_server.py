@@ -27,6 +27,7 @@ class FakeServer:
     Fields:
         messages: those that arrived, in order. silent: Invokes get no reply. lacking: until so many bytes of an
             upload have come the connection breaks. breaks_before_done: likewise once, instead of the next Done.
+        puts_together: a Put has its reply when so many have come.
     """
 
     def __init__(self, limits: protocol.Limits = LIMITS) -> None:
@@ -37,10 +38,12 @@ class FakeServer:
         self.putting: list[bytes] = []  # values that replace an object after its next Gets
         self.breaks_after: int | None = None  # bytes of an upload
         self.breaks_before_done = False
+        self.puts_together = 1
         self.uploads: dict[str, bytearray] = {}
         self.objects: dict[str, tuple[protocol.Put, bytes]] = {}
         self.registered: dict[str, protocol.Registered] = {}
         self.unanswered: list[tuple[bytes, protocol.Invoke, list[bytes]]] = []
+        self._waiting_puts: list[int] = []
         self._orders: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0)
         self._changed = threading.Condition()
@@ -202,7 +205,10 @@ class FakeServer:
             case protocol.Put():
                 data = frames[0] if frames else bytes(self.uploads[message.hash])
                 self.objects[message.name] = (message, data)
-                self._send(identity, protocol.Done(number))
+                self._waiting_puts.append(number)
+                if len(self._waiting_puts) >= self.puts_together:
+                    while self._waiting_puts:
+                        self._send(identity, protocol.Done(self._waiting_puts.pop(0)))
             case protocol.Get(name=name, offset=offset, bytes=nbytes):
                 put, data = self.objects[name]
                 value = protocol.Value(number, put.dtype, put.shape, len(data), hashlib.sha256(data).hexdigest())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.client.transfers import WINDOW
 from kaas.errors import InvalidRequest
 from kaas.wire import protocol
 from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, W, X, Y, client, server
@@ -35,6 +36,18 @@ def test_only_content_that_the_server_lacks_is_sent(server: FakeServer, client: 
     assert server.of(protocol.Register)[-1].constants == {"w": "other"}
     with pytest.raises(InvalidRequest):
         client.register(WEIGHED, {"w": ONES[:3]})
+
+
+def test_small_constants_do_not_wait_for_each_other(server: FakeServer, client: kaas.Client) -> None:
+    """A model has hundreds: with a reply for each before the next, a distant server would take minutes."""
+    weights = [kaas.Buffer(f"w{number}", WIDTH, "float32") for number in range(2 * WINDOW)]
+    read = [kaas.In(X), *map(kaas.In, weights), kaas.Out(Y)]
+    task = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, read)], [Y])
+    server.puts_together = WINDOW
+    client.register(task, {each.name: ONES * number for number, each in enumerate(weights)})
+    assert sorted(data for _, data in server.objects.values()) == sorted(
+        (ONES * number).tobytes() for number in range(len(weights))
+    )
 
 
 def test_a_signed_task_is_sent_with_its_signature(server: FakeServer) -> None:
