@@ -33,10 +33,12 @@ SHORTEST_S, LONGEST_S = 1.2, 2.5
 FEW_S = 2.0
 """Seconds of a window with fewer: of long kernels, or where nearly each request starts a process. If the start takes
 longer than START_S, so do these windows."""
-START_S = 0.6
+START_S = 0.8
 WINDOWS = 4
 """The most windows of a cell; three that agree end it. Windows with too few requests to agree have no fourth;
 but online four are the least that show a growing queue."""
+RAMP, LATE = 0.5, 0.1
+"""The longest ramp, and how much later than their time the windows end together: in windows."""
 LEAST_EACH = 2
 """The results that each replica has on average in three windows that end a cell."""
 FEWEST = 4
@@ -177,10 +179,10 @@ def measured(
         DeadlineExceeded: too few requests have a result in the cell's time, so that there is no figure.
     """
     assert peak_per_s is not None or not cell.online, "an online cell comes after its offline cell"
-    # an exclusive policy has a process on each device, and ends it for the next replica's
-    some = testbed.devices * cell.side.etask_workers
-    warmed = replicas.first(min(cell.replicas, some) if cell.side.exclusive else cell.replicas)
-    warmed.warm(SLOTS * testbed.devices)
+    crowded = is_crowded(cell, testbed)
+    places = testbed.devices * (1 if cell.side.is_etask or crowded else SLOTS)
+    if cell.online or not crowded:  # else nearly each request starts a process, the first ones as the others
+        (replicas.first(testbed.devices) if crowded else replicas).warm(places)
     offered_per_s = PEAK_SHARE * peak_per_s if cell.online and peak_per_s else 0.0
     count = 0 if cell.online else callers(replicas.workload, testbed, cell.replicas)
     window_s, windows = _windows(cell, testbed, offered_per_s, start_s)
@@ -192,9 +194,9 @@ def measured(
     else:
         load = Load(replicas.send, replicas.check)
         loop = load.closed(count)
-    limit_s, least = (windows + 0.5) * window_s, LEAST_EACH * cell.replicas
-    # the first results of each device wait for an empty pipeline to fill, or find the process that `warm` has started
-    ramp = 0 if cell.online else testbed.devices * (1 if cell.side.is_etask else SLOTS)
+    # the first results of each device wait for an empty pipeline to fill, or find a process that is there
+    ramp = 0 if cell.online else places
+    limit_s, least = (windows + (RAMP if ramp else LATE)) * window_s, LEAST_EACH * cell.replicas
     found = measure(
         load,
         loop,
@@ -235,7 +237,7 @@ def _rate_per_s(cell: Cell, found: Measurement) -> float:
 
 def _windows(cell: Cell, testbed: Testbed, offered_per_s: float, start_s: float) -> tuple[float, int]:
     """Return the seconds of a cell's windows, and the most windows."""
-    crowded = cell.side.exclusive and cell.replicas > testbed.devices * cell.side.etask_workers
+    crowded = is_crowded(cell, testbed)
     few_s = FEW_S * max(1.0, start_s / START_S) if crowded else FEW_S
     if cell.online:
         return LONGEST_S if offered_per_s * LONGEST_S >= WINDOW_REQUESTS else few_s, WINDOWS
@@ -243,6 +245,11 @@ def _windows(cell: Cell, testbed: Testbed, offered_per_s: float, start_s: float)
     if crowded or enough_s > LONGEST_S:
         return few_s, STABLE_WINDOWS + crowded  # the first results of processes come late
     return max(enough_s, SHORTEST_S), WINDOWS
+
+
+def is_crowded(cell: Cell, testbed: Testbed) -> bool:
+    """Return True if each process is one replica's, and there are more replicas than places for processes."""
+    return cell.side.exclusive and cell.replicas > testbed.devices * cell.side.etask_workers
 
 
 def _random_clients(count: int, replicas: Replicas) -> Load:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,15 @@ class Replicas:
     """Clients of a workload, each with its own function. A number stands for a replica, modulo their count.
 
     Fields:
-        calls: of the replicas' functions. answers: the first element of each replica's results.
+        calls: of the replicas' functions. answers: the first element of each replica's results. warmed: the replicas
+            that have been warm.
     """
 
     workload: Workload
     inputs: Mapping[str, Any]
     calls: tuple[Callable[..., Any], ...]
     answers: tuple[float, ...]
+    warmed: set[int] = field(default_factory=set)
 
     def first(self, count: int) -> Replicas:
         """Return the first of the replicas."""
@@ -79,13 +81,15 @@ class Replicas:
             raise WrongAnswer(f"{self.workload.name}, replica {replica}: {found} is not {self.answers[replica]}")
 
     def warm(self, least: int) -> None:
-        """Send a request of each replica, and `least` in all, at once: each device compiles, or starts a process.
+        """Send a request of each replica that has not been warm, and `least` in all, at once.
 
-        Also of replicas that have run before: those of a larger cell may have driven out their constants.
+        Each device compiles, or starts a process; and what an earlier load left under way has ended.
         """
-        numbers = range(max(least, len(self.calls)))
+        new = [number for number in range(len(self.calls)) if number not in self.warmed]
+        numbers = [*new, *range(max(0, least - len(new)))]
         for number, each in zip(numbers, [self.send(number) for number in numbers], strict=True):
             self.check(number, each.result())
+        self.warmed.update(new)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ REPLICAS = {
     Side.ETASK_EXCLUSIVE: (4, 16, 32),
 }
 ONLINE_REPLICAS = {Side.KTASK: (4, 16, 32), Side.ETASK_EXCLUSIVE: (4, 16)}
+SINGLE_REPLICAS = [
+    Cell(name, side, 1) for name in ("resnet50", "cgemm") for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)
+]
 FURTHER = [
-    *(Cell("resnet50", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
-    *(Cell("cgemm", side, 1) for side in (Side.KTASK_EXCLUSIVE, Side.ETASK_EXCLUSIVE)),
+    *SINGLE_REPLICAS,
     Cell("resnet50", Side.KTASK_EXCLUSIVE, MOST_REPLICAS),
     Cell("cgemm", Side.KTASK, 24),
     Cell("resnet50", Side.ETASK_SHARED, 16),
@@ -108,7 +110,7 @@ def run(
     """
     left = sorted(
         (cell for cell in cells_of(figures) if cell not in results.found),
-        key=lambda cell: (*_server_of(cell), cell.side.name, cell.workload, cell.online, cell.replicas),
+        key=lambda cell: (*_server_of(cell), cell.workload, cell.replicas, cell.online, cell.peak is not None),
     )
     singles = _missing_singles(figures, results)
     with _Servers(testbed, tell) as servers:
@@ -119,7 +121,7 @@ def run(
                     results.add(*made)
                     for each in made:
                         progress(each)
-        for (_, policy, etask_workers, _), cells in groupby(left, key=_server_of):
+        for (_, policy, etask_workers, *_), cells in groupby(left, key=_server_of):
             with servers.running(policy, etask_workers) as server:
                 for (side, name), group in groupby(cells, key=lambda cell: (cell.side, cell.workload)):
                     measuring = list(group)
@@ -147,14 +149,15 @@ def _found(
         return None
 
 
-def _server_of(cell: Cell) -> tuple[bool, str, int, str]:
+def _server_of(cell: Cell) -> tuple[bool, str, int, str, str]:
     """Return what cells of one server have in common: their turn, their policy, the processes of eTasks, and the rest.
 
-    Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. Each has a server for each
-    workload: processes of clients that have left keep their devices.
+    Exclusive sides come first, since some kTasks are loaded at a rate that eTasks reached. There one replica gets all
+    devices only if no earlier client has left a process, so its workload has a server of its own.
     """
-    side, exclusive = cell.side, cell.side.exclusive
-    return not exclusive, side.policy, side.etask_workers, f"{side.name} {cell.workload}" if exclusive else ""
+    side = cell.side
+    alone = side.exclusive and any((each.side, each.workload) == (side, cell.workload) for each in SINGLE_REPLICAS)
+    return not side.exclusive, side.policy, side.etask_workers, side.name, cell.workload if alone else ""
 
 
 def is_of(kept: ResultLine, figures: Sequence[str]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from kaas.bench.windows import MeasurementWindow, Stability
 from kaas.errors import DeadlineExceeded, WrongAnswer
 from kaas.papers import cells
 from kaas.papers.cells import Cell, Found, Side, measured
-from kaas.papers.experiment_server import SLOTS
+from kaas.papers.experiment_server import SLOTS, Replicas
 from kaas.papers.small.testbed import SMALL
 from kaas.papers.workloads import WORKLOADS, Workload
 
@@ -31,17 +33,19 @@ class StandReplicas:
     workload: Workload = WORKLOADS["jacobi"]
     wrong_at: float = float("inf")
     silent_every: int = 0
-    warmed: int = 0
+    firsts: int = 0
+    warmed: list[int] = field(default_factory=list)
     clients: list[int] = field(default_factory=list)
     checked: int = 0
 
     def first(self, count: int) -> StandReplicas:
-        self.warmed = count
+        self.firsts = count
         return self
 
     def warm(self, least: int) -> None:
         assert least >= SMALL.devices
         assert not self.clients
+        self.warmed.append(self.firsts)
 
     def send(self, number: int) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -93,7 +97,7 @@ def test_windows_that_are_too_few_to_agree_are_short_and_not_made_more(
 
 def test_windows_are_longer_where_processes_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    slow = [cells._windows(Cell("bert", side, 16), SMALL, 0, 1.2) for side in (Side.ETASK_EXCLUSIVE, Side.KTASK)]
+    slow = [cells._windows(Cell("bert", side, 16), SMALL, 0, 1.6) for side in (Side.ETASK_EXCLUSIVE, Side.KTASK)]
     assert slow == [(4.0, 4), (2.0, 3)]
 
 
@@ -106,10 +110,40 @@ def test_a_part_of_a_batch_at_the_end_is_no_lower_rate() -> None:
     assert cells._rate_per_s(Cell("bert", Side.KTASK, 4), found) == 4.0
 
 
-def test_an_exclusive_policy_is_warm_where_its_devices_are() -> None:
+@pytest.mark.parametrize(
+    ("side", "online", "warmed"),
+    [
+        (Side.KTASK, False, [0]),  # all
+        (Side.KTASK, True, [0]),
+        (Side.ETASK_EXCLUSIVE, False, []),  # nearly each request starts a process, the first ones as the others
+        (Side.ETASK_EXCLUSIVE, True, [SMALL.devices]),
+    ],
+)
+def test_replicas_are_warm_where_they_can_stay_warm(side: Side, online: bool, warmed: list[int]) -> None:
     replicas: Any = StandReplicas()
-    measured(Cell("jacobi", Side.KTASK_EXCLUSIVE, 16), replicas, SMALL, None)
-    assert replicas.warmed == SMALL.devices
+    measured(Cell("jacobi", side, 16, online), replicas, SMALL, PEAK_PER_S if online else None)
+    assert replicas.warmed == warmed
+
+
+def test_replicas_that_were_warm_are_not_all_called_again() -> None:
+    called: list[int] = []
+
+    def call(number: int, **_: Any) -> Future[Any]:
+        called.append(number)
+        answer: Future[Any] = Future()
+        answer.set_result(np.array([number], np.float32))
+        return answer
+
+    workload = WORKLOADS["jacobi"]
+    replicas = Replicas(workload, {}, tuple(partial(call, number) for number in range(6)), tuple(map(float, range(6))))
+    replicas.first(2).warm(4)
+    assert called == [0, 1, 0, 1]
+    called.clear()
+    replicas.warm(5)
+    assert called == [2, 3, 4, 5, 0]
+    called.clear()
+    replicas.warm(2)
+    assert called == [0, 1]  # what an earlier load left under way ends before
 
 
 @pytest.mark.parametrize("cell", [OFFLINE, ONLINE])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,10 +121,19 @@ def test_all_cells_are_measured_once_and_an_online_cell_knows_its_peak(stand: St
     assert sorted(stand.cells, key=repr) == sorted(cells, key=repr)
     for cell, peak in zip(stand.cells, stand.peaks, strict=True):
         assert not cell.online or peak == cell.replicas
-    # one server for single requests, one for each exclusive side and workload, and one for kTasks that share
-    assert stand.policies == ["cfs_affinity", *["exclusive"] * 9, "cfs_affinity"]
+    # one server for single requests, three for kTasks and eTasks of which one replica may get all devices, one for
+    # eTasks that take turns, and one for kTasks that share
+    assert stand.policies == ["cfs_affinity", *["exclusive"] * 7, "cfs_affinity"]
     assert [each.total_s for each in results.breakdowns] == [0.75] * 5
     assert [each.workload for each in results.properties] == list(TABLE)
+
+
+def test_replicas_that_are_warm_stay_warm(stand: Stand, tmp_path: Path) -> None:
+    """No cell follows one with more replicas, whose constants may have driven out its own."""
+    run(list(FIGURES), Results(tmp_path / "results"), SMALL, nothing, nothing)
+    for (_, _), cells in groupby(stand.cells, key=lambda cell: (cell.side, cell.workload)):
+        counts = [cell.replicas for cell in cells]
+        assert counts == sorted(counts)
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_next_cell(stand: Stand, tmp_path: Path) -> None:
